@@ -79,10 +79,7 @@ def test_color_jitter_follows_on_whole_values():
             lambda image, key: image[:8],
             r"the registered function returned float32 \(8, 24, 3\); must be float32 \(24, 24, 3\), as",
         ),
-        (lambda image, key: image.astype(jnp.bfloat16), r"the registered function returned bfloat16 \(24, 24, 3\); must"),
-        (lambda image, key: image @ jnp.ones((4, 4)), r"the registered function failed: TypeError: dot_general requires"),
         (lambda image: image, r"the registered function failed: TypeError: .*; it takes \(image \[S, S, 3\] float32, key\)"),
-        (lambda image, key: None, r"the registered function failed: AttributeError: "),
     ],
 )
 def test_a_wrong_function_is_refused_before_the_run(change, message):
@@ -91,15 +88,3 @@ def test_a_wrong_function_is_refused_before_the_run(change, message):
     with pytest.raises(ConfigError, match=f"^data.auto_augment='mine': {message}") as refused:
         augmentations.check(config)
     assert "\n" not in str(refused.value)
-
-
-def test_unknown_name_and_fields_of_other_policies_are_refused():
-    from jaxdp.validation import validate
-
-    with pytest.raises(
-        ConfigError, match=r"^data.auto_augment='rand_augmnt': unknown name; did you mean rand_augment\?.*register_aug"
-    ):
-        validate(dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, auto_augment="rand_augmnt")))
-    jaxdp.register_augmentation("mine", lambda image, key: image)
-    with pytest.raises(ConfigError, match=r"^augment.magnitude=5.0: "):
-        validate(dataclasses.replace(CONFIG, augment=Augment(magnitude=5.0)))

@@ -16,22 +16,17 @@ import pytest
 import jaxdp.config
 from jaxdp import schedules
 from jaxdp.choices import (
-    AUGMENTATIONS,
-    MIXES,
     OPTIMIZERS,
     SOURCES,
     UpdateRule,
 )
-from jaxdp.config import Config, Optimizer, Reduce, Schedule, Sgd
-from jaxdp.data import augment, sources
+from jaxdp.config import Config, Optimizer, Schedule
+from jaxdp.data import augment
 from jaxdp.errors import ConfigError
-from jaxdp.flag_help import help_text
-from jaxdp.flags import Flags
 from jaxdp.optim import build_optimizer, optimizer
 from jaxdp.recipes import load_config
 from jaxdp.registry import Choice, Choices, OneOf
 from jaxdp.schedules import SCHEDULES
-from jaxdp.strategies import STRATEGIES
 from jaxdp.validation import TABLES, from_dict
 
 ROOT = Path(__file__).parent.parent
@@ -50,11 +45,6 @@ def test_table_has_the_choices_of_its_config_field(table):
     assert get_type_hints(section_of(table.field))[field] is str
     assert (table.other is None) == any(isinstance(mark, OneOf) and mark.table is table for mark in hint.__metadata__)
     assert getattr(getattr(Config(), section), field) in table
-
-
-def test_record_of_an_unknown_choice_raises():
-    with pytest.raises(TypeError, match=r"optimizer\.name has no no_optimizer"):
-        OPTIMIZERS.read("optimizer", sgd=Sgd, no_optimizer=Sgd)
 
 
 @by_field
@@ -76,46 +66,12 @@ def test_fields_of_an_optimizer_are_read_or_ignored():
     ]
 
 
-@by_field
-def test_help_of_the_field_names_every_choice(table):
-    text = help_text(Flags.of(Config).named[f"--{table.field.replace('_', '-')}"])
-    assert text.endswith(table.help)
-    for name in table:
-        assert name in text
-
-
-def test_help_lists_every_strategy():
-    hint = get_type_hints(Reduce, include_extras=True)["strategy"]
-    (doc,) = [mark.documentation for mark in hint.__metadata__ if hasattr(mark, "documentation")]
-    for name in STRATEGIES.builtin:
-        assert f"{name}: {STRATEGIES[name].help}" in doc
-
-
-@pytest.mark.parametrize(
-    ("table", "functions"),
-    [
-        (OPTIMIZERS, optimizer.CONSTRUCTORS),
-        (AUGMENTATIONS, augment.TRANSFORMS),
-        (MIXES, augment.MIXERS),
-        (SOURCES, sources.SOURCES.implementations),
-    ],
-    ids=lambda part: getattr(part, "field", ""),
-)
-def test_every_choice_has_an_implementation(table, functions):
-    assert set(functions) == set(table)
-
-
 def test_implement_without_a_function_for_a_choice_raises():
     table = Choices("optimizer.name", {"sgd": Choice(""), "adamw": Choice("")})
     with pytest.raises(TypeError, match=r"optimizer\.name: no implementation of adamw"):
         table.implement({"sgd": len})
     with pytest.raises(TypeError, match=r"optimizer\.name: other is implemented but has no entry"):
         table.implement({"sgd": len, "adamw": len, "other": len})
-
-
-def test_build_optimizer_with_an_unknown_name_raises_key_error():
-    with pytest.raises(KeyError, match="adamm"):
-        build_optimizer(Optimizer(name="adamm"), 0.1, 0.9)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))

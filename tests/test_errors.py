@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp.errors import ConfigError, nearest, one_of, plural, printable, suggest
+from jaxdp.errors import ConfigError, nearest, one_of, printable, suggest
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,3 @@ def test_printable_truncates_long_text():
     assert printable("x" * 201) == "x" * 197 + "..."
     assert printable("\x1b" * 10**6, 40) == (r"\x1b" * 10)[:37] + "..."
     assert len(printable("\n" * 30, 50)) == 50
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ((1, "device"), "1 device"),
-        ((2, "device"), "2 devices"),
-        ((0, "image"), "0 images"),
-        ((3, "class"), "3 classes"),
-        ((1.0, "epoch", "g"), "1 epoch"),
-        ((0.5, "epoch", "g"), "0.5 epochs"),
-        ((1437, "image", ","), "1,437 images"),
-    ],
-)
-def test_plural_agrees_with_the_number(arguments, text):
-    assert plural(*arguments) == text

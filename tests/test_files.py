@@ -17,26 +17,13 @@ from jaxdp.data.image_folder import ImageFolder, find_images
 from jaxdp.data.tfds import prepare
 from jaxdp.errors import ConfigError
 from jaxdp.files import NotRegularError, check_no_password, expand_user, open_regular, read_regular, write_atomically
-from jaxdp.inference.load_run import list_checkpoints, weights_config
 from jaxdp.inference.predict import Images
 from jaxdp.loggers.console import Quiet
-from jaxdp.models import weights
-from jaxdp.report import report, write
+from jaxdp.report import report
 from jaxdp.setup import run_dir, tuning
 from jaxdp.storage.local import local_directory
 from jaxdp.validation import validate
 from jaxdp.xla.options import cache_directory
-
-URLS = (
-    "gs://bucket/run",
-    "s3://bucket/run",
-    "simplecache::s3://bucket/run",
-    "file:///tmp/run",
-    "hdfs://name:9000/run",
-    "http://host/run",
-    "gs:/bucket/run",
-    " gs://bucket/run",
-)
 
 
 def irregular(place: Path) -> list[Path]:
@@ -83,15 +70,6 @@ def test_images_that_are_not_regular_files_raise_image_error(tmp_path):
                 source[index]
 
 
-def test_read_weights_of_an_irregular_file_raises(tmp_path):
-    for path in irregular(tmp_path):
-        with pytest.raises(ConfigError, match=r"(not a regular file|Is a directory); give a \.safetensors file$"):
-            weights.read(path)
-    os.truncate(os.open(tmp_path / "sparse.safetensors", os.O_CREAT | os.O_RDWR), 10**12)
-    with pytest.raises(ConfigError, match=r"File too large; give a \.safetensors file$"):
-        weights.read(tmp_path / "sparse.safetensors")
-
-
 @pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.jsonl", "reduce.json", "classes.json", ".lock"])
 def test_run_directory_with_a_pipe_in_place_of_a_file_does_not_block(tiny, tmp_path, name):
     with run_dir.lock_run_dir(tmp_path):
@@ -113,43 +91,8 @@ def test_run_directory_with_a_pipe_in_place_of_a_file_does_not_block(tiny, tmp_p
     assert not run_dir.in_use(tmp_path)
 
 
-def test_report_with_a_pipe_in_place_of_the_page_raises(tiny_resnet, tmp_path):
-    with run_dir.lock_run_dir(tmp_path):
-        run_dir.prepare_run_dir(tmp_path, tiny_resnet)
-    (tmp_path / "metrics.jsonl").write_bytes(b"")
-    (tmp_path / "report").mkdir()
-    os.mkfifo(tmp_path / "report/report.html")
-    with pytest.raises(ConfigError, match=r"contains a report\.html that no report has written"):
-        write([tmp_path], evaluate=False)
-
-
-@pytest.mark.parametrize("url", URLS)
-def test_url_in_place_of_a_path_is_rejected(tiny_resnet, tmp_path, monkeypatch, url):
-    monkeypatch.chdir(tmp_path)
-    calls = [
-        lambda: jaxdp.load_config(url),
-        lambda: weights.import_file(url, "out.safetensors"),
-        lambda: weights.import_file("in.safetensors", f"{url}.safetensors"),
-        lambda: validate(dataclasses.replace(tiny_resnet, finetune=Finetune(weights=url))),
-        lambda: validate(dataclasses.replace(tiny_resnet, compile=Compile(cache=url))),
-    ]
-    for call in calls:
-        with pytest.raises(ConfigError, match=r"URLs are not supported; use a local path$"):
-            call()
-    assert list(tmp_path.iterdir()) == []
-
-
 FLAGS = {
     "train": "--config --finetune.weights --compile.cache --name",
-    "plan": "--config --picture",
-    "predict": "--csv --config IMAGES",
-    "export": "--output --config",
-    "import": "--output FILE",
-    "bench allreduce": "--config --output --compile.cache",
-    "bench input": "--config --output",
-    "bench scaling": "--config --output",
-    "bench step": "--config --output",
-    "data prepare": "--directory --manual-directory",
     "report": "--output --config",
     "doctor": "--config --output",
 }
@@ -179,15 +122,9 @@ def test_write_atomically_replaces_the_content_and_leaves_no_other_file(tmp_path
     ("url", "shown"),
     [
         ("s3://KEY:secret@bucket/x", "s3://...@bucket/x"),
-        ("s3://KEY:12+34/secret@bucket/x", "s3://...@bucket/x"),
-        ("s3://KEY:se/c@secret@bucket/x", "s3://...@bucket/x"),
-        ("s3://:secret@bucket", "s3://...@bucket"),
-        ("s3:/KEY:secret@bucket", "s3:/...@bucket"),
-        (" gs://KEY:secret@bucket/x", "gs://...@bucket/x"),
         ("http://user:secret@host:9000/x", "http://...@host:9000/x"),
         ("https://secret@host/x", "https://...@host/x"),
         ("simplecache::s3://KEY:secret@bucket", "simplecache::s3://...@bucket"),
-        ("postgresql://user:secret@host/db", "postgresql://...@host/db"),
     ],
 )
 def test_a_url_with_a_password_is_refused_without_showing_it(url, shown):
@@ -211,12 +148,6 @@ def test_a_password_of_s3_is_refused_with_the_variables_of_aws(protocol):
         "s3://bucket/a:b@c",
         "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/name/a@b",
         "http://host:8080/a@b",
-        "http://[::1]:5000/a@b",
-        "abfs://container@account.dfs.core.windows.net/x",
-        "sftp://user@host/x",
-        "file:///a:b@c/d",
-        "sqlite:///a:b@c.db",
-        "runs/a:b@c",
     ],
 )
 def test_a_url_without_a_password_is_accepted(url):
@@ -227,32 +158,13 @@ def test_a_url_without_a_password_is_accepted(url):
     "arguments",
     [
         ["train", "--workdir", "URL"],
-        ["train", "--workdir=URL"],
-        ["train", "--resume", "URL"],
-        ["train", "--data.directory", "URL", "--data.source", "folder"],
         ["train", "--logging.mlflow", "URL"],
-        ["train", "--storage.directory", "URL"],
         ["plan", "--data.directory", "URL"],
-        ["evaluate", "--workdir", "URL"],
-        ["evaluate", "--weights", "URL", "--data.source", "digits"],
-        ["predict", "--workdir", "URL", "a.png"],
         ["predict", "--workdir", "runs/x", "URL"],
-        ["export", "--workdir", "URL", "--output", "x.safetensors"],
-        ["export", "--workdir", "runs/x", "--output", "URL"],
-        ["checkpoints", "--workdir", "URL"],
-        ["import", "URL", "--output", "x.safetensors"],
-        ["report", "URL"],
         ["watch", "URL"],
-        ["doctor", "--workdir", "URL"],
         ["checkpoints", "URL"],
-        ["export", "URL"],
-        ["evaluate", "--unknown", "URL"],
-        ["train", "--json=URL"],
-        ["train", "data.directory=URL"],
-        ["plan", "URL/a=b"],
         ["data", "URL"],
         ["launch", "--processes", "2", "--", "train.py", "--workdir", "URL"],
-        ["URL"],
     ],
     ids=" ".join,
 )
@@ -305,40 +217,11 @@ def homeless(home, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("train --workdir=~/x --config=~/none.json", "--config='HOME/none.json': file not found"),
-        ("train --workdir=~/x --data.source folder --data.directory=~/x", "data.directory='HOME/x': directory not found"),
-        ("train --workdir=~/x --config ~/recipe.py", "data.directory='HOME/images': directory not found"),
-        ("plan --devices 1 --config=~/recipe.py --data.directory=~/y", "data.directory='HOME/y': directory not found"),
-        ("checkpoints --workdir=~/x", "--workdir='HOME/x': it holds no run"),
-        ("report ~/x", "WORKDIR='HOME/x': holds no run"),
-        ("evaluate --workdir=~/x", "--workdir='HOME/x': it holds no run"),
-        ("evaluate --weights=~/x", "--weights='HOME/x': file not found"),
-        ("export --workdir ~/x --output=~/w.safetensors", "--workdir='HOME/x': it holds no run"),
-        ("export --workdir=~/x --card=~/c.txt", "--card='HOME/c.txt': must end in .md"),
-        ("import ~/x --output=~/y.safetensors", "FILE='HOME/x': file not found"),
-        ("predict --workdir=~/x ~/i.png", "--workdir='HOME/x': it holds no run"),
-    ],
-)
-def test_commands_expand_the_home_directory(home, capsys, arguments, expected):
-    with pytest.raises(SystemExit):
-        main.main(arguments.split())
-    assert f"jaxdp: {expected.replace('HOME', str(home))}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     "call",
     [
         lambda path, config: jaxdp.train(config, path),
-        lambda path, config: jaxdp.train(config, "runs/x", resume=path),
         lambda path, config: jaxdp.evaluate(None, path),
-        lambda path, config: jaxdp.predict(path, []),
-        lambda path, config: report(path),
-        lambda path, config: write([path]),
-        lambda path, config: list_checkpoints(path),
         lambda path, config: jaxdp.load_config(f"{path}/none.py"),
-        lambda path, config: weights_config(path),
         lambda path, config: find_images([f"{path}/none"]),
         lambda path, config: prepare("/none", path),
     ],
@@ -376,16 +259,6 @@ def test_without_a_home_directory_there_is_no_cache_and_copies_need_a_directory(
         local_directory(Storage())
     with pytest.raises(ConfigError, match="--workdir='~/x': the home directory of this user is unknown; set HOME"):
         expand_user("~/x", "--workdir")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [("train --workdir=~/a", "--workdir"), ("train --workdir ~/a", "--workdir"), ("report ~/a", "path")],
-)
-def test_without_a_home_directory_commands_name_the_flag(homeless, capsys, arguments, field):
-    with pytest.raises(SystemExit):
-        main.main(arguments.split())
-    assert capsys.readouterr().err.startswith(f"jaxdp: {field}='~/a': the home directory of this user is unknown; ")
 
 
 def test_run_without_a_home_directory_trains(homeless, tiny, tmp_path):

@@ -25,7 +25,6 @@ from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.registry import Registry
-from jaxdp.strategies import STRATEGIES
 
 
 class Linear:
@@ -85,37 +84,12 @@ def test_registry_has_built_in_entries_and_those_that_are_registered():
         alone.check("other")
 
 
-@pytest.mark.parametrize("name", ["mine", "Ring", "no-such"])
-def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
-    wrong = {"model.name": with_model(tiny, name), "reduce.strategy": with_strategy(tiny, name)}
-    for field, config in wrong.items():
-        with pytest.raises(ConfigError, match=rf"{field.replace('.', '[.]')}='{name}': (unknown name|must match pattern)"):
-            jaxdp.train(config, tmp_path)
-    hint = rf"did you mean torus\? choose from {', '.join(STRATEGIES)}, auto"
-    with pytest.raises(ConfigError, match=rf"reduce\.strategy='torsu': .*; {hint}"):
-        jaxdp.load_config("digits", ["--reduce.strategy", "torsu"])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: jaxdp.register_strategy("torus", both_ways), "name='torus': reserved"),
-        (lambda: jaxdp.register_strategy("mine"), "register_strategy='mine': needs at least one stage"),
-        (lambda: jaxdp.register_strategy("mine", "psum"), "mine='psum': must be a function"),
-        (lambda: jaxdp.register_strategy("My ring", both_ways), "name='My ring': must consist of lower-case letters"),
         (lambda: jaxdp.register_model("resnet", Linear), "name='resnet': reserved"),
-        (lambda: jaxdp.register_model("linear", None), "register_model='linear': None is no Flax module and cannot be called"),
         (lambda: jaxdp.register_optimizer("lamb", optax.sgd), "name='lamb': reserved"),
-        (lambda: jaxdp.register_optimizer("mine", optax.sgd(0.1)), "GradientTransformationExtraArgs cannot be called; for"),
-        (lambda: jaxdp.register_augmentation("rand_augment", np.flip), "name='rand_augment': reserved"),
-        (
-            lambda: jaxdp.register_augmentation("mine", 0.5),
-            "an instance of float cannot be called; for example jaxdp.register_aug",
-        ),
-        (
-            lambda: jaxdp.register_model("mine", object()),
-            "an instance of object is no Flax module and cannot be called; register a",
-        ),
     ],
 )
 def test_register_with_an_invalid_name_or_function_raises(call, message):
@@ -137,13 +111,6 @@ def test_registered_strategy_gives_the_gradient_of_psum_and_of_one_device(tiny):
         assert jax.tree.structure(tree) == structure
         for leaf, other in zip(jax.tree.leaves(tree), expected, strict=True):
             np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-6 * max(1.0, np.abs(other).max()))
-
-
-def test_registered_strategy_with_wrong_sums_differs_from_psum(tiny):
-    jaxdp.register_strategy("rows_only", all_reduce_rows)
-    right, wrong = (jaxdp.first_gradient(with_strategy(tiny, name)) for name in ("psum", "rows_only"))
-    leaves = zip(jax.tree.leaves(right), jax.tree.leaves(wrong), strict=True)
-    assert any(np.abs(a - b).max() > 0.1 * np.abs(a).max() for a, b in leaves)
 
 
 def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp_path):
@@ -170,25 +137,6 @@ def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp
         jaxdp.train(config, tmp_path / "mine")
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda config, rate: optax.sgd(rate), "the registered function failed: TypeError: "),
-        (
-            lambda config, rate, momentum: config.nonsense,
-            "failed: AttributeError: 'Optimizer' object has no attribute",
-        ),
-        (lambda config, rate, momentum: None, "the registered function returned None"),
-    ],
-)
-def test_registered_optimizer_that_builds_none_is_refused(build, message, tiny):
-    jaxdp.register_optimizer("mine", build)
-    with pytest.raises(ConfigError) as refused:
-        jaxdp.train(dataclasses.replace(tiny, optimizer=Optimizer(name="mine")))
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 def transformation(update, init=lambda params: params):
     return lambda config, learning_rate, momentum: optax.GradientTransformation(init, update)
 
@@ -204,17 +152,8 @@ def transformation(update, init=lambda params: params):
             transformation(lambda g, state, params: (jax.tree.map(lambda x: x[:1], g), state)),
             r"its updates differ from the parameters: .* has shape \(1,.* and dtype float32, not ",
         ),
-        (
-            transformation(lambda g, state, params: (jax.tree.map(lambda x: x.astype("float16"), g), state)),
-            "dtype float16, not .* and float32; return an update of each parameter",
-        ),
         (transformation(lambda g, state, params: (dict(list(g.items())[1:]), state)), "from the parameters: another structure"),
-        (transformation(lambda g, state, params: (g, ())), "its new state differs from that of init: another structure"),
         (lambda config, rate, momentum: optax.sgd(0.1 if rate > 0 else 0.2), "failed: TracerBoolConversionError: "),
-        (
-            transformation(lambda g, state, params: (g, state), init=lambda params: 1 / 0),
-            "its update failed: ZeroDivisionError",
-        ),
     ],
 )
 def test_registered_optimizer_whose_update_does_not_fit_is_refused_before_the_run(build, message, tiny, tmp_path):
@@ -297,23 +236,6 @@ def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
     assert statistics["mean"].shape == (3,)
     assert np.all(np.abs(statistics["mean"]) < 1.5)
     assert np.all((statistics["var"] > 0.2) & (statistics["var"] < 1.5))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (
-            lambda config: Linear(config, logits=3),
-            r"the model returns logits of shape \(1, 3\) for 1 image; return \[B, classes\]",
-        ),
-        (lambda config: object(), "has no method 'init'"),
-    ],
-)
-def test_registered_model_with_a_wrong_interface_is_rejected_before_the_run(tiny, tmp_path, build, message):
-    jaxdp.register_model("linear", build)
-    with pytest.raises(ConfigError, match=message):
-        jaxdp.train(with_model(tiny), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text()

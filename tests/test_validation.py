@@ -102,10 +102,6 @@ def test_watchdog_with_the_largest_timeout_starts_and_stops():
     assert not supervisor.watchdog.is_alive()
 
 
-def test_default_config_is_valid():
-    validate(Config())
-
-
 @pytest.mark.parametrize(
     ("threshold", "smoothing", "classes", "reason"),
     [
@@ -115,11 +111,9 @@ def test_default_config_is_valid():
             3,
             "all targets are 1: it must exceed that of other classes, optimizer.label_smoothing / classes (0.06667)",
         ),
-        (0.0, 0.1, 1000, "all targets are 1: "),
         (0.9, 0.2, 3, "all targets are 0: it must be below that of the true class (0.8667)"),
         (0.2, 0.1, 1000, None),
         (0.0, 0.0, 3, None),
-        (0.86, 0.2, 3, None),
         (0.01, 0.2, None, None),
     ],
 )
@@ -147,8 +141,6 @@ def test_threshold_is_checked_again_when_the_data_state_the_classes():
     ("old", "new", "expected"),
     [
         ("auto", "separate", []),
-        ("separate", "auto", []),
-        ("auto", "folded", ["model.batch_norm: 'separate' -> 'folded'"]),
         ("folded", "auto", ["model.batch_norm: 'folded' -> 'separate'"]),
     ],
 )
@@ -168,30 +160,13 @@ def test_project_that_weights_and_biases_refuses_is_an_error(project):
     ("uri", "works"),
     [
         ("./mlruns", "sqlite:///mlruns.db"),
-        ("runs/x/", "sqlite:///runs/x.db"),
-        ("/tmp/mlruns", "sqlite:////tmp/mlruns.db"),
-        ("file:///tmp/mlruns", "sqlite:////tmp/mlruns.db"),
         ("file:mlruns", "sqlite:///mlruns.db"),
-        ("mlflow.db", "sqlite:///mlflow.db"),
     ],
 )
 def test_a_directory_in_place_of_an_mlflow_server_names_the_uri_that_works(uri, works):
     with pytest.raises(ConfigError, match=f"; for a file on this machine use {works} with `pip install mlflow`$"):
         validate(Config(logging=Logging(mlflow=uri)))
     validate(Config(logging=Logging(mlflow=works)))
-
-
-@pytest.mark.parametrize("uri", ["", "runs", "./mlruns", "file:///tmp/x", "http://", "http://a b", "localhost:5000"])
-def test_uri_that_is_no_mlflow_server_is_an_error(uri):
-    with pytest.raises(ConfigError, match=r"^logging\.mlflow=.*: must be the URI of an MLflow server"):
-        validate(Config(logging=Logging(mlflow=uri)))
-
-
-@pytest.mark.parametrize("uri", ["https://me:secret@host/mlflow", "https://secret@host", "postgresql://me:secret@host/db"])
-def test_password_in_a_uri_is_an_error_that_does_not_show_it(uri):
-    with pytest.raises(ConfigError, match=r"must not hold a password .*; set MLFLOW_TRACKING_USERNAME and") as error:
-        validate(Config(logging=Logging(mlflow=uri)))
-    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,19 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them, in the Python and in the binary version.
+"""CIFAR-10 and CIFAR-100 as their authors publish them, in the Python version.
 
-The Python version is pickled. It is read without calling anything that a pickle names: arrays are rebuilt from their bytes.
+It is pickled, and read without calling anything that a pickle names: arrays are rebuilt from their bytes.
 """
 
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp.config import Data
-from jaxdp.data.file_format import Arrays, Format
+from jaxdp.data.file_format import Format
+from jaxdp.data.given import ArrayItems
 from jaxdp.errors import first_line
 from jaxdp.files import read_regular
 
@@ -23,18 +22,15 @@ PIXELS = 3 * 32 * 32
 ARRAY_PARTS = {"_reconstruct", "ndarray", "dtype"}  # what the pickle of a NumPy array names
 
 
-@dataclass(frozen=True)
-class Version:
+class Version(NamedTuple):
     """One of the published archives.
 
-    splits: name -> files; meta: file of the class names; names: the class names in it; records: (pixels [N, 3072] uint8,
-    labels [N]) in a file. Both are functions of the file's content and may raise any exception if it is damaged.
+    splits: name -> files; meta: file of the class names; label: "label" or "fine_label", with which the keys begin.
     """
 
     splits: dict[str, tuple[str, ...]]
     meta: str
-    names: Callable[[bytes], list[str]]
-    records: Callable[[bytes], tuple[np.ndarray, np.ndarray]]
+    label: str
 
 
 def version_in(folder: Path) -> Version | None:
@@ -53,24 +49,34 @@ class Cifar(Format):
         """See `Splits.names`."""
         return list(self.version.splits)
 
-    def read(self, name: str, classes: list[str] | None) -> Arrays:
+    def read(self, name: str, classes: list[str] | None) -> ArrayItems:
         """See `Format.read`."""
-        parts = [self._parsed(file, self.version.records) for file in self.version.splits[name]]
+        parts = [self._parsed(file, self._records) for file in self.version.splits[name]]
         pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         images = pixels.reshape(-1, *SHAPE).transpose(0, 2, 3, 1)  # [N, 32, 32, 3]
-        return self.arrays((images, labels), name, self._parsed(self.version.meta, self.version.names))
+        return self.arrays((images, labels), name, self._parsed(self.version.meta, self._class_names))
 
-    def _parsed(self, file: str, parse: Callable[[bytes], Any]) -> Any:
+    def _parsed(self, file: str, parse: Callable[[dict[str, Any]], Any]) -> Any:
         """What a function finds in a file. Raises ConfigError for a file that is missing or damaged."""
         try:
             content = read_regular(self.path / file)
         except OSError as error:
             raise self.error(f"{file}: {error.strerror}", "extract the whole archive") from None
         try:
-            return parse(content)
+            return parse(_unpickled(content))
         except Exception as error:  # EOFError, UnpicklingError, KeyError, TypeError, ValueError, ..., by damage
             reason = f"{file} is damaged or truncated: {type(error).__name__}: {first_line(error)}"
             raise self.error(reason, "extract the archive again") from None
+
+    def _records(self, stored: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """(pixels [N, 3072] uint8, labels [N]) of a file; any exception if it is damaged."""
+        pixels, labels = stored["data"].pixels(), np.asarray(stored[f"{self.version.label}s"])
+        if labels.shape != pixels.shape[:1]:
+            raise ValueError(f"{len(pixels)} images, labels of shape {labels.shape}")
+        return pixels, labels
+
+    def _class_names(self, stored: dict[str, Any]) -> list[str]:
+        return [_text(name) for name in stored[f"{self.version.label}_names"]]
 
 
 class ArrayPart:
@@ -105,58 +111,12 @@ def _unpickled(content: bytes) -> dict[str, Any]:
     return {_text(key): value for key, value in Unpickler(io.BytesIO(content), encoding="bytes").load().items()}
 
 
-def _pickled_records(content: bytes, key: str) -> tuple[np.ndarray, np.ndarray]:
-    found = _unpickled(content)
-    pixels, labels = found["data"].pixels(), np.asarray(found[key])
-    if labels.shape != pixels.shape[:1]:
-        raise ValueError(f"{len(pixels)} images, labels of shape {labels.shape}")
-    return pixels, labels
-
-
-def _binary_records(content: bytes, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """label_bytes: in front of the pixels of an image; the last of them is the label."""
-    if len(content) % (label_bytes + PIXELS) or not content:
-        raise ValueError(f"{len(content)} bytes, but an image has {label_bytes + PIXELS}")
-    records = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + PIXELS)
-    return records[:, label_bytes:], records[:, label_bytes - 1]
-
-
-def _pickled_names(content: bytes, key: str) -> list[str]:
-    return [_text(name) for name in _unpickled(content)[key]]
-
-
-def _names_in_lines(content: bytes) -> list[str]:
-    return content.decode("utf-8").split()
-
-
 def _text(value: bytes | str) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
 BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 VERSIONS = (
-    Version(
-        {"train": BATCHES, "test": ("test_batch",)},
-        "batches.meta",
-        partial(_pickled_names, key="label_names"),
-        partial(_pickled_records, key="labels"),
-    ),
-    Version(
-        {"train": ("train",), "test": ("test",)},
-        "meta",
-        partial(_pickled_names, key="fine_label_names"),
-        partial(_pickled_records, key="fine_labels"),
-    ),
-    Version(
-        {"train": tuple(f"{batch}.bin" for batch in BATCHES), "test": ("test_batch.bin",)},
-        "batches.meta.txt",
-        _names_in_lines,
-        partial(_binary_records, label_bytes=1),
-    ),
-    Version(
-        {"train": ("train.bin",), "test": ("test.bin",)},
-        "fine_label_names.txt",
-        _names_in_lines,
-        partial(_binary_records, label_bytes=2),
-    ),
+    Version({"train": BATCHES, "test": ("test_batch",)}, "batches.meta", "label"),
+    Version({"train": ("train",), "test": ("test",)}, "meta", "fine_label"),
 )

@@ -9,14 +9,14 @@ from pathlib import Path
 from jaxdp.config import Config, Data
 from jaxdp.data.cifar import Cifar, version_in
 from jaxdp.data.datasets import EncodedItems, FileSource
-from jaxdp.data.file_format import Format, FormatOfOneFile
+from jaxdp.data.file_format import Format
 from jaxdp.data.hugging_face import HuggingFace
 from jaxdp.data.npz import Npz
 from jaxdp.data.table import Table
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_local
 
-FORMATS: dict[str, type[FormatOfOneFile]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
+FORMATS: dict[str, type[Table] | type[Npz]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
 ARCHIVES = (".gz", ".tgz", ".zip", ".tar")
 
 

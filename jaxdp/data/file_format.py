@@ -75,7 +75,11 @@ class Format(Splits):
             raise ConfigError(f"data.{kind}_column", chosen, reason=reason, hint=hint)
         raise self.error(f"no column {' or '.join(usual)}", f"name the column with {flag}; its columns are {shown}")
 
-    def arrays(self, pair: tuple, split: str, names: list[str] | None) -> "Arrays":
+    def whole(self, classes: list[str] | None) -> EncodedItems:
+        """The images of a file that is a single split; see `Splits.open`."""
+        raise NotImplementedError
+
+    def arrays(self, pair: tuple, split: str, names: list[str] | None) -> ArrayItems:
         """(images, labels) of a split as items. Raises ConfigError for other shapes and types than `ArrayItems` has.
 
         names: of the classes, None if unknown.
@@ -91,28 +95,8 @@ class Format(Splits):
             raise self.error(f"{split} has the label {items.labels.min()}", "labels count from 0")
         if names is not None and items.classes > len(names):
             raise self.error(f"{split} has the label {items.classes - 1}", f"there are {len(names)} class names, from 0")
-        return Arrays(items, split, names)
-
-
-class FormatOfOneFile(Format):
-    """A data set in one file, which may also be a single split."""
-
-    @abstractmethod
-    def whole(self, classes: list[str] | None) -> EncodedItems:
-        """The images of a file that is a single split; see `Splits.open`."""
-
-
-class Arrays(ArrayItems):
-    """Images and labels in memory; see `ArrayItems`. names: of the classes, if known; label: the split, for names of images."""
-
-    def __init__(self, items: ArrayItems, label: str, names: list[str] | None) -> None:
-        super().__init__(items.images, items.labels)
-        self.label = label
-        self.classes = names or self.classes
-
-    def name(self, index: int) -> str:
-        """The image's number and split."""
-        return f"image {index} of {self.label}"
+        items.classes = names or items.classes
+        return items
 
 
 def listed(names: Sequence[str]) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.data.file_format import Arrays, FormatOfOneFile, listed
+from jaxdp.data.file_format import Format, listed
+from jaxdp.data.given import ArrayItems
 from jaxdp.errors import first_line
 
 PAIRS = (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
@@ -20,7 +21,7 @@ NAMES = "class_names"
 RENAME = "rename them"
 
 
-class Npz(FormatOfOneFile):
+class Npz(Format):
     """The splits of one file."""
 
     @cached_property
@@ -47,17 +48,17 @@ class Npz(FormatOfOneFile):
         """See `Splits.names`."""
         return list(self.pairs)
 
-    def read(self, name: str, classes: list[str] | None) -> Arrays:
+    def read(self, name: str, classes: list[str] | None) -> ArrayItems:
         """See `Format.read`."""
         return self._arrays(self.pairs[name], name)
 
-    def whole(self, classes: list[str] | None) -> Arrays:
-        """See `FormatOfOneFile.whole`."""
+    def whole(self, classes: list[str] | None) -> ArrayItems:
+        """See `Format.whole`."""
         if not {*WHOLE} <= {*self.keys}:
             raise self.error(f"no {' and '.join(WHOLE)} among its arrays {listed(self.keys)}", RENAME)
         return self._arrays(WHOLE, self.path.stem)
 
-    def _arrays(self, keys: tuple[str, str], split: str) -> Arrays:
+    def _arrays(self, keys: tuple[str, str], split: str) -> ArrayItems:
         images, labels = (self._load(itemgetter(key)) for key in keys)
         names = self._load(lambda arrays: np.ravel(arrays[NAMES]).astype(str).tolist()) if NAMES in self.keys else None
         return self.arrays((images, labels), split, names)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdp.data import progress
 from jaxdp.data.decode import ImageError
-from jaxdp.data.file_format import FormatOfOneFile
+from jaxdp.data.file_format import Format
 from jaxdp.data.labels import Labels
 from jaxdp.errors import ConfigError, first_line, plural, printable
 from jaxdp.files import read_regular
@@ -30,25 +30,7 @@ Row = tuple[int, str, str, str]
 """(number in the file, path, label, split)"""
 
 
-class Strings:
-    """Many strings in one block of memory, by their number from 0."""
-
-    def __init__(self) -> None:
-        self.block, self.ends = bytearray(), array("q", [0])
-
-    def append(self, text: str) -> None:
-        """Add a string."""
-        self.block += text.encode("utf-8", "surrogateescape")
-        self.ends.append(len(self.block))
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, index: int) -> str:
-        return self.block[self.ends[index] : self.ends[index + 1]].decode("utf-8", "surrogateescape")
-
-
-class Table(FormatOfOneFile):
+class Table(Format):
     """A table on a disk, read once."""
 
     has_columns = matches_classes = True
@@ -72,7 +54,7 @@ class Table(FormatOfOneFile):
         return TableItems(self, np.flatnonzero(of_row == self.rows.splits[name]), classes)
 
     def whole(self, classes: list[str] | None) -> "TableItems":
-        """See `FormatOfOneFile.whole`."""
+        """See `Format.whole`."""
         return TableItems(self, np.arange(len(self.rows.paths)), classes)
 
     def columns(self, header: Sequence[str]) -> tuple[int, int, int | None]:
@@ -83,12 +65,12 @@ class Table(FormatOfOneFile):
 
 
 class Rows:
-    """The rows of a table in 24 bytes each besides their paths. splits: name -> number."""
+    """The rows of a table. splits: name -> number."""
 
     def __init__(self, table: Table, rows: Iterator[Row]) -> None:
-        self.table, self.paths, self.numbers = table, Strings(), array("q")
+        self.paths: list[str] = []
+        self.numbers, self.split_of_row = array("q"), array("i")
         self.splits: dict[str, int] = {}
-        self.split_of_row = array("i")
         self.labels = Labels(self.name, table.error)
         for number, path, label, split in rows:
             self.numbers.append(number)

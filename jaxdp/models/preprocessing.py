@@ -35,11 +35,7 @@ def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
     beside = Path(path).parent / TIMM_FILE
     try:
         if METADATA in metadata:
-            stated = json.loads(metadata[METADATA])
-            trained_at = stated.pop(
-                "image_size", None
-            )  # of files of earlier versions, whose size it is unless they state another
-            return checked(stated if trained_at is None else {"eval_size": trained_at} | stated)
+            return checked(json.loads(metadata[METADATA]))
         if TIMM in metadata:
             return _of_timm(json.loads(metadata[TIMM]))
         if beside.exists():

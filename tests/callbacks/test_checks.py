@@ -53,11 +53,6 @@ def test_chance_level_warning_compares_the_loss_with_chance_level():
     assert "loss 7.300 exceeds chance level, 1.099" in chance_level_warning(7.3, epoch=2, chance=math.log(3))
 
 
-def test_chance_level_warning_is_not_given_for_an_equal_loss_or_before_the_second_epoch():
-    assert chance_level_warning(2.30262, epoch=9, chance=math.log(10)) is None
-    assert chance_level_warning(7.3, epoch=1.3, chance=math.log(3)) is None
-
-
 def test_small_worker_warning_of_eight_images_names_the_flag():
     def warning(**fields):
         config = dataclasses.replace(load_config("digits"), batch=(Phase(**fields),))
@@ -68,59 +63,3 @@ def test_small_worker_warning_of_eight_images_names_the_flag():
     )
     assert warning(global_batch=36) is None
     assert warning(global_batch=32, per_worker_batch=8, image_size=33) is None
-
-
-@pytest.mark.parametrize(
-    ("phase", "devices", "norm", "expected"),
-    [
-        (
-            Phase(2),
-            1,
-            "per_worker",
-            "workers of 2 images each, few for batch normalization; set a larger --batch.0.global-batch",
-        ),
-        (
-            Phase(8, per_worker_batch=2),
-            1,
-            "per_worker",
-            "workers of 2 images each, few for batch normalization; set a larger --batch.0.per-worker-batch",
-        ),
-        (
-            Phase(4),
-            4,
-            "synchronized",
-            "batch normalization averages over 4 values of each channel; set a larger --batch.0.global-batch",
-        ),
-        (
-            Phase(4, per_worker_batch=1),
-            2,
-            "synchronized",
-            "batch normalization averages over 2 values of each channel; set a larger --batch.0.per-worker-batch",
-        ),
-        (
-            Phase(4, per_worker_batch=1),
-            4,
-            "synchronized",
-            "batch normalization averages over 4 values of each channel; set a larger --batch.0.global-batch and "
-            "--batch.0.per-worker-batch",
-        ),
-        (
-            Phase(1, image_size=33),
-            1,
-            "per_worker",
-            "batch normalization averages over 4 values of each channel, with images of 33x33; set a larger "
-            "--batch.0.global-batch, or --batch.0.image-size",
-        ),
-        (
-            Phase(2, image_size=33),
-            2,
-            "per_worker",
-            "batch normalization averages over 4 values of each channel, with images of 33x33; set a larger "
-            "--batch.0.per-worker-batch, or --batch.0.image-size, or --model.norm synchronized",
-        ),
-    ],
-)
-def test_small_worker_warning_of_few_values_names_their_number_and_what_increases_it(phase, devices, norm, expected):
-    config = load_config("digits", ["--model.depth", "18", "--model.stem", "imagenet", "--model.norm", norm])
-    plan = make_plan(dataclasses.replace(config, batch=(phase,)), examples=100, devices=devices)
-    assert small_worker_warning(plan, has_batch_norm=True) == f"batch.0: {expected}"

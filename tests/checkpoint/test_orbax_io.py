@@ -1,7 +1,5 @@
 """Tests of jaxdp.checkpoint.orbax_io."""
 
-import asyncio
-import gc
 import sys
 from types import SimpleNamespace
 
@@ -57,27 +55,3 @@ def test_silence_orbax_drops_late_write_errors_only(monkeypatch):
     for unraisable in (late, *others):
         sys.unraisablehook(unraisable)
     assert passed == others
-
-
-def test_silence_orbax_drops_asyncio_reports_of_its_writers_only(caplog):
-    silence_orbax()
-
-    async def fail_in(path):
-        namespace = {}
-        exec(compile("async def write(): raise ValueError('disk full')", path, "exec"), namespace)
-        task = asyncio.ensure_future(namespace["write"]())
-        await asyncio.sleep(0)  # the task fails and nothing awaits it
-        del task
-
-    async def fail_with(error):
-        asyncio.get_running_loop().create_future().set_exception(error)
-
-    for failure in (
-        fail_in("/packages/orbax/checkpoint/type_handlers.py"),
-        fail_with(ValueError("Error writing /runs/a/checkpoints/saving-1/state.orbax-checkpoint-tmp/d: File too large")),
-        fail_in("/users/code.py"),
-    ):
-        asyncio.run(failure)
-        gc.collect()
-    (record,) = caplog.records
-    assert "/users/code.py" in record.getMessage()

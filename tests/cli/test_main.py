@@ -223,17 +223,14 @@ def test_output_closed_by_its_reader_is_no_error():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    "arguments", ["--help", "--version", "train --version", "plan --help", "data --help", "plan --devices 4"]
-)
+@pytest.mark.parametrize("arguments", ["--version", "plan --help", "plan --devices 4"])
 def test_output_to_a_full_device_exits_with_1_and_one_line(arguments):
     full = f"{sys.executable} -m jaxdp {arguments} >/dev/full"
     done = subprocess.run(full, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "jaxdp: stdout: No space left on device\n")
 
 
-@pytest.mark.parametrize("unbuffered", [True, False])
-@pytest.mark.parametrize("arguments", ["--help", "--version", "plan --help", "plan --devices 4", "plan --devices 4 --json"])
+@pytest.mark.parametrize(("arguments", "unbuffered"), [("--help", True), ("--version", False), ("plan --devices 4", False)])
 def test_output_without_a_reader_ends_a_command_quietly_by_sigpipe(arguments, unbuffered):
     """As git does: 141 in a shell."""
     reader, writer = os.pipe()
@@ -258,7 +255,7 @@ OUTPUT_REASONS = {"pipe": "Broken pipe", "/dev/full": "No space left on device"}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launched", "output", "errors"),
-    [(False, "pipe", "shown"), (True, "/dev/full", "shown"), (False, "/dev/full", "closed"), (True, "pipe", "the same")],
+    [(True, "pipe", "shown"), (False, "/dev/full", "closed")],
 )
 def test_training_outlasts_its_output(tmp_path, launched, output, errors):
     launch, reason = ["launch", "--processes", "2", "--", "jaxdp"] * launched, OUTPUT_REASONS[output]

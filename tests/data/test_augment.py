@@ -11,13 +11,10 @@ import pytest
 from helpers.images import assert_like_random_crops
 from scipy import ndimage
 
-from jaxdp.config import Augment, Config, Data, Mesh, Model, Phase, Schedule
+from jaxdp.config import Augment, Config, Data
 from jaxdp.data import augment, policies
 from jaxdp.data.prefetch import to_global
-from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.planning import make_plan
-from jaxdp.validation import from_json, to_json
 
 
 def bilinear(image, row, column):
@@ -269,28 +266,6 @@ def test_mixed_loss_weighs_both_smoothed_targets(kind):
     assert float(jax.jit(one)(params, batch)) == pytest.approx(-(target * log_softmax).sum(1).mean(), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"data": Data(source="synthetic", stored_size=64, augmentation="pad_and_crop")},
-            "data.stored_size=64: data.augmentation='pad_and_crop' does not resize",
-        ),
-    ],
-)
-def test_validate_contradictory_ranges_raises(change, message):
-    with pytest.raises(ConfigError, match=message):
-        from_json(to_json(Config(**change)))
-
-
-def test_plan_cutmix_with_one_image_per_worker_raises():
-    config = Config(
-        data=Data(mix="cutmix"), batch=(Phase(8),), mesh=Mesh(), model=Model(classes=10), schedule=Schedule(warmup_epochs=1.0)
-    )
-    with pytest.raises(ConfigError, match=r"data.mix='cutmix': batch.0 has one image per worker"):
-        make_plan(config, examples=100, devices=8)
-
-
 def random_images():
     return np.random.default_rng(0).integers(0, 256, (6, 16, 20, 3)).astype(np.uint8)
 
@@ -322,10 +297,6 @@ def test_augment_depends_on_seed_and_position_only(name):
     np.testing.assert_allclose(whole[4:5], part, atol=1e-2)
     assert not np.allclose(whole, apply(with_data(seed=2, augmentation=name), images, positions), atol=1)
     assert not np.allclose(whole, apply(with_data(augmentation=name), images, positions + 1), atol=1)
-
-
-def test_augment_none_returns_images_unchanged():
-    np.testing.assert_array_equal(augment.augment(with_data(), random_images(), np.arange(6)), random_images())
 
 
 def test_affine_matrix_is_close_to_identity():

@@ -13,8 +13,7 @@ from PIL import Image, ImageOps
 
 import jaxdp
 from jaxdp import models
-from jaxdp.cli.main import main
-from jaxdp.config import Augment, Config, Data
+from jaxdp.config import Config, Data
 from jaxdp.data import datasets, decode, transforms
 from jaxdp.data.augment import normalize
 from jaxdp.errors import ConfigError
@@ -105,12 +104,6 @@ def test_area_resizes_the_central_square_as_ffcv(fields, share):
         assert np.abs(ours - expected).max() <= 0.51, shape
 
 
-def test_area_also_enlarges():
-    image = smooth_image(2, 60)
-    ours = prepared(encode(image, "PNG"), image_size=16, eval_crop=0.5, eval_interpolation="area")
-    np.testing.assert_array_equal(ours, np.broadcast_to(image[0, 29], (16, 16, 3)))
-
-
 def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
     """Random weights, an image of odd size, mean and standard deviation of the Inception family."""
     fields = {"eval_size": 48, "eval_crop": 0.95, "eval_interpolation": "bicubic", "mean": (0.5,) * 3, "std": (0.5,) * 3}
@@ -131,38 +124,16 @@ def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
     np.testing.assert_allclose(np.asarray(probabilities)[0], expected[np.asarray(classes)[0]], rtol=1e-4)
 
 
-def test_imagenets_mean_and_standard_deviation_are_those_of_the_data_set():
-    given = Data(source="imagenet2012", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    assert datasets.pixel_stats(Config(data=given)) == datasets.pixel_stats(Config(data=Data(source="imagenet2012")))
-
-
 @pytest.mark.parametrize(
     ("fields", "side"),
     [
-        ({"image_size": 224, "eval_crop": 0.95}, 235),
-        ({"image_size": 224, "eval_size": 288, "eval_crop": 1.0}, 288),
         ({"image_size": 224, "eval_resize": 232}, 232),
         ({"image_size": 224, "augmentation": "random_resized_crop"}, 256),
-        ({"image_size": 224, "eval_size": 288, "augmentation": "random_resized_crop"}, 329),
         ({"image_size": 224, "stored_size": 320, "eval_interpolation": "bicubic", "augmentation": "paper"}, 256),
-        ({"image_size": 224, "eval_size": 256}, 256),
     ],
 )
 def test_short_side_follows_the_given_field_or_the_training(fields, side):
     assert evaluation_side(Config(data=Data(source="folder", directory="anywhere", **fields))) == side
-
-
-def test_defaults_leave_the_evaluation_as_it_was():
-    """Pillow resizes the box of the crop, from another order of rows and columns than with all of the image."""
-    image = noise(501, 333)
-    for data in ({}, {"augmentation": "random_resized_crop"}, {"stored_size": 40, "augmentation": "paper"}):
-        config = Config(data=Data(source="folder", directory="anywhere", image_size=32, **data), augment=Augment())
-        transform, size = transforms.evaluation_transform(config)
-        assert size == {"paper": 40}.get(config.data.augmentation, 32)
-        ours, expected = (np.empty((size, size, 3), np.uint8) for _ in range(2))
-        transform(image, ours, 0)
-        decode.center_crop(image, expected, 37 if "crop" in config.data.augmentation else size)
-        np.testing.assert_array_equal(ours, expected)
 
 
 def test_image_that_the_resize_would_make_huge_is_unusable():
@@ -170,28 +141,6 @@ def test_image_that_the_resize_would_make_huge_is_unusable():
         decode.resize_and_crop(
             np.zeros((2, 20_000, 3), np.uint8), np.empty((224, 224, 3), np.uint8), short_side=256, interpolation="bilinear"
         )
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"eval_size": 64}, r"data.eval_size=64: not used with data.source='digits'; use --data.source folder"),
-        ({"source": "synthetic", "eval_crop": 0.9}, r"data.eval_crop=0.9: not used with data.source='synthetic'"),
-        (
-            {"source": "imagenet2012", "eval_crop": 0.9, "eval_resize": 256},
-            r"data.eval_crop=0.9: not possible with data.eval_resize \(256\), which states the same; omit one of them",
-        ),
-        ({"mean": (0.5,)}, r"data.mean=\(0.5,\): must be three numbers: red, green, blue; for example --data.mean 0.5 0.5 0.5"),
-        ({"source": "imagenet2012", "eval_interpolation": "lanczos"}, r"must be 'bilinear', 'bicubic' or 'area'"),
-        (
-            {"source": "imagenet2012", "image_size": 64, "eval_resize": 40, "eval_interpolation": "area"},
-            r"data.eval_resize=40: must be 1 to 10 times the evaluated size \(64\) with area, which resizes the center crop",
-        ),
-    ],
-)
-def test_fields_that_a_source_cannot_use_or_that_contradict_are_refused(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        validate(Config(data=Data(**fields)))
 
 
 @pytest.fixture
@@ -222,18 +171,6 @@ def test_run_evaluates_at_another_size_than_it_trains_at(fixres, pictures, tmp_p
     with pytest.raises(ConfigError, match=r"data.eval_size: 24 -> 32"):
         jaxdp.train(with_eval_size(fixres, 32), tmp_path / "parts")
     assert jaxdp.train(fixres, tmp_path / "parts").loss == pytest.approx(result.loss, rel=1e-6)
-
-
-def test_change_of_the_evaluated_size_is_accepted_on_request(fixres, tmp_path):
-    train_until(fixres, tmp_path, step=3)
-    result = jaxdp.train(with_eval_size(fixres, 32), tmp_path, accept_changes=True)
-    assert result.loss == pytest.approx(jaxdp.evaluate(with_eval_size(fixres, 32), tmp_path)["eval_loss"], rel=1e-5)
-
-
-def test_plan_states_how_images_are_evaluated(fixres, capsys):
-    flags = ["--data.source", "folder", "--data.directory", fixres.data.directory, "--data.eval-size", "24"]
-    main(["plan", "--config", "imagenet_goyal_256", *flags, "--batch.0.per-worker-batch", "8", "--batch.0.global-batch", "8"])
-    assert "evaluated at 24x24 from a short side of 27, bilinear" in " ".join(capsys.readouterr().out.split())
 
 
 def test_network_of_one_size_refuses_another_for_evaluation(fixres, tiny, tmp_path):

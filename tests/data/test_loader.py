@@ -7,8 +7,7 @@ import pytest
 from helpers.images import encode, folder_config, smooth_image
 from PIL import Image
 
-from jaxdp.data import decode, loader, sources
-from jaxdp.data.decode import ImageError
+from jaxdp.data import decode, sources
 from jaxdp.data.loader import DataError, DecodedImages
 
 
@@ -65,25 +64,10 @@ def test_batch_skipping_damaged_images_takes_next_and_lists_them(pictures):
     assert sorted(name[-10:] for name in source.bad_images) == ["dog/3.JPEG", "dog/4.JPEG"]
 
 
-def test_batch_skipping_last_image_takes_first():
-    good = smooth_image(9, 9)
-    source = DecodedImages([(good, 0), (good, 1), (b"broken", 1)], transform=center, size=9, classes=2, on_bad_image="skip")
-    images, labels = source.batch(np.array([2]), np.array([0]))
-    np.testing.assert_array_equal(images[0], good)
-    assert labels.tolist() == [0]
-
-
 def test_batch_without_any_good_image_raises_even_if_skipping():
     source = DecodedImages([(b"broken", 0)] * 3, transform=center, size=8, classes=2, on_bad_image="skip")
     with pytest.raises(DataError, match="no image of the data set can be used"):
         source.batch(np.array([1]), np.array([0]))
-
-
-def test_batch_with_deleted_file_raises_with_its_name(pictures):
-    source = sources.open_datasets(folder_config(pictures)).train
-    (pictures / "train/cat/0.JPEG").unlink()
-    with pytest.raises(DataError, match=r"train/cat/0.JPEG cannot be used: No such file or directory"):
-        source.batch(np.array([0]), np.array([0]))
 
 
 @pytest.mark.parametrize(
@@ -123,26 +107,6 @@ def test_12_bit_values_in_16_bits_are_warned_about_once(form, largest, lines, ca
     assert ("is nearly black: the upper 8 of 16 bits are used, and all values are below 4,096" in shown) == bool(lines)
 
 
-@pytest.mark.parametrize("form", ["PNG", "TIFF"])
-def test_black_images_of_16_bits_are_not_warned_about(form, capsys):
-    buffer = io.BytesIO()
-    Image.fromarray(np.zeros((9, 9), np.uint16)).save(buffer, form)
-    DecodedImages([(buffer.getvalue(), 0)], transform=center, size=8, classes=3).batch(np.arange(1), np.arange(1))
-    assert capsys.readouterr().err == ""
-
-
-def test_12_bit_values_are_warned_about_once_for_both_splits_of_a_run(tmp_path, capsys):
-    for split in ("train", "val"):
-        for name in ("a", "b", "c"):
-            (tmp_path / split / name).mkdir(parents=True)
-            Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(tmp_path / split / name / "x.png")
-    for run in (1, 2):
-        datasets = sources.open_datasets(folder_config(tmp_path))
-        for split in (datasets.train, datasets.evaluation):
-            split.batch(np.arange(3), np.arange(3))
-        assert capsys.readouterr().err.count("is nearly black") == 1, run
-
-
 class Raises:
     def __init__(self, error):
         self.error = error
@@ -173,9 +137,3 @@ def test_batch_accepts_dicts_pillow_images_and_buffers():
         np.testing.assert_array_equal(image, pixels)
     np.testing.assert_array_equal(images[4], np.asarray(palette.convert("RGB")))
     assert labels.tolist() == [1] * 5
-
-
-@pytest.mark.parametrize("pixels", [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 2), np.uint8), np.zeros(5, np.uint8)])
-def test_check_pixels_of_wrong_dtype_or_shape_raises(pixels):
-    with pytest.raises(ImageError, match=r"expected uint8 pixels of shape \[H, W, 3\] or \[H, W\]"):
-        loader._check_pixels(pixels)

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from jaxdp.config import Augment, Config, Data
-from jaxdp.config_words import policy_words
 from jaxdp.data import policies
 from jaxdp.data.augment import augment, keys_for
 from jaxdp.data.pixel_operations import Kind
-from jaxdp.errors import ConfigError
-from jaxdp.validation import from_json, to_json
 
 MEAN, SIZE = (123.675, 116.28, 103.53), 16
 
@@ -195,44 +192,3 @@ def test_erasing_replaces_by_the_mean_with_the_probability():
     erased = (changed == 0).all(-1)
     assert np.isin(changed, [0, 1]).all()
     assert erased.any((1, 2)).mean() == pytest.approx(0.25, abs=0.07)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (config_of("rand_augment", magnitude=9.5), "augment.magnitude=9.5: must be a whole number with rand_augment; use 10"),
-        (
-            config_of("rand_augment_increasing", magnitude=11.0),
-            "augment.magnitude=11.0: must not exceed 10 with rand_augment_incr",
-        ),
-        (
-            config_of("trivial_augment", magnitude=9.0),
-            "augment.magnitude=9.0: not used with data.auto_augment='trivial_augment'",
-        ),
-        (
-            config_of(color_jitter=(0.1,) * 5),
-            r"augment.color_jitter=\(.*\): must be at most four numbers: brightness, contrast, ",
-        ),
-        (config_of(color_jitter=(0, 0, 0, 0.6)), r"augment.color_jitter=\(.*\): the hue \(0.6\) must be at most 0.5"),
-        (
-            config_of(data={"source": "synthetic", "augmentation": "random_resized_crop"}, crop_interpolation="bicubic"),
-            "augment.crop_interpolation='bicubic': images of synthetic are cropped on the device, not while decoding; omit it",
-        ),
-    ],
-)
-def test_fields_that_do_not_apply_are_refused(config, message):
-    with pytest.raises(ConfigError, match=message):
-        from_json(to_json(config))
-
-
-def test_plan_names_every_random_operation():
-    ranges = {"color_jitter": (0.0, 0.0, 0.0, 0.1), "erase_probability": 0.25, "crop_interpolation": "random"}
-    config = config_of("rand_augment_increasing", data={"repeats": 3}, magnitude=6.0, **ranges)
-    assert policy_words(config) == [
-        "crops antialiased (bilinear or bicubic, at random)",
-        "rand augment increasing (magnitude 6.0)",
-        "color jitter (hue 0.1)",
-        "erasing (probability 0.25)",
-        "each image 3 times a batch",
-    ]
-    assert policy_words(Config()) == []

@@ -1,6 +1,5 @@
 """Data sets at URLs: the same images in the same order as on a disk, from copies or from the URL. Here of file:// URLs."""
 
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -113,35 +112,6 @@ def test_copies_are_used_again_and_replaced_if_damaged_or_out_of_date(pictures, 
     assert "train/cat/0.JPEG" in names
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda root: shutil.rmtree(root), "file:///.* not found: there is no such bucket, or no object below it$"),
-        (lambda root: (root / "train").rename(root / "t"), "it has no folder 'train'; arrange images as train/"),
-        (lambda root: (root / "val").rename(root / "valley"), "has none of the folders val, validation, valid, test"),
-        (lambda root: (root / "val/cat").rename(root / "val/cow"), "has the class 'cow', which the training split lacks"),
-        (lambda root: shutil.rmtree(root / "val/cat"), "'val' has no folder for 1 of 3 training classes, such as 'cat'"),
-        (lambda root: [f.unlink() for f in (root / "train/dog").iterdir()], "'train/dog' has no images"),
-        (lambda root: [shutil.rmtree(f) for f in (root / "val").iterdir()], "'val' has no class folders"),
-    ],
-)
-def test_an_unusable_folder_at_a_url_raises_one_line(pictures, tmp_path, change, message):
-    config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
-    change(pictures)
-    with pytest.raises(ConfigError, match=message) as error:
-        sources.open_datasets(config)
-    assert "\n" not in str(error.value)
-
-
-def test_files_that_are_no_images_are_ignored_with_a_warning(pictures, tmp_path):
-    (pictures / "train/cat/notes.txt").write_text("")
-    (pictures / "train/cat/.hidden.jpg").write_text("")
-    datasets = sources.open_datasets(at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache"))
-    assert len(datasets.train) == 24
-    url = f"file://{pictures}/train"
-    assert datasets.warnings == (f"ignored 1 file without an image extension in {url}, {url}/cat/notes.txt first",)
-
-
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 @pytest.mark.parametrize(
     "failure", [ObjectNotFoundError("u/a.jpg"), StorageError("no answer", "u/a.jpg")], ids=["gone", "network"]
@@ -209,15 +179,6 @@ def test_prepared_data_at_a_url_give_the_batches_of_the_disk(imagenet, tmp_path)
                 time.sleep(0.01)
     assert far.train.source.file_name(3) == local.train.source.file_name(3) != ""
     assert records.shards[0].memory == -1
-
-
-def test_slices_of_prepared_data_at_a_url(imagenet, tmp_path):
-    pytest.importorskip("zstandard", reason="needs the extra cloud")
-    config = records_config(imagenet)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train_split="train[20%:60%]"))
-    far = sources.open_split(at_url(config, f"file://{imagenet}", tmp_path / "cache"), "train[20%:60%]")
-    local = sources.open_split(config, "train[20%:60%]")
-    assert [far[index] for index in range(len(far))] == [local[index] for index in range(len(local))]
 
 
 def test_a_damaged_copy_of_a_shard_is_replaced(imagenet, tmp_path):
@@ -312,17 +273,6 @@ def test_tfrecords_at_a_url_are_copied_first(imagenet_tfrecord, imagenet, tmp_pa
     assert_equal_batches(batches(local.train), batches(sources.open_datasets(at_url(config, url, tmp_path / "cache")).train))
 
 
-def test_data_that_are_not_at_the_url_raise_one_line(imagenet, tmp_path):
-    pytest.importorskip("zstandard", reason="needs the extra cloud")
-    config = records_config(imagenet)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="cifar10"))
-    with pytest.raises(ConfigError, match=r"data.source='cifar10': not found at file:///.*, which has .*imagenet2012; copy"):
-        sources.open_datasets(at_url(config, f"file://{imagenet}", tmp_path / "cache"))
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="imagenet2012", eval_split="valid"))
-    with pytest.raises(ConfigError, match=r"data.eval_split='valid': not a split of imagenet2012"):
-        sources.open_datasets(at_url(config, f"file://{imagenet}", tmp_path / "cache"))
-
-
 def test_images_without_permission_raise_one_line_before_training(pictures, tmp_path, monkeypatch):
     def refuse(self, name, **_):
         raise StorageError("Forbidden", f"{self.url}/{name}", permanent=True)
@@ -332,17 +282,3 @@ def test_images_without_permission_raise_one_line_before_training(pictures, tmp_
     message = rf"^data.directory='file://{pictures}': file://{pictures}/train/\S+ cannot be read: Forbidden; check the cred"
     with pytest.raises(ConfigError, match=message):
         data_fingerprint(config, sources.open_datasets(config))
-
-
-def test_another_version_at_the_url_raises_one_line(imagenet, tmp_path):
-    shutil.copytree(imagenet / "imagenet2012/5.1.0", tmp_path / "tfds/imagenet2012/1.0.0")
-    config = records_config(f"file://{tmp_path}/tfds")
-    message = rf"^data.source='imagenet2012': not prepared in file://{tmp_path}/tfds/imagenet2012/5\S+ \(versions 1.0.0 are: "
-    with pytest.raises(ConfigError, match=message):
-        sources.open_datasets(at_url(config, config.data.directory, tmp_path / "cache"))
-
-
-@pytest.mark.parametrize("url", ["s4://bucket/a", "file:/tmp/a"])
-def test_a_url_that_nothing_reads_raises_one_line(pictures, tmp_path, url):
-    with pytest.raises(ConfigError, match=r"data.directory="):
-        sources.open_datasets(at_url(folder_config(pictures), url, tmp_path / "cache"))

@@ -11,6 +11,8 @@ import time
 import pytest
 from helpers.processes import TIMEOUT, place
 
+from jaxdp.distributed.launch import reserved_port
+
 PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -57,11 +59,54 @@ while True:
     group.status.record_progress()
     time.sleep(0.1)
 """
-WAIT_12_SECONDS = WAIT.replace("True", "group.status.clock < 12") + "group.close(); os._exit(0)"
 
 
-def reads_its_data(seconds):
-    return f"def reads_its_data():\n    time.sleep({seconds})\n"
+CUT_OFF = """
+group.follower.board.read = lambda name: time.sleep(600)
+def trains():
+    time.sleep(600)
+trains()
+"""
+FAULT = """
+from jaxdp.distributed import verdict
+def breaks(*arguments):
+    raise KeyError("a bug")
+def fails():
+    verdict.report = breaks
+    time.sleep(1.2)
+    verdict.report = lambda *arguments: []
+threading.Thread(target=fails).start()
+"""
+READ_ONLY = """
+def refuse(name, text):
+    raise PermissionError(13, "Permission denied", name)
+write, group.follower.board.write = group.follower.board.write, refuse
+while group.status.clock < 12:
+    group.status.record_progress()
+    time.sleep(0.1)
+group.follower.board.write = write
+group.close()
+os._exit(0)
+"""
+STUCK = "def reads_its_data():\n    time.sleep(600)\nreads_its_data()"
+HOLDS_THE_GIL = "import ctypes\ndef computes():\n    ctypes.PyDLL(None).sleep(600)\ncomputes()"
+
+
+def hit_by(number):
+    return f"time.sleep(2); os.kill(os.getpid(), {int(number)})"
+
+
+# Runs with a fault: they are started together, for they mostly wait.
+FAULTY = {
+    "stuck": {0: STUCK, 1: "group.broadcast_object('x', 1)"},
+    "killed": {0: WAIT, 1: hit_by(signal.SIGKILL)},
+    "suspended": {0: WAIT, 1: hit_by(signal.SIGSTOP)},
+    "holds the GIL": {0: WAIT, 1: HOLDS_THE_GIL},
+    "without network": {0: WAIT, 1: CUT_OFF},
+    "fault of the watching thread": {0: FAULT + WAIT, 1: "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT},
+    "faults of the watching thread": {0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT},
+    "read-only directory": {0: READ_ONLY, 1: READ_ONLY},
+}
 
 
 class Run:
@@ -89,6 +134,14 @@ class Run:
         for process in self.running:
             process.kill()
             process.communicate()
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    runs = {name: Run(tmp_path_factory.mktemp("run"), reserved_port(), codes) for name, codes in FAULTY.items()}
+    yield runs
+    for run in runs.values():
+        run.kill()
 
 
 @pytest.fixture
@@ -126,37 +179,36 @@ except RuntimeError as error:
         assert re.fullmatch(expected + ".*", codes[rank][1])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_is_stuck_ends_the_run_with_its_place(start, rank):
-    stuck = reads_its_data(600) + "reads_its_data()"
-    for code, line in start({rank: stuck, 1 - rank: "group.broadcast_object('x', 1)"}).wait():
+def test_a_process_that_is_stuck_ends_the_run_with_its_place(faulty):
+    for code, line in faulty["stuck"].wait():
         assert code == 1
-        assert re.match(rf"jaxdp: rank {rank} on \S+ failed in step 7: stuck: no progress for .*in reads_its_data", line), line
+        assert re.match(r"jaxdp: rank 0 on \S+ failed in step 7: stuck: no progress for .*in reads_its_data", line), line
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_process_that_is_killed_or_suspended_is_named(start, number):
-    hit = f"time.sleep(2); os.kill(os.getpid(), {int(number)})"
-    run = start({0: WAIT, 1: hit})
+@pytest.mark.parametrize(
+    ("name", "reason"), [("killed", "exited without a message"), ("suspended", "sent no sign of life for 4 s")]
+)
+def test_a_process_that_is_killed_or_suspended_is_named(faulty, name, reason):
+    run = faulty[name]
     code, line = run.running[0].wait(TIMEOUT), run.running[0].stderr.read().splitlines()[-1]
     assert code == 1
-    reason = "exited without a message" if number == signal.SIGKILL else "sent no sign of life for 4 s"
     assert re.match(rf"jaxdp: rank 1 on \S+ failed in step 7: {reason}", line), line
 
 
-def test_a_process_that_holds_the_gil_is_named_with_the_place(start):
-    hit = "import ctypes\ndef computes():\n    ctypes.PyDLL(None).sleep(600)\ncomputes()"
-    run = start({0: WAIT, 1: hit})
+def test_a_process_that_holds_the_gil_is_named_with_the_place(faulty):
+    run = faulty["holds the GIL"]
     assert run.running[0].wait(TIMEOUT) == 1
     assert re.search(r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes", run.running[0].stderr.read())
 
 
 def test_a_run_that_is_suspended_as_a_whole_continues(start):
-    run = start({0: WAIT_12_SECONDS, 1: WAIT_12_SECONDS})
-    time.sleep(6)
+    lives_on = "print('joined', flush=True)" + WAIT.replace("True", "group.status.clock < 8") + "group.close(); os._exit(0)"
+    run = start({0: lives_on, 1: lives_on})
+    for process in run.running:
+        assert process.stdout.readline() == "joined\n", process.communicate()
     for process in run.running:
         process.send_signal(signal.SIGSTOP)
-    time.sleep(8)  # twice the limit for a silent process
+    time.sleep(6)  # the limit for a silent process is 4 s
     for process in run.running:
         process.send_signal(signal.SIGCONT)
     assert [code for code, _ in run.wait()] == [0, 0]
@@ -182,23 +234,6 @@ def test_two_processes_of_the_same_rank_are_refused(start):
     assert re.search(text, refused.stderr.read())
 
 
-def test_a_process_that_comes_late_and_has_the_rank_of_another_ends_without_disturbing_the_run(start):
-    run = start({0: WAIT_12_SECONDS, 1: WAIT_12_SECONDS})
-    time.sleep(5)
-    ((code, line),) = start({1: WAIT}, processes=2).wait()
-    assert (code, "rank=1" in line) == (2, True), line
-    assert [code for code, _ in run.wait()] == [0, 0]
-
-
-def test_a_second_run_in_the_same_directory_is_refused_and_disturbs_nothing(start, free_port):
-    run = start({0: WAIT_12_SECONDS, 1: WAIT_12_SECONDS})
-    time.sleep(5)
-    other = start({0: WAIT, 1: WAIT}, environment={"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port + 1}"})
-    for code, line in other.wait():
-        assert (code, f"a run that 127.0.0.1:{free_port} coordinates uses this directory" in line) == (2, True), line
-    assert [code for code, _ in run.wait()] == [0, 0]
-
-
 def test_two_runs_that_start_together_in_the_same_directory_are_not_mixed(start, free_port):
     """Both ranks 0 may find no file of another, and write theirs."""
     environment = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port + 1}", "START": "20"}
@@ -222,22 +257,8 @@ def test_processes_that_name_the_coordinator_differently_are_told_so(start, free
         assert re.search(rf"did not start .*; {hint}: give all processes the same HOST:PORT", line), line
 
 
-READ_ONLY = """
-def refuse(name, text):
-    raise PermissionError(13, "Permission denied", name)
-write, group.follower.board.write = group.follower.board.write, refuse
-while group.status.clock < 12:
-    group.status.record_progress()
-    time.sleep(0.1)
-group.follower.board.write = write
-group.close()
-os._exit(0)
-"""
-
-
-def test_a_directory_that_can_only_be_read_ends_no_run_and_is_reported_once(start):
-    run = start({0: READ_ONLY, 1: READ_ONLY})
-    for process in run.running:
+def test_a_directory_that_can_only_be_read_ends_no_run_and_is_reported_once(faulty):
+    for process in faulty["read-only directory"].running:
         _, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, err
         (line,) = [line for line in err.splitlines() if "status files" in line]
@@ -270,45 +291,24 @@ os._exit(0 if stopped == (rank == 1) else 3)
     assert [code for code, _ in results] == [0, 0], results
 
 
-CUT_OFF = """
-group.follower.board.read = lambda name: time.sleep(600)
-def trains():
-    time.sleep(600)
-trains()
-"""
-
-
-def test_a_process_whose_host_has_lost_the_network_ends_too(start):
+def test_a_process_whose_host_has_lost_the_network_ends_too(faulty):
     """Nobody can tell it that the others have given up."""
-    alone, other = start({0: WAIT, 1: CUT_OFF}).wait()[::-1]
+    alone, other = faulty["without network"].wait()[::-1]
     assert alone[0] == other[0] == 1
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: no progress, and no answer of .* in trains", alone[1])
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: ", other[1])
 
 
-FAULT = """
-from jaxdp.distributed import verdict
-def breaks(*arguments):
-    raise KeyError("a bug")
-def fails():
-    verdict.report = breaks
-    time.sleep(1.2)
-    verdict.report = lambda *arguments: []
-threading.Thread(target=fails).start()
-"""
-
-
-def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(start):
-    hit = "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT
-    run = start({0: FAULT + WAIT, 1: hit})
+def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(faulty):
+    run = faulty["fault of the watching thread"]
     assert run.running[0].wait(TIMEOUT) == 1
     err = run.running[0].stderr.read()
     assert re.search(r"jaxdp: the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all", err)
     assert re.search(r"jaxdp: rank 1 on \S+ failed .*exited without a message", err)
 
 
-def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(start):
-    run = start({0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT})
+def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(faulty):
+    run = faulty["faults of the watching thread"]
     assert run.running[0].wait(TIMEOUT) == 1
     assert re.search(r"rank 0 on \S+ failed in step 7: the thread status-files raised KeyError", run.running[0].stderr.read())
 

@@ -185,11 +185,6 @@ def test_processes_that_have_not_started_are_named():
     )
 
 
-def test_processes_that_are_awaited_are_named():
-    line = verdict.waiting({0: record(0), 2: record(2)}, 4, LIMITS)
-    assert line == "waiting for ranks 1, 3 to start; the run ends after 1 minutes (guard.start_minutes)"
-
-
 @pytest.mark.parametrize(
     ("beat", "seconds", "is_cut_off"),
     [

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import itertools
 import json
 import shutil
 import threading
@@ -19,9 +18,7 @@ from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST
 from jaxdp.cli.main import main
-from jaxdp.config import Data, Mesh, Phase, Reduce
-from jaxdp.data import progress
-from jaxdp.distributed import status
+from jaxdp.config import Data, Mesh, Phase
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.evaluate import evaluate
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
@@ -43,17 +40,6 @@ def flip(file):
 def damage(path):
     """Flip one bit of a checkpoint's largest file."""
     flip(max((file for file in (path / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size))
-
-
-def test_resume_with_all_checkpoints_corrupt_fails_every_time_and_changes_nothing(tiny, tmp_path):
-    train_until(tiny, tmp_path, step=12)
-    for path in checkpoint_paths(tmp_path / "checkpoints"):
-        flip(path / "manifest.json")
-    before, log = names(tmp_path), (tmp_path / "metrics.jsonl").read_bytes()
-    for _ in range(2):
-        with pytest.raises(TrainingError, match=r"is valid .*to start over, use --resume never$"):
-            train(tiny, tmp_path)
-    assert (names(tmp_path), (tmp_path / "metrics.jsonl").read_bytes()) == (before, log)
 
 
 def test_temporary_read_errors_quarantine_no_checkpoint(tiny, tmp_path, monkeypatch):
@@ -151,13 +137,6 @@ def test_resume_on_other_devices_keeps_the_per_worker_batch(tiny, tmp_path):
         [line["loss"] for line in read_log(tmp_path / name / "metrics.jsonl") if "loss" in line] for name in ("whole", "cut")
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_resume_with_another_wire_dtype_raises(tiny, tmp_path):
-    train_until(tiny, tmp_path, step=12)
-    with pytest.raises(ConfigError, match=r"reduce\.wire_dtype: 'float32' -> 'bfloat16'"):
-        train(dataclasses.replace(tiny, reduce=Reduce(wire_dtype="bfloat16")), tmp_path)
 
 
 class Images:
@@ -276,28 +255,6 @@ def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):
         strict.write({"samples": 1})
     full = False
     strict.close()
-
-
-@pytest.mark.slow
-def test_status_during_a_run_reports_each_activity_in_order(tiny, tmp_path, monkeypatch):
-    entered = []
-    enter = status.ProcessStatus.set_activity
-
-    def entering(self, activity, step=None, detail=""):
-        entered.append((activity, detail))
-        return enter(self, activity, step, detail)
-
-    monkeypatch.setattr(status.ProcessStatus, "set_activity", entering)
-    train(tiny, tmp_path)
-    activities = [name for name, _ in itertools.groupby(activity for activity, _ in entered)]
-    assert activities[:6] == ["start", "load", "start", "compile", "load", "compile"]
-    assert activities[6:9] == ["load", "step", "load"]
-    assert activities[-5:] == ["compile", "evaluate", "save", "finish", "outside"]
-    assert {"starting JAX and opening the data", "restoring the newest checkpoint, if there is one"} < {
-        detail for _, detail in entered
-    }
-    assert status.current().activity == status.OUTSIDE
-    assert progress.listener == status.current().record_progress  # so slow storage is not taken for a stuck source
 
 
 def test_log_written_during_syncs_has_every_line_once_in_order(tmp_path):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from helpers.constants import short_leases
-from helpers.processes import CACHE_EVERYTHING, LONG, ROOT, TIMEOUT, TINY, launch, outcome, place, wait_for_exit
+from helpers.processes import CACHE_EVERYTHING, LONG, ONE_PHASE, ROOT, TIMEOUT, launch, outcome, place, wait_for_exit
 
 from jaxdp.checkpoint.manifest import verify_files
 from jaxdp.storage.location import open_location
@@ -23,7 +23,7 @@ def start(folder, url, port):
     processes = []
     for rank in range(2):
         storage = folder / f"machine-{rank}"
-        command = [*short_leases(), "train", "--workdir", url, *TINY, *SAVES, "--mesh.cpu-devices", "4"]
+        command = [*short_leases(), "train", "--workdir", url, *ONE_PHASE, *SAVES, "--mesh.cpu-devices", "4"]
         environment = os.environ | CACHE_EVERYTHING | place(rank, 2, port)
         with open(folder / f"out-{rank}", "w") as out:
             processes.append(

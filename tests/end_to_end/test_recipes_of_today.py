@@ -16,12 +16,6 @@ from jaxdp.recipes import load_config
 from jaxdp.validation import validate
 
 pytestmark = pytest.mark.slow
-RECIPES = [
-    "imagenet_rsb_a1",
-    "imagenet_torchvision_v2",
-    "imagenet_ffcv_16",
-    "imagenet_mosaic_mild",
-]
 BATCH, IMAGES, SHRINK = 16, 64, 8
 
 
@@ -66,17 +60,16 @@ def small(tmp_path, monkeypatch, request):
     )
 
 
-@pytest.mark.parametrize("small", RECIPES, indirect=True)
+@pytest.mark.parametrize("small", ["imagenet_rsb_a1", "imagenet_ffcv_16"], indirect=True)
 def test_interrupted_recipe_equals_an_uninterrupted_one(small, tmp_path):
     jaxdp.train(small, tmp_path / "whole")
-    for step in (5, 10):
-        train_until(small, tmp_path / "cut", step=step)
+    train_until(small, tmp_path / "cut", step=7)
     jaxdp.train(small, tmp_path / "cut")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert all(np.isfinite(record["loss"]) for record in outcome(tmp_path / "cut")[0] if "loss" in record)
 
 
-@pytest.mark.parametrize("small", RECIPES, indirect=True)
+@pytest.mark.parametrize("small", ["imagenet_torchvision_v2", "imagenet_mosaic_mild"], indirect=True)
 def test_gradient_of_a_recipe_is_the_same_on_one_and_two_devices(small):
     one, two = (jaxdp.first_gradient(dataclasses.replace(small, mesh=Mesh(1, count, cpu_devices=count))) for count in (1, 2))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):

@@ -313,9 +313,8 @@ def fill(block):
             file.flush()
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_the_url_keeps_the_checkpoints_that_the_disk_keeps(config, url, tmp_path, keep):
-    config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=0.48, keep=keep))
+def test_the_url_keeps_the_checkpoints_that_the_disk_keeps(config, url, tmp_path):
+    config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=0.48, keep=1))
     train(config, tmp_path / "disk")
     train(config, url)
     assert samples_at(url) == on_disk(tmp_path / "disk")
@@ -325,7 +324,6 @@ def test_the_url_keeps_the_checkpoints_that_the_disk_keeps(config, url, tmp_path
     )
 
 
-@pytest.mark.parametrize("storage", ["s3", "gcs"], indirect=True)
 def test_commands_read_a_run_at_a_url(config, url, tmp_path, capsys):
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, cpu_devices=None))
     result = train_shown(config, url, screen=Quiet())
@@ -361,18 +359,17 @@ def test_resume_from_the_url_of_a_run_and_of_a_checkpoint(config, url, tmp_path)
     assert (again.accuracy, again.loss) == (result.accuracy, result.loss)
 
 
-@pytest.mark.parametrize("machine", ["same", "other"])
-def test_extending_a_finished_run_at_a_url_keeps_its_log_and_events(config, url, tmp_path, machine):
+def test_extending_a_finished_run_at_a_url_on_another_machine_keeps_its_log_and_events(config, url, tmp_path):
     config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, tensorboard=True))
     train(config, url)
     download_run_files(url, tmp_path, names=("metrics.jsonl", "events.jsonl"), field="--workdir")
     before, events = ((tmp_path / name).read_text() for name in ("metrics.jsonl", "events.jsonl"))
-    longer = dataclasses.replace(config, epochs=4.0)
-    train(longer if machine == "same" else on_machine(longer, tmp_path / "other"), url, accept_changes=True)
+    longer = on_machine(dataclasses.replace(config, epochs=4.0), tmp_path / "other")
+    train(longer, url, accept_changes=True)
     download_run_files(url, tmp_path, names=("metrics.jsonl", "events.jsonl"), field="--workdir")
     assert (tmp_path / "metrics.jsonl").read_text().startswith(before)
     assert (tmp_path / "events.jsonl").read_text().startswith(events)
-    copy = run_copy(longer.storage if machine == "same" else on_machine(longer, tmp_path / "other").storage, url)
+    copy = run_copy(longer.storage, url)
     assert [*tensorboard_scalars(copy / "tensorboard")["evaluation/loss"]] == [56, 112, 160, 208]
 
 

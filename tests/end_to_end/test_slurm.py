@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.processes import CACHE_EVERYTHING, ROOT, TIMEOUT, TINY, launch, outcome, wait_for_exit, wait_for_lines
+from helpers.processes import CACHE_EVERYTHING, ONE_PHASE, ROOT, TIMEOUT, launch, outcome, wait_for_exit, wait_for_lines
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 MISSING = [
@@ -25,9 +25,9 @@ pytestmark = [
         reason=f"needs root and Debian's packages slurm-wlm and munge (missing: {', '.join(MISSING) or 'root'})",
     ),
 ]
-HOSTS = [*TINY, *("--mesh.cpu-devices", "2", "--mesh.vertical", "2", "--mesh.horizontal", "2")]
-# Slurm checks every 30 s whether a signal is due. 408 steps of at least 0.1 s take longer on any machine.
-LONG = ["--epochs", "100", "--batch.0.until-epoch", "2", "--evaluation.every-epochs", "10", "--checkpoint.every-epochs", "10"]
+HOSTS = [*ONE_PHASE, *("--mesh.cpu-devices", "2", "--mesh.vertical", "2", "--mesh.horizontal", "2")]
+# Slurm checks every 30 s whether a signal is due. 400 steps of at least 0.1 s take longer on any machine.
+LONG = ["--epochs", "100", "--evaluation.every-epochs", "10", "--checkpoint.every-epochs", "10"]
 PACED = """
 import sys, time
 from jaxdp.cli.main import run
@@ -126,9 +126,9 @@ def test_the_documented_script_stops_at_its_time_limit_is_requeued_and_equals_an
     output, job_facts = job.communicate(), job.shown()
     assert job_facts["JobState"] == "COMPLETED", (job_facts, output)
     stops = re.findall(r"stopped by SIGTERM (?:to rank 1 on node2 )?after step (\d+) .* the last valid checkpoint is ", output)
-    assert [0 < int(step) < 408 for step in stops] == [True], output
+    assert [0 < int(step) < 400 for step in stops] == [True], output
     result = json.loads((tmp_path / "cut/result.json").read_text())
-    assert (result["processes"], result["hosts"], result["mesh"], result["steps"]) == (2, 2, [2, 2], 408)
+    assert (result["processes"], result["hosts"], result["mesh"], result["steps"]) == (2, 2, [2, 2], 400)
     assert result["sessions"] == int(job_facts["Restarts"]) + 1 == 2
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
@@ -141,7 +141,7 @@ def test_srun_without_a_batch_script_runs_on_both_nodes(slurm, tmp_path):
 
 
 def test_a_batch_script_without_srun_warns_of_the_unused_tasks(slurm, tmp_path):
-    line = [sys.executable, "-m", "jaxdp", "train", "--workdir", "run", *TINY, "--mesh.cpu-devices", "4"]
+    line = [sys.executable, "-m", "jaxdp", "train", "--workdir", "run", *ONE_PHASE, "--mesh.cpu-devices", "4"]
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{shlex.join(line)}\n")
     job = Job(slurm, tmp_path / "job.sh", "--nodes=2", "--ntasks=2")
     job.wait_until(job.poll)

@@ -13,7 +13,8 @@ from jaxdp.records import TIMING, read_log
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 300  # seconds: a slow machine is no failure
 TINY = ["--config", str(Path(__file__).with_name("tiny_run.py"))]
-LONG = ["--epochs", "12", "--batch.0.until-epoch", "6"]  # 72 steps, so that it does not end before a signal
+ONE_PHASE = ["--config", str(Path(__file__).with_name("one_phase_run.py"))]
+LONG = ["--epochs", "24"]  # 96 steps of it, so that it does not end before a signal
 # A ResNet in place of its network:
 RESNET = ["--model.name", "resnet", "--model.depth", "18", "--model.width", "2", "--model.stem", "small"]
 CACHE_EVERYTHING = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -28,9 +29,9 @@ def place(rank, processes, port) -> dict[str, str]:
     }
 
 
-def launch(processes, workdir, *more, devices=None, restarts=0, command=(), environment=None, **options):
-    """`jaxdp launch` of the tiny run, with eight devices in total."""
-    command = command or ["train.py", "--workdir", str(workdir), *TINY, "--mesh.cpu-devices", str(devices or 8 // processes)]
+def launch(processes, workdir, *more, recipe=ONE_PHASE, devices=None, restarts=0, command=(), environment=None, **options):
+    """`jaxdp launch` of a recipe, with eight devices in total."""
+    command = command or ["train.py", "--workdir", str(workdir), *recipe, "--mesh.cpu-devices", str(devices or 8 // processes)]
     launcher = [sys.executable, "-m", "jaxdp", "launch", "--processes", str(processes), "--restarts", str(restarts), "--"]
     environment = os.environ | CACHE_EVERYTHING | (environment or {})
     pipe = subprocess.PIPE

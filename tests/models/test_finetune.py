@@ -20,7 +20,6 @@ from jaxdp.analysis.traffic import step_traffic
 from jaxdp.config import Data, Finetune, Mesh, Optimizer, Phase
 from jaxdp.data.augment import normalize
 from jaxdp.inference.load_run import load_run
-from jaxdp.loggers.plan_table import summary_table
 from jaxdp.losses import cross_entropy
 from jaxdp.models.torch_weights import to_torch_layout, torch_name
 from jaxdp.models.weights import named_tensors
@@ -31,7 +30,6 @@ from jaxdp.sizes import model_summary
 from jaxdp.training import loop
 from jaxdp.training.state import make_optimizer
 from jaxdp.training.step_compiler import StepCompiler, trace_train_step
-from jaxdp.validation import validate
 
 
 def finetuned(config, **changes):
@@ -177,24 +175,6 @@ def test_gradient_with_frozen_parts_equals_the_gradient_of_the_trained_parts(fro
     assert set(report["moments"]) == {name for name in gradient if name in stats}
 
 
-def test_frozen_network_equals_the_evaluated_network():
-    config = finetuned(step_config(), weights="any", frozen_stages=5)
-    model = models.create(config.model)
-    params, stats = initial_params(config)
-    images = jax.random.normal(jax.random.key(0), (4, 12, 12, 3))
-    frozen, (head,) = model.split_frozen(5)
-
-    def by_parts(x):
-        for part in frozen:
-            x, _ = model.apply_segment(params, stats, x, segment=part, train=False)
-        return model.apply_segment(params, stats, x, segment=head)
-
-    logits, moments = jax.jit(by_parts)(images)
-    whole = jax.jit(lambda x: model.apply(params, stats, x, train=False)[0])(images)
-    np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-6)
-    assert moments == {}
-
-
 @pytest.mark.parametrize("frozen_stages", [1, 2, 5])
 @pytest.mark.usefixtures("direct_convolutions")
 def test_frozen_parts_have_no_backward_pass_and_send_nothing(tiny_resnet, frozen_stages):
@@ -242,18 +222,8 @@ def test_head_multiplier_scales_the_learning_rate_of_the_classifier(tiny_resnet)
     ("changes", "model", "message"),
     [
         ({"frozen_stages": 1}, {}, "finetune.frozen_stages=1: requires finetune.weights"),
-        ({"frozen_stages": 6, "weights": "w"}, {}, "finetune.frozen_stages=6: must be"),
-        ({"head_multiplier": 0.0}, {}, "finetune.head_multiplier=0.0: must be"),
         ({"digest": "0123456789abcdef"}, {}, "finetune.digest='0123456789abcdef': it is of parameters that are not given"),
-        ({"weights": "missing"}, {}, "finetune.weights=.*missing': file not found"),
         ({"weights": "w"}, {"width": 8}, "it has the width 4, but model.width is 8; use --model.width 4, or other weights"),
-        ({"weights": "w"}, {"stem": "imagenet"}, "it has the stem 'small', but model.stem is 'imagenet'"),
-        (
-            {"weights": "w"},
-            {"classifier_bias": "class_frequency"},
-            "model.classifier_bias='class_frequency': not used: the run ",
-        ),
-        ({"weights": "w"}, {"depth": 50}, "it has the depth 18, but model.depth is 50; use --model.depth 18"),
     ],
 )
 def test_train_with_invalid_finetuning_raises_one_line(tiny_resnet, tmp_path, changes, model, message):
@@ -265,22 +235,3 @@ def test_train_with_invalid_finetuning_raises_one_line(tiny_resnet, tmp_path, ch
         train(config, tmp_path / "run")
     assert len(str(error.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_classifier_bias_with_the_classifier_of_the_file_is_refused_where_the_data_state_the_classes(tiny_resnet, tmp_path):
-    file, _ = write_tiny_weights(tmp_path / "w.safetensors", 6)
-    model = dataclasses.replace(tiny_resnet.model, classes=None, classifier_bias="class_frequency")
-    config = dataclasses.replace(finetuned(tiny_resnet, weights=file), model=model)
-    pair = [(np.zeros((24, 16, 16, 3), np.uint8), np.arange(24) % 6)] * 2
-    message = rf"^model.classifier_bias='class_frequency': not used: the run starts with the classifier of {file}; omit it"
-    with pytest.raises(ConfigError, match=message):
-        train(config, tmp_path / "run", datasets=pair)
-
-
-def test_plan_without_the_weights_file_describes_finetuning(tiny_resnet):
-    config = validate(finetuned(tiny_resnet, weights="not-here.safetensors", frozen_stages=3, head_multiplier=10.0))
-    table = summary_table(make_plan(config, examples=50, devices=4), "4", model_summary(config))
-    rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
-    assert rows["fine-tuning"] == (
-        "from not-here.safetensors, the stem and 2 stages frozen, learning rate of the classifier times 10"
-    )

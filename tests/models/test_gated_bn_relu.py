@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
-from jaxdp.models.squeeze_excitation import mean_over_positions, reduced_channels, squeeze
+from jaxdp.models.squeeze_excitation import mean_over_positions, squeeze
 from jaxdp.parallel.mesh import AXES, make_mesh
 
 SHAPE = (16, 5, 4, 8)
@@ -107,8 +107,3 @@ def test_synchronized_over_devices_equals_the_whole_batch():
     mapped = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=(*specs, rows), out_specs=specs))
     x, weights, *others = mapped(x, tuple(weights), gate, shortcut, cotangent)
     assert_equal(([(x, *weights)], *others), wanted)
-
-
-@pytest.mark.parametrize(("channels", "reduced"), [(16, 8), (64, 8), (192, 16), (256, 16), (512, 32), (2048, 128)])
-def test_squeeze_reduces_to_a_sixteenth_in_whole_eighths(channels, reduced):
-    assert reduced_channels(channels) == reduced

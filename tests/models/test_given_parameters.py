@@ -96,15 +96,6 @@ def same(found, expected):
     return {name for name, tensor in expected.items() if name in found and np.array_equal(found[name], tensor)}
 
 
-@pytest.mark.parametrize("kind", NETS)
-def test_run_starts_from_the_tensors_of_a_file(tiny, tmp_path, start, kind):
-    tensors = flax_tensors(kind)
-    save_file(tensors, tmp_path / "w.safetensors")
-    found, line = start(with_net(tiny, kind, weights=str(tmp_path / "w.safetensors")))
-    assert same(found, tensors) == found.keys()
-    assert line == f"starting from {tmp_path / 'w.safetensors'} ({len(tensors)} of the model's {len(tensors)} tensors)"
-
-
 @pytest.mark.parametrize("kind", ["linen_stages", "nnx"])
 def test_tensors_that_the_model_or_the_file_lacks_are_listed_and_a_classifier_for_other_classes_is_new(
     tiny, tmp_path, start, kind
@@ -141,12 +132,8 @@ HEAD, NORM = HEADS["linen"], "batch_stats/net/blocks_0/BatchNorm_0/"
     ("changed", "message"),
     [
         (change(f"{HEAD}kernel", np.ones((5, 6), np.float32)), rf"{HEAD}kernel has shape \(5, 6\), but that of the model"),
-        (change(f"{NORM}mean", np.ones(5, np.int32)), f"{NORM}mean has dtype I32; convert it to one of"),
-        (change(f"{NORM}mean", np.full(5, np.nan, np.float32)), f"{NORM}mean has values that are not finite"),
         (change(f"{NORM}var", np.full(5, -1, np.float32)), f"{NORM}var has a negative variance"),
-        (lambda _: {"conv1.weight": np.ones(3, np.float32)}, "no names of jaxdp: the file has tensors such as 'conv1"),
         (lambda _: {"params/net/x": np.ones(3, np.float32)}, "no tensor has a name of the model's: there is 'params"),
-        (lambda _: {}, "no names of jaxdp: the file has no tensors"),
     ],
 )  # fmt: skip
 def test_unusable_file_is_refused_in_one_line_before_the_run_has_a_directory(tiny, tmp_path, changed, message):
@@ -232,11 +219,7 @@ def test_run_from_given_parameters_resumes_exactly_with_them_and_without(tiny, t
     ("given", "message"),
     [
         (lambda: {"kernel": np.ones(3)}, "initial_params: a mapping with 'kernel' is not a tree of "),
-        (lambda: np.ones(3), "initial_params: an? .*ndarray.* is not a tree of parameters"),
-        (lambda: {"params": {}}, "initial_params: there are no tensors"),
         (lambda: {"params": {"kernel": np.ones((2, 6))}}, r"initial_params: params/net/kernel has shape \(2, 6\), but"),
-        (lambda: {"params": {"kernel": np.ones((768, 6), int)}}, "initial_params: params/kernel has dtype int64; convert it"),
-        (lambda: {"params": {"bias": np.full(6, np.inf)}}, "initial_params: params/bias has values that are not finite"),
     ],
 )  # fmt: skip
 def test_unusable_initial_params_are_refused_in_one_line(tiny, tmp_path, given, message):
@@ -244,16 +227,3 @@ def test_unusable_initial_params_are_refused_in_one_line(tiny, tmp_path, given, 
         train(tiny, tmp_path / "run", initial_params=given())
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_initial_params_beside_a_file_or_its_digest_alone_are_refused(tiny, tmp_path):
-    for finetuned, given, message in (
-        (Finetune(weights="w"), {"params": {}}, r"initial_params: finetune.weights \(.*w\) gives initial parameters too"),
-        (
-            Finetune(digest="0123456789abcdef"),
-            None,
-            "finetune.digest='0123456789abcdef': it is of parameters that are not given",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            train(dataclasses.replace(tiny, finetune=finetuned), tmp_path, initial_params=given)

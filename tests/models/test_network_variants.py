@@ -1,10 +1,8 @@
 """Squeeze-and-excitation, BlurPool, drop-path and ResNet-D in whole networks."""
 
-import dataclasses
 import json
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,18 +13,13 @@ from safetensors.numpy import load_file, save_file
 
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
-from jaxdp.config import Config, Finetune, Model
-from jaxdp.inference.export import _architecture_warnings, _blur_warnings
+from jaxdp.config import Model
 from jaxdp.models import resnet, weights
-from jaxdp.models.finetune import read_weights
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.models.summary import summary
 from jaxdp.models.torch_weights import COUNTER, to_torch
-from jaxdp.registration import register_model
-from jaxdp.validation import validate
 
 FORMS = ["activations", "convolutions", "convolutions_and_pool"]
-WRAPPED = ("conv1", "conv2", "downsample.0")  # of strided blocks, as FFCV and Composer wrap them
 
 
 @pytest.fixture
@@ -102,9 +95,6 @@ def test_form_d_equals_numpy_in_float64_and_goes_back_unchanged(two_blocks, tmp_
     [
         {"stem": "deep", "shortcut": "pooled", "squeeze_excitation": True, "batch_norm": "folded"},
         {"squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
-        pytest.param({"blur_pool": "convolutions", "drop_path": 0.5, "batch_norm": "folded"}, marks=pytest.mark.slow),
-        pytest.param({"blur_pool": "convolutions_and_pool", "remat": True, "drop_path": 0.5}, marks=pytest.mark.slow),
-        pytest.param({"squeeze_excitation": True, "batch_norm": "folded"}, marks=pytest.mark.slow),
         pytest.param({"drop_path": 0.5, "batch_norm": "folded", "remat": True}, marks=pytest.mark.slow),
     ],
     ids=lambda variant: ", ".join(variant),
@@ -178,17 +168,6 @@ def test_file_states_its_form_and_flags_state_it_for_others(two_blocks, tmp_path
         weights.read(theirs)
 
 
-def test_architecture_in_timms_metadata_states_the_form(two_blocks, tmp_path):
-    tensors = torch_layout.random_tensors(1, (1, 1), False, width=16, classes=6)
-    for architecture, form in (("resnetblur18", "activations"), ("resnet18", "none")):
-        save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps({"architecture": architecture})})
-        (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
-        assert weights.read(tmp_path / "w.safetensors", blur_pool="convolutions").model.blur_pool == form
-    save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps({"architecture": "resnetaa50"})})
-    with pytest.raises(ConfigError, match="its metadata names the architecture 'resnetaa50'"):
-        weights.read(tmp_path / "w.safetensors")
-
-
 def test_file_without_a_form_says_which_one_was_taken_and_predict_and_evaluate_take_another(two_blocks, tmp_path, capsys):
     tensors = torch_layout.random_tensors(1, (1, 1), False, width=16, classes=6)
     theirs, image = tmp_path / "w.safetensors", tmp_path / "val/0/image.png"
@@ -220,74 +199,3 @@ def test_file_without_a_form_says_which_one_was_taken_and_predict_and_evaluate_t
         with pytest.raises(SystemExit):
             main.main([*command, "--model.blur-pool", "activations"])
         assert message in capsys.readouterr().err
-
-
-def test_fine_tuning_needs_the_network_of_the_file(two_blocks, tmp_path, tiny_resnet):
-    tensors = torch_layout.random_tensors(1, (1, 1), False, width=4, classes=6, stem=3, excitation=True)
-    save_file(tensors, tmp_path / "w.safetensors")
-    finetune = dataclasses.replace(tiny_resnet.finetune, weights=str(tmp_path / "w.safetensors"))
-    config = dataclasses.replace(tiny_resnet, finetune=finetune)
-    with pytest.raises(ConfigError, match=r"has the squeeze_excitation True.*use --model.squeeze-excitation, or other weights"):
-        read_weights(config)
-    blurred = dataclasses.replace(config.model, squeeze_excitation=True, blur_pool="activations")
-    assert read_weights(dataclasses.replace(config, model=blurred))[1].model.blur_pool == "activations"
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            Config(model=Model(blur_pool="convolutions_and_pool", stem="small")),
-            r"^model.blur_pool='convolutions_and_pool': model.stem='small' has no max pooling; use --model.blur-pool convolu",
-        ),
-        (
-            Config(model=Model(drop_path=0.1), finetune=Finetune(weights="w.safetensors", frozen_stages=5)),
-            r"^model.drop_path=0.1: not used: finetune.frozen_stages=5 freezes all blocks; omit it, or freeze fewer stages$",
-        ),
-        (Config(model=Model(drop_path=1.0)), r"^model.drop_path=1.0: must be less than 1$"),
-    ],
-)
-def test_options_without_effect_are_refused_in_one_line(config, message):
-    with pytest.raises(ConfigError, match=message):
-        validate(config)
-
-
-@pytest.mark.parametrize(
-    "change", [{"shortcut": "pooled"}, {"drop_path": 0.1}, {"squeeze_excitation": True}, {"blur_pool": "activations"}]
-)
-def test_registered_network_receives_the_options_or_refuses_them(change):
-    config = Model(name="mine", classes=3, **change)
-    received = []
-    register_model("mine", lambda model: received.append(model) or nn.Dense(model.classes))
-    models.create(config)
-    assert received == [config]
-    for registered, words in ((nn.Dense(3), "a module"), (Classes, "a class that takes the number of classes")):
-        register_model("mine", registered)
-        with pytest.raises(
-            ConfigError, match=f"^model.{next(iter(change))}=.*: not used: 'mine' is registered as {words}, which"
-        ):
-            models.create(config)
-
-
-class Classes(nn.Module):
-    classes: int
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(self.classes)(images.mean((1, 2)))
-
-
-def test_export_says_which_network_of_a_library_is_the_same(tiny_resnet):
-    def warnings(format, **change):
-        config = dataclasses.replace(tiny_resnet, model=Model(depth=50, classes=6, **change))
-        return [*_architecture_warnings(config, format), *_blur_warnings(config, format)]
-
-    assert warnings("timm", squeeze_excitation=True) == []
-    assert "seresnet50 of torchvision cannot load the file unchanged" in warnings("torchvision", squeeze_excitation=True)[0]
-    assert warnings("timm", stem="deep", shortcut="pooled") == warnings("timm", stem="deep") == []
-    assert "resnet50d of torchvision cannot load" in warnings("torchvision", stem="deep", shortcut="pooled")[0]
-    assert "which timm's avg_down=True does" in warnings("timm", shortcut="pooled")[0]
-    assert "load the file with BlurPool (resnetblur50)" in warnings("timm", blur_pool="activations")[0]
-    for format in ("timm", "torchvision"):
-        (warning,) = warnings(format, blur_pool="convolutions")
-        assert f"{format} has no network with this BlurPool (model.blur_pool 'convolutions')" in warning

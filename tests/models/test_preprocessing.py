@@ -11,14 +11,12 @@ from helpers import torch_layout
 from helpers.images import encode, noise, smooth_image
 from helpers.saved_run import save_run
 from PIL import Image
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import jaxdp
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
-from jaxdp.config import Config, Data, Preprocessing
-from jaxdp.evaluation_size import evaluation_share
+from jaxdp.config import Data, Preprocessing
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import weights_config
@@ -103,16 +101,6 @@ def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
     assert preprocessing.describe(stated) == words
 
 
-@pytest.mark.parametrize(("fields", "share"), [({"eval_crop": 0.875}, 0.875), ({"eval_resize": 40}, 0.8)])
-def test_preprocessing_by_area_keeps_its_crop(fields, share):
-    config = Config(data=Data(source="given", image_size=32, eval_interpolation="area", **fields))
-    stated = preprocessing.checked(preprocessing.as_dict(preprocessing.of_run(config, 127.5, 51.0)))
-    assert (stated.eval_crop, stated.eval_resize) == (share, None)
-    again = dataclasses.replace(config, data=preprocessing.with_preprocessing(Data(source="given"), stated))
-    assert evaluation_share(again) == share
-    assert preprocessing.describe(stated).startswith(f"evaluated at 32x32 from the central {share} of the short side, area, ")
-
-
 def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     for document in (dataclasses.asdict(tiny), {"architectures": ["ResNetForImageClassification"], "mean": "none"}, {}, []):
@@ -124,16 +112,10 @@ def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     ("change", "reason"),
     [
         ({"crop_mode": "squash"}, "crop_mode is 'squash', not 'center'"),
-        ({"interpolation": "random"}, "data.eval_interpolation='random': must be 'bilinear', 'bicubic' or 'area'"),
         ({"input_size": [3, 32, 40]}, "input_size is 32x40, not square"),
-        ({"input_size": 32}, r"input_size is 32, not \[3, height, width\]"),
         ({"input_size": [1, 32, 32]}, r"input_size is \[1, 32, 32\], not \[3, height, width\]"),
-        ({"test_input_size": [3, 32, 40]}, "test_input_size is 32x40, not square"),
         ({"input_size": None}, "input_size is null"),
-        ({"interpolation": None}, "interpolation is null"),
-        ({"crop_pct": None}, "crop_pct is null"),
         ({"mean": [0.5]}, r"data.mean=\(0.5,\): must be three numbers"),
-        ({"crop_pct": "large"}, "data.eval_crop='large': must be a valid number"),
     ],
 )
 def test_preprocessing_that_cannot_be_followed_is_refused_in_one_line(tensors, tmp_path, change, reason):
@@ -142,18 +124,6 @@ def test_preprocessing_that_cannot_be_followed_is_refused_in_one_line(tensors, t
     with pytest.raises(ConfigError, match=expected) as raised:
         preprocessing.of_file(tmp_path / "w.safetensors")
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("stated", [[], None, "resnet50", 7])
-@pytest.mark.parametrize("place", ["metadata", "config.json"])
-def test_statement_that_is_no_object_is_refused_in_one_line(tensors, tmp_path, stated, place):
-    save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps(stated)} if place == "metadata" else {})
-    if place == "config.json":
-        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": stated}))
-    with pytest.raises(ConfigError) as raised:
-        preprocessing.of_file(tmp_path / "w.safetensors")
-    text = json.dumps(stated)
-    assert f" cannot be used: pretrained_cfg is {text}, not an object; correct or remove that statement" in str(raised.value)
 
 
 def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, capsys):
@@ -170,21 +140,6 @@ def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, cap
     with pytest.raises(SystemExit):
         main.main(["import", str(file), "--output", str(ours), "--overwrite", "--data.eval-size", "2"])
     assert "data.eval_size=2: must be greater than or equal to 8" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("stated", "size"), [({"image_size": 32}, 32), ({"image_size": 32, "eval_size": 40}, 40)])
-def test_file_of_an_earlier_version_with_an_image_size_is_read(tensors, tmp_path, stated, size):
-    save_file(tensors, tmp_path / "w.safetensors", metadata={"preprocessing": json.dumps(stated)})
-    assert preprocessing.of_file(tmp_path / "w.safetensors") == Preprocessing(eval_size=size)
-
-
-def test_import_of_a_file_that_states_nothing_stores_nothing(tensors, tmp_path, capsys):
-    save_file(tensors, tmp_path / "plain.safetensors")
-    main.main(["import", str(tmp_path / "plain.safetensors"), "--output", str(tmp_path / "ours.safetensors")])
-    assert "no preprocessing stated" in capsys.readouterr().out
-    with safe_open(tmp_path / "ours.safetensors", "numpy") as opened:
-        assert "preprocessing" not in opened.metadata()
-    assert weights_config(tmp_path / "ours.safetensors").data.eval_crop == 0.875
 
 
 def test_predictions_of_weights_are_those_of_published_preprocessing(file, tensors, pictures, tmp_path, capsys):
@@ -216,32 +171,6 @@ def test_evaluation_of_weights_counts_as_their_published_preprocessing(file, ten
     assert "evaluated at 40x40 from a short side of 40, bicubic" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("stated", "flags", "side"),
-    [
-        (SMALL, ["--data.eval-resize", "44"], 44),
-        (None, ["--data.eval-resize", "232"], 232),
-        (None, ["--data.eval-crop", "0.5"], 448),
-    ],
-)
-def test_flag_of_an_evaluation_replaces_either_form_of_the_files_resize(
-    stated, flags, side, tensors, pictures, tmp_path, capsys
-):
-    metadata = {} if stated is None else {"pretrained_cfg": json.dumps(stated)}
-    save_file(tensors, tmp_path / "w.safetensors", metadata)
-    images = ["--data.source", "folder", "--data.directory", str(pictures)]
-    main.main(["evaluate", "--weights", str(tmp_path / "w.safetensors"), *images, *flags])
-    assert f" from a short side of {side}, " in capsys.readouterr().out
-
-
-def test_flag_of_an_evaluation_replaces_an_imported_resize(file, pictures, tmp_path, capsys):
-    ours = str(tmp_path / "ours.safetensors")
-    main.main(["import", str(file), "--output", ours, "--data.eval-resize", "44"])
-    flags = ["--data.source", "folder", "--data.directory", str(pictures), "--data.eval-crop", "0.5"]
-    main.main(["evaluate", "--weights", ours, *flags])
-    assert " from a short side of 80, " in capsys.readouterr().out
-
-
 def test_flag_of_an_evaluation_replaces_the_resize_of_the_run(tiny_resnet, pictures, tmp_path, capsys):
     data = Data(source="folder", directory=str(pictures), image_size=16, eval_crop=0.8, train_split="val")
     config = dataclasses.replace(tiny_resnet, data=data, model=dataclasses.replace(tiny_resnet.model, classes=6))
@@ -255,36 +184,6 @@ def test_flag_of_an_evaluation_replaces_the_resize_of_the_run(tiny_resnet, pictu
     with pytest.raises(SystemExit):
         main.main([*flags, "--data.eval-crop", "0.9"])
     assert "data.eval_crop=0.9: not possible with data.eval_resize (48)" in capsys.readouterr().err
-
-
-def test_evaluation_on_generated_images_blames_only_flags(tmp_path, capsys):
-    save_file(torch_layout.random_tensors(1, (1, 1), False, width=4, classes=10), tmp_path / "w.safetensors")
-    command = ["evaluate", "--weights", str(tmp_path / "w.safetensors"), "--data.source", "digits", "--data.image-size", "32"]
-    main.main(command)
-    assert "evaluated at 32x32 from a short side of 32, bilinear" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main.main([*command, "--data.eval-crop", "0.9"])
-    assert "data.eval_crop=0.9: not used with data.source='digits'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["evaluate", "--workdir", "runs/a"], "--weights='w.safetensors': not possible with --workdir; give one of them"),
-        (["predict", "--checkpoint", "best", "a.png"], "--weights='w.safetensors': not possible with --checkpoint"),
-        (["evaluate"], "--weights='w.safetensors': file not found"),
-    ],
-)
-def test_weights_in_place_of_a_run(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        main.main([*arguments, "--weights", "w.safetensors"])
-    assert message in capsys.readouterr().err
-
-
-def test_preprocessing_flags_need_weights(capsys):
-    with pytest.raises(SystemExit):
-        main.main(["predict", "--workdir", "runs/a", "--data.eval-size", "48", "a.png"])
-    assert "--data.eval-size=48: not used without --weights; omit it" in capsys.readouterr().err
 
 
 def test_exported_weights_are_evaluated_as_their_run(tiny_resnet, tmp_path):

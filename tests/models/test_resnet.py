@@ -10,7 +10,6 @@ import pytest
 from jaxdp import models
 from jaxdp.config import Model
 from jaxdp.models import resnet
-from jaxdp.models.batch_norm import Fusion
 from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm
 from jaxdp.models.summary import summary
 
@@ -90,10 +89,6 @@ def test_summary_of_resnet_50_equals_published_parameters_and_macs():
     }
 
 
-def test_summary_macs_do_not_depend_on_dtype():
-    assert summary(Model(classes=9, dtype="bfloat16"), (32, 32, 3)) == summary(Model(classes=9), (32, 32, 3))
-
-
 @pytest.mark.parametrize(
     ("depth", "stem", "size"), [(TWO_BLOCKS, "small", 8), pytest.param(50, "imagenet", 32, marks=pytest.mark.slow)]
 )
@@ -102,6 +97,7 @@ def test_both_convolutions_agree_in_logits_moments_and_gradients(monkeypatch, de
 
     8x8 images give the two blocks maps of 4x4, which are products of patches, and a 1x1 convolution.
     """
+    monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1, 1))
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, size, size, 3)), jnp.float32)
     results = []
     for convolution in ("direct", "product"):
@@ -173,32 +169,3 @@ def test_bfloat16_model_convolves_in_bfloat16():
     jaxpr = jax.make_jaxpr(lambda *trees: model.apply(*trees, jnp.ones((2, 8, 8, 3)), train=True)[0])(params, stats)
     kinds = {str(e.invars[0].aval.dtype) for e in jaxpr.jaxpr.eqns if e.primitive.name == "conv_general_dilated"}
     assert kinds == {"bfloat16"}
-
-
-def test_batch_norm_equals_flax_in_training_and_evaluation():
-    x = jnp.asarray(np.random.default_rng(1).normal(2.0, 3.0, (16, 5, 5, 7)), jnp.float32)
-    scale, bias = jnp.linspace(0.5, 2, 7), jnp.linspace(-1, 1, 7)
-    mean, var = jnp.linspace(-2, 2, 7), jnp.linspace(0.1, 3, 7)
-    variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": mean, "var": var}}
-    for train in (True, False):
-        ours = BatchNorm(train=train).apply(variables, x, mutable=["moments"])[0].plus(0.0, Fusion())
-        peer = nn.BatchNorm(use_running_average=not train, epsilon=1e-5).apply(variables, x, mutable=["batch_stats"])[0]
-        np.testing.assert_allclose(ours, peer, rtol=1e-4, atol=1e-5)
-
-
-def test_moments_are_mean_and_mean_square():
-    x = np.random.default_rng(1).normal(2.0, 3.0, (16, 5, 5, 7))
-    module = BatchNorm(train=True)
-    variables = module.init(jax.random.key(0), jnp.asarray(x, jnp.float32))
-    _, changed = module.apply(variables, jnp.asarray(x, jnp.float32), mutable=["moments"])
-    np.testing.assert_allclose(changed["moments"]["mean"], x.mean((0, 1, 2)), rtol=1e-5)
-    np.testing.assert_allclose(changed["moments"]["square"], (x**2).mean((0, 1, 2)), rtol=1e-5)
-
-
-def test_evaluation_does_not_depend_on_the_rest_of_the_batch():
-    model, params, stats = initialize(Model(depth=TWO_BLOCKS, width=4, classes=3))
-    images = jnp.asarray(np.random.default_rng(2).normal(size=(4, 32, 32, 3)), jnp.float32)
-    params = jax.tree.map(lambda p: p + 0.1, params)
-    apply = jax.jit(lambda images: model.apply(params, stats, images, train=False)[0])
-    whole, alone = apply(images), apply(images[2:3])
-    np.testing.assert_allclose(whole[2:3], alone, rtol=1e-4, atol=1e-5)

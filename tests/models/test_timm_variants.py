@@ -1,4 +1,4 @@
-"""timm's ResNets with squeeze-and-excitation, with BlurPool and of form D, against jaxdp with the same weights."""
+"""timm's ResNets, plain, with squeeze-and-excitation, with BlurPool and of form D, against jaxdp with the same weights."""
 
 import dataclasses
 import json
@@ -17,7 +17,8 @@ from jaxdp.models.drop_path import block_rate, branch_factor
 from jaxdp.models.torch_weights import to_torch
 
 pytestmark = pytest.mark.slow
-NETWORKS = {
+NETWORKS = {f"resnet{depth}": {"depth": depth} for depth in (18, 34, 50, 101, 152)}
+NETWORKS |= {
     "seresnet18": {"depth": 18, "squeeze_excitation": True},
     "seresnet50": {"depth": 50, "squeeze_excitation": True},
     "resnetblur18": {"depth": 18, "blur_pool": "activations"},

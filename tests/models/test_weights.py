@@ -3,19 +3,15 @@
 import argparse
 import io
 import json
-import os
-import pickle
 import re
 import zipfile
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import torch_layout
 from helpers.saved_run import STEPS, save_run
-from safetensors.flax import save_file as save_as_jax
 from safetensors.numpy import load_file, save_file
 
 from jaxdp import ConfigError, models
@@ -23,7 +19,7 @@ from jaxdp.cli import main
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
 from jaxdp.models import resnet, weights
-from jaxdp.models.torch_weights import to_torch, to_torch_layout, torch_name
+from jaxdp.models.torch_weights import to_torch_layout, torch_name
 
 SIZES = {"width": 4, "classes": 6}
 BASIC, BOTTLENECK = ((1, 1), False), ((1, 1), True)
@@ -102,47 +98,20 @@ def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet,
     assert load_file(file).keys() == tensors.keys() | steps.keys()
 
 
-def test_read_half_precision_file_converts_exactly(tmp_path):
-    tensors = torch_layout.random_tensors(2, *BASIC, **SIZES)
-    read = weights.read(write(tmp_path / "w.safetensors", {name: value.astype(np.float16) for name, value in tensors.items()}))
-    np.testing.assert_array_equal(read.params["fc_bias"], tensors["fc.bias"].astype(np.float16).astype(np.float32))
-    short = {name: jnp.asarray(value, jnp.bfloat16) for name, value in tensors.items()}
-    save_as_jax(short, tmp_path / "b.safetensors")
-    read = weights.read(tmp_path / "b.safetensors")
-    np.testing.assert_array_equal(read.params["fc_bias"], short["fc.bias"].astype(jnp.float32))
-
-
 @pytest.mark.parametrize(
     ("change", "flags", "message"),
     [
-        ({}, ["--depth", "50"], "--depth=50: .* has depth 18; give another file"),
-        ({}, ["--classes", "7"], "--classes=7: .* has classes 6"),
         ({}, ["--stem", "small"], "--stem='small': .* has stem 'imagenet'"),
         ({"fc.bias": None}, [], "no classifier bias 'fc.bias'"),
         ({"layer2.0.bn1.weight": None}, [], "1 missing tensor 'layer2.0.bn1.weight', for a ResNet-18"),
-        ({"aux.weight": np.zeros(2, np.float32)}, [], "1 unexpected tensor 'aux.weight', for a ResNet-18"),
         ({"n_averaged": np.array(3)}, [], "'n_averaged', for a ResNet-18; .* alone: remove the tensors that it works without"),
-        ({"layer5.0.conv1.weight": np.zeros(2, np.float32)}, [], "basic blocks match no ResNet"),
         ({"layer3.0.conv1.weight": np.zeros(2, np.float32)}, [], r"stages of \(1, 1, 1\) basic blocks match no ResNet"),
         ({"bn1.bias": np.zeros(5, np.float32)}, [], r"bn1.bias has shape \(5,\), expected \(4,\)"),
         ({"conv1.weight": np.zeros((4, 3, 5, 5), np.float32)}, [], "unknown stem: .*; give a 7x7 or 3x3 stem"),
-        ({"conv1.weight": np.zeros(4, np.float32)}, [], "unknown stem: .*; give a 7x7 or 3x3 stem"),
         ({"conv1.weight": None}, [], "the file has tensors such as 'bn1.bias'; give torchvision's"),
         ({"bn1.bias": np.full(4, np.nan, np.float32)}, [], "bn1.bias has values that are not finite"),
-        ({"bn1.bias": np.full(4, 1e300)}, [], "bn1.bias has values that are not finite"),
         ({"bn1.bias": np.zeros(4, np.int32)}, [], "bn1.bias has dtype I32; convert it to one of F32, F16, BF16, F64"),
         ({"bn1.running_var": np.full(4, -1e-3, np.float32)}, [], "bn1.running_var has a negative variance"),
-        ({"fc.bias": np.zeros(0, np.float32)}, [], "no classifier bias 'fc.bias'"),
-        (
-            {"layer2.0.conv1.weight": None, "layer1.1.conv1.weight": np.zeros(1, np.float32)},
-            [],
-            "match no ResNet of depth 18, 34, 50, 101, 152",
-        ),
-        (
-            {"conv1.weight": None, "conv1.conv.weight": np.zeros(1, np.float32)},
-            [],
-            "the file has tensors such as 'conv1.conv.weight'",
-        ),
         ({"module.epoch": np.zeros(1, np.float32)}, [], "unexpected tensor.*'module.epoch'"),
     ],
 )
@@ -168,11 +137,7 @@ def zipped(name: str) -> bytes:
     [
         ("none.safetensors", None, "file not found"),
         ("text.safetensors", b"no tensors at all", "not a safetensors file"),
-        ("cut.safetensors", b"\x90\x00\x00\x00\x00\x00\x00\x00{", "not a safetensors file"),
         ("empty.safetensors", b"", "not a safetensors file"),
-        ("garbage.pth", b"garbage of some length", "not a safetensors file"),
-        ("photos.zip", zipped("photo.jpg"), "not a safetensors file"),
-        ("old.pth", pickle.dumps({}, 2), "the file is a pickle"),
         ("renamed.safetensors", zipped("archive/data.pkl"), "the file is a pickle"),
     ],
 )
@@ -181,20 +146,6 @@ def test_read_of_another_format_is_rejected(tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         weights.read(tmp_path / name)
-
-
-def test_read_pickle_suggests_conversion_to_unused_file_name(tmp_path):
-    file = tmp_path / "resnet50.pth"
-    file.write_bytes(zipped("archive/data.pkl"))
-    for free in ("resnet50.safetensors", "resnet50-2.safetensors"):
-        with pytest.raises(ConfigError) as raised:
-            weights.read(file)
-        first, *code = str(raised.value).splitlines()
-        assert "the file is a pickle, and reading it could run code" in first
-        assert f"  loaded = torch.load({str(file)!r}, map_location='cpu', weights_only=True)" in code
-        assert code[-1].endswith(f", {str(tmp_path / free)!r})")
-        compile("\n".join(line.strip() for line in code), "code", "exec")
-        (tmp_path / free).touch()
 
 
 def test_digest_depends_on_weights_only(tmp_path):
@@ -234,12 +185,6 @@ def test_read_removes_wrapper_prefix_and_notes_it(tmp_path, capsys, prefix):
             {"val_acc.tp": np.zeros(6), "criterion.weight": np.ones(6, np.float16)},
             "2 tensors without it left out: 'criterion.weight', 'val_acc.tp'",
         ),
-        (
-            "model.",
-            {f"metric.{n}": np.zeros(1) for n in range(12)},
-            "12 tensors without it left out: 'metric.0', 'metric.1', 'metric.10', 'metric.11', 'metric.2', 'metric.3', "
-            "'metric.4', 'metric.5', 'metric.6', 'metric.7' and 2 more",
-        ),
     ],
 )
 def test_tensors_beside_the_network_are_left_out_and_named(tmp_path, capsys, prefix, foreign, note):
@@ -261,69 +206,11 @@ def test_two_networks_in_a_file_are_refused(tmp_path, other):
         weights.read(write(tmp_path / "w.safetensors", both))
 
 
-def test_an_unknown_tensor_within_the_network_is_refused_with_a_prefix_too(tmp_path):
-    tensors = torch_layout.random_tensors(1, *BASIC, **SIZES) | {"layer1.0.attention.weight": np.zeros(1)}
-    file = write(tmp_path / "w.safetensors", {f"module.{name}": value for name, value in tensors.items()})
-    with pytest.raises(ConfigError, match=r"1 unexpected tensor 'layer1.0.attention.weight', for a ResNet-18; give a file of"):
-        weights.read(file)
-
-
 def test_read_float64_rounds_and_notes_it(tmp_path):
     tensors = {name: value.astype(np.float64) + 1e-9 for name, value in torch_layout.random_tensors(2, *BASIC, **SIZES).items()}
     read = weights.read(write(tmp_path / "w.safetensors", tensors))
     np.testing.assert_array_equal(read.params["fc_bias"], tensors["fc.bias"].astype(np.float32))
     assert read.notes == ("rounded from float64 to float32", UNSTATED)
-
-
-def test_import_respects_umask_and_leaves_other_files_alone(tmp_path):
-    file = write(tmp_path / "w.safetensors", torch_layout.random_tensors(1, *BASIC, **SIZES))
-    mine = tmp_path / "out.safetensors.tmp"
-    mine.write_text("mine")
-    before = os.umask(0o027)
-    try:
-        weights.import_file(file, tmp_path / "out.safetensors")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "out.safetensors").stat().st_mode & 0o777 == 0o640
-    assert mine.read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.safetensors", "out.safetensors.tmp", "w.safetensors"]
-
-
-DEPTHS = {18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False), 50: ((3, 4, 6, 3), True)}
-DEPTHS |= {101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_logits_equal_pytorch_after_import_and_export(tmp_path, monkeypatch, depth):
-    """float32, evaluation, random weights and statistics; ours read from its file, and it loads what ours writes."""
-    torch = pytest.importorskip("torch")
-    for number, (blocks, _) in DEPTHS.items():
-        monkeypatch.setitem(resnet.BLOCKS, number, blocks)
-    images = random_images(depth, 2, 96)
-    peer = torch_layout.torch_network(*DEPTHS[depth])
-    tensors = torch_layout.random_tensors(depth, *DEPTHS[depth])
-    peer.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()}, strict=True)
-
-    def peers_logits():
-        with torch.no_grad():
-            return peer.eval()(torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))).numpy()
-
-    def assert_equal(ours, theirs, which):
-        assert np.abs(theirs).max() > 0.3
-        print(f"ResNet-{depth} {which}: {np.abs(ours - theirs).max():.2e} of {np.abs(theirs).max():.2f}")
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-
-    state = {name: value.numpy() for name, value in peer.state_dict().items()}
-    read = weights.read(write(tmp_path / "theirs.safetensors", state))
-    assert (read.model.depth, read.model.width, read.model.stem, read.model.classes) == (depth, 64, "imagenet", 1000)
-    assert_equal(jaxdp_logits(read, images), peers_logits(), "in")
-
-    other = torch_layout.random_tensors(depth + 1, *DEPTHS[depth])
-    mine = weights.read(write(tmp_path / "others.safetensors", other))
-    out = to_torch(weights.named_tensors(mine.params, mine.batch_stats), steps=3)
-    peer.load_state_dict({name: torch.from_numpy(value) for name, value in out.items()}, strict=True)
-    assert_equal(jaxdp_logits(mine, images), peers_logits(), "out")
 
 
 def torch_checkpoints(torch, network):

@@ -214,26 +214,6 @@ def test_build_optimizer_with_changing_rate_and_momentum_equals_float64_referenc
             weights[key] = weight + expected
 
 
-PEERS = {
-    "adamw": lambda mask: optax.adamw(0.1, b1=0.9, b2=0.99, eps=1e-6, weight_decay=0.01, mask=mask),
-    "lamb": lambda mask: optax.lamb(0.1, b1=0.9, b2=0.99, eps=1e-6, weight_decay=0.01, mask=mask),
-}
-
-
-@pytest.mark.parametrize("name", list(PEERS))
-def test_optimizer_with_constant_momentum_equals_optax(name):
-    random = np.random.default_rng(3)
-    params = {key: tensor for key, tensor in tree_of(random).items() if name == "adamw" or tensor.ndim > 1}
-    ours = build_optimizer(Optimizer(name=name, weight_decay=0.01, beta2=0.99, adam_eps=1e-6), 0.1, 0.9)
-    peer = PEERS[name](jax.tree.map(lambda p: p.ndim > 1, params))
-    state, peer_state = ours.init(params), peer.init(params)
-    for _ in range(4):
-        gradient = jax.tree.map(lambda p: jnp.asarray(random.normal(size=p.shape), jnp.float32), params)
-        updates, state = ours.update(gradient, state, params)
-        expected, peer_state = peer.update(gradient, peer_state, params)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), updates, expected)
-
-
 QUICK = ("lars", "adamw")  # an optimizer of each kind of state
 
 

@@ -1,7 +1,6 @@
 """Collectives of steps that are traced, lowered and compiled for abstract meshes."""
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -18,7 +17,6 @@ import pytest
 from helpers.strategies import vector_traffic
 from jax import lax
 from jax.sharding import PartitionSpec
-from rich.console import Console
 
 from jaxdp.analysis.traffic import masters_only, normalization_messages, step_traffic, table
 from jaxdp.config import Config, Data, Finetune, Model, Phase, Reduce
@@ -113,16 +111,6 @@ def test_traffic_sent_bytes_are_2_n_minus_1_over_n_of_the_padded_message(strateg
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_table_in_80_columns_breaks_no_word(strategy):
-    lines = io.StringIO()
-    Console(file=lines, width=80).print(table(traffic(strategy, (2, 4))))
-    words = lines.getvalue().split()
-    operations = {one.operation for one in traffic(strategy, (2, 4)).collectives}
-    assert operations <= {*words}
-    assert ("point-to-point" in words) == (strategy == "parameter_server")
-
-
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_traffic_one_device_has_no_collectives(strategy):
     assert traffic(strategy, (1, 1)).collectives == ()
     found = table(traffic(strategy, (1, 1)))
@@ -166,7 +154,7 @@ def test_step_traffic_accumulation_sends_the_same_messages():
     assert tiny_traffic().collectives == tiny_traffic(batch=config.batch).collectives
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_step_traffic_gradients_use_wire_dtype_and_statistics_float32(strategy, dtype):
     step = tiny_traffic(reduce=Reduce(strategy=strategy, wire_dtype=dtype, bucket_bytes=None, overlap=False))
@@ -300,8 +288,8 @@ def assert_torus_of_resnet50(groups_to_bytes, traffic, vertical, horizontal):
     assert traffic.sent_bytes == pytest.approx([2 * (devices - 1) / devices * whole] * devices)
 
 
-@pytest.mark.parametrize(("vertical", "horizontal"), [(48, 72), (64, 64)])
-def test_step_traffic_equals_lowered_step_on_published_grids(vertical, horizontal):
+def test_step_traffic_equals_lowered_step_on_a_published_grid():
+    vertical, horizontal = 48, 72
     config, phase = resnet50(vertical, horizontal)
     mesh = abstract_mesh(vertical, horizontal)
     traced = traced_on(config, phase, mesh)
@@ -348,8 +336,8 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("vertical", "horizontal"), [(32, 32)])
-def test_step_traffic_equals_compiled_step_on_published_grid(vertical, horizontal):
+def test_step_traffic_equals_compiled_step_on_published_grid():
+    vertical = horizontal = 32
     command = [sys.executable, "-c", COMPILE_THE_REAL_STEP, str(vertical), str(horizontal)]
     out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]).stdout
     found = {}

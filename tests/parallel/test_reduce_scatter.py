@@ -53,14 +53,6 @@ def test_strategy_over_gloo_does_not_use_psum_scatter(strategy, gloo):
     assert "reduce_scatter" not in collectives.primitives(traced(strategy))
 
 
-def test_custom_strategy_of_built_in_stages_over_gloo_does_not_use_psum_scatter(gloo):
-    def custom(vector):
-        part = allreduce.all_reduce_columns(allreduce.reduce_scatter_rows(vector))
-        return allreduce.all_gather_rows(part)
-
-    assert "reduce_scatter" not in collectives.primitives(traced(custom))
-
-
 def test_train_step_over_gloo_uses_all_to_all(gloo, tiny_resnet):
     phase = jaxdp.plan(tiny_resnet, devices=4).phases[0]
     step = trace_train_step(tiny_resnet, models.create(tiny_resnet.model), phase, mesh=mesh_of(phase))
@@ -87,8 +79,9 @@ def test_all_to_all_sum_sends_same_bytes_as_psum_scatter(mesh_shape, monkeypatch
     ]
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("mesh_shape", "dtype"), [*((shape, "float32") for shape in MESHES), ((2, 4), "float16"), ((2, 4), "bfloat16")]
+)
 def test_reduce_scatter_both_forms_return_sums_of_numpy(mesh_shape, dtype):
     vertical, horizontal = mesh_shape
     values = np.random.default_rng(0).integers(-15, 16, (8, 8 * 37))  # 16-bit formats hold all sums of eight
@@ -143,32 +136,8 @@ def session(layout, names, sizes, calls) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_torus_two_processes_returns_exact_sums():
-    counts = session("2x1", ["torus"], [524_288, 2_097_152], 20)
-    assert counts == {"torus": (0, 80)}
-
-
-def few_with_all_collectives() -> list[str]:
-    """Strategies of the table that together use all of its collectives except permutes."""
-    chosen, covered = [], {"collective-permute"}
-    for name in STRATEGIES:
-        used = {one.operation for one in collectives.find_collectives(traced(name), dict(zip(AXES, (2, 4), strict=True)))}
-        if not used <= covered:
-            chosen.append(name)
-            covered |= used
-    return chosen
-
-
-def test_few_strategies_with_all_collectives_include_the_reduce_scatter():
-    assert few_with_all_collectives() == ["psum", "torus"]
-
-
-@pytest.mark.slow
 def test_strategies_four_processes_return_exact_sums():
-    """Large messages only for a few strategies, which together use all collectives except permutes."""
-    strategies, largest = list(STRATEGIES), few_with_all_collectives()
-    small = session("2x2", strategies, [65_536, 2_097_152], 12)
-    large = session("2x2", largest, [104_857_600], 2)
-    assert {name: wrong for name, (wrong, _) in small.items()} == dict.fromkeys(strategies, 0)
-    assert {name: wrong for name, (wrong, _) in large.items()} == dict.fromkeys(largest, 0)
-    assert min(calls for _, calls in small.values()) >= 48
+    """Wrong sums of gloo's reduce-scatter were found from 512 KiB on: benchmarks/collectives.py has more sizes and layouts."""
+    counts = session("2x2", list(STRATEGIES), [65_536, 2_097_152], 12)
+    assert {name: wrong for name, (wrong, _) in counts.items()} == dict.fromkeys(STRATEGIES, 0)
+    assert min(calls for _, calls in counts.values()) >= 48

@@ -44,7 +44,7 @@ def test_reduction_repetitions_stay_in_the_loop():
     assert "ENTRY" not in body  # not hoisted out of the loop
 
 
-@pytest.mark.parametrize("devices", [2, 3, 8, 11, 12, 51, 100, 300, 4096])
+@pytest.mark.parametrize("devices", [2, 3, 12, 51, 300])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_exact_inputs_sum_exactly_in_any_order(dtype, devices):
     numbers = timing.exact_inputs(jnp.dtype(dtype), devices)

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxdp import ConfigError
-from jaxdp.config import Config, Optimizer
+from jaxdp.config import Optimizer
 from jaxdp.training.state import Average, TrainState
-from jaxdp.validation import validate
 
 DECAY, STEPS = 0.99, 1200  # timm's warm-up reaches this decay at step 1,000
 
@@ -41,8 +39,3 @@ def test_average_is_that_of_its_formula(start):
     expected = unbiased_average(values) if start == "unbiased" else timm_average(values, use_warmup=start == "warmup")
     found = our_averages(values, Optimizer(average_decay=DECAY, average_start=start))
     np.testing.assert_allclose(found, expected, rtol=2e-6)
-
-
-def test_start_without_average_is_refused():
-    with pytest.raises(ConfigError, match=r"^optimizer.average_start='warmup': not used without optimizer.average_decay; omit"):
-        validate(Config(optimizer=Optimizer(average_start="warmup")))

@@ -42,10 +42,3 @@ def test_throughput_is_that_since_it_was_restarted_without_excluded_time(clock):
     timer.end_step(images=8)
     assert timer.throughput() == {"images_per_second": 4.0, "input_seconds": 0.0}
     assert (timer.progress.training_seconds, timer.progress.input_seconds) == (6.0, 0.75)
-
-
-def test_waiting_for_compiler_when_the_block_raises_counts_its_time(clock):
-    timer = Clock(Progress(), command_start=0.0)
-    with pytest.raises(KeyError), timer.waiting_for_compiler():
-        raise_after(5.0, clock)
-    assert timer.progress.compilation_seconds == 5.0

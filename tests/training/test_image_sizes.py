@@ -13,11 +13,9 @@ from jaxdp import ConfigError, register_model, train
 from jaxdp.analysis.memory import estimate
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.config import Mesh, Model, Phase
-from jaxdp.loggers.plan_table import summary_table
 from jaxdp.planning import make_plan
-from jaxdp.sizes import input_bytes, model_summary
+from jaxdp.sizes import model_summary
 from jaxdp.training.step_compiler import StepCompiler
-from jaxdp.validation import validate
 
 
 @pytest.fixture
@@ -57,19 +55,6 @@ def test_the_first_gradient_is_that_of_the_first_image_size(growing):
     jax.tree.map(np.testing.assert_array_equal, jaxdp.first_gradient(growing), jaxdp.first_gradient(small))
 
 
-def test_plan_states_the_size_of_every_phase_and_the_largest_input(growing):
-    plan = make_plan(growing, examples=50, devices=4)
-    assert [phase.image_size for phase in plan.phases] == [8, 16]
-    table = summary_table(plan, "4", model_summary(growing))
-    cells = [cell for column in table.columns for cell in column.cells]
-    assert any("50 images of 8x8 to 16x16 an epoch" in cell for cell in cells)
-    assert [cell.rpartition(", ")[2] for cell in cells if "images of" in cell and "epoch " in cell][-2:] == [
-        "images of 8x8",
-        "images of 16x16",
-    ]
-    assert input_bytes(plan)["device"] == 2 * 2 * 16 * 16 * 3
-
-
 def test_memory_is_that_of_the_phase_that_needs_most(growing):
     config = dataclasses.replace(growing, batch=(Phase(32, 1.0, image_size=8), Phase(16)), mesh=Mesh(cpu_devices=1))
     of_two = estimate(make_plan(config, examples=50, devices=1), model_summary(config))
@@ -93,17 +78,3 @@ def test_a_network_for_one_image_size_refuses_another(growing):
     config = dataclasses.replace(growing, model=Model(name="normalized_linear", classes=6))
     with pytest.raises(ConfigError, match=r"^batch\.0\.image_size=8: normalized_linear cannot take images of another size"):
         model_summary(config)
-
-
-def test_a_stored_size_without_an_augmentation_that_resizes_is_refused(growing):
-    config = dataclasses.replace(growing, data=dataclasses.replace(growing.data, stored_size=16))
-    reason = r"^batch\.0\.image_size=8: data\.augmentation='none' does not resize images of data\.stored_size \(16\)"
-    with pytest.raises(ConfigError, match=reason):
-        validate(config)
-
-
-def test_another_image_size_is_a_change_of_the_run(growing, tmp_path):
-    train_until(growing, tmp_path, step=11)
-    changed = dataclasses.replace(growing, batch=(Phase(8, 1.5, image_size=12), Phase(8)))
-    with pytest.raises(ConfigError, match=r"batch\.0\.image_size: 8 -> 12"):
-        train(changed, tmp_path)

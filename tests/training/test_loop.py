@@ -10,7 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder, read_records, tensorboard_scalars, train_shown
+from helpers.runs import read_records, train_shown
 
 from jaxdp import Stopped, TrainingError, TrainResult, train
 from jaxdp.config import Checkpoint, Config, Phase
@@ -20,7 +20,6 @@ from jaxdp.data.sources import open_datasets
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.summary import show_result
 from jaxdp.planning import make_plan
 from jaxdp.records import TIMING
 from jaxdp.training import loop, step_compiler
@@ -216,42 +215,12 @@ def test_log_with_a_long_interval_includes_first_steps_of_phases_and_the_last_st
     assert [r["step"] for r in read_records(tmp_path) if "loss" in r] == [1, 4, 8, 11, 12, 15]
 
 
-def test_short_run_logs_every_step_by_default(tiny, tmp_path):
-    train(dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, every_steps=None)), tmp_path)
-    assert [r["step"] for r in read_records(tmp_path) if "loss" in r] == list(range(1, 16))
-
-
 def test_end_between_two_evaluations_is_evaluated(tiny, tmp_path):
     config = dataclasses.replace(
         tiny, batch=(Phase(10),), epochs=2.6, evaluation=dataclasses.replace(tiny.evaluation, every_epochs=1.0)
     )
     train(config, tmp_path)
     assert [r["samples"] for r in read_records(tmp_path) if "eval_loss" in r] == [50, 100, 130]
-
-
-def test_evaluation_interval_is_exact_in_decimal(tiny, tmp_path):
-    """0.7 epochs of 50 images are 35 images; in binary floating point 0.7 * 50 * 2 lies above 70."""
-    every = dataclasses.replace(tiny.evaluation, every_epochs=0.7)
-    train(dataclasses.replace(tiny, batch=(Phase(5),), epochs=1.5, evaluation=every), tmp_path)
-    assert [r["samples"] for r in read_records(tmp_path) if "eval_loss" in r] == [35, 70, 75]
-
-
-def test_train_with_a_failing_plot_still_writes_the_result(tiny, plots, tmp_path, monkeypatch):
-    from jaxdp.loggers import plot
-
-    messages = []
-
-    class Listen(Quiet):
-        def info(self, text):
-            messages.append(text)
-
-    def full(records, path, **_):
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(plot, "plot_training", full)
-    result = train_shown(tiny, tmp_path, screen=Listen())
-    assert json.loads((tmp_path / "result.json").read_text())["accuracy"] == result.accuracy
-    assert any("Plot.on_end raised OSError" in line and "No space left" in line for line in messages)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"accuracy": 1}', "\xff"])
@@ -285,18 +254,6 @@ def test_train_after_an_attempt_without_steps_accepts_another_config(tiny, tmp_p
     assert train(other, tmp_path).steps == 15
 
 
-def test_train_with_a_finished_run_reports_changes_without_effect(tiny, tmp_path):
-    messages = []
-
-    class Listen(Quiet):
-        def info(self, text):
-            messages.append(text)
-
-    train(tiny, tmp_path)
-    train_shown(dataclasses.replace(tiny, reduce=dataclasses.replace(tiny.reduce, strategy="psum")), tmp_path, screen=Listen())
-    assert "these changes have no effect on the finished run: reduce.strategy: 'torus' -> 'psum'" in messages
-
-
 def test_out_of_memory_raises_and_suggests_a_smaller_batch(tiny, tmp_path, monkeypatch):
     def exhausted(self, mesh, phase):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes.\nmore")
@@ -324,15 +281,6 @@ def test_phases_on_different_numbers_of_devices_equal_one_device(tiny, tmp_path)
     np.testing.assert_allclose(losses[:6], expected[:6], rtol=1e-3)
 
 
-def test_tensorboard_events_equal_the_log(tiny, tmp_path):
-    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, tensorboard=True))
-    train(config, tmp_path)
-    scalars = tensorboard_scalars(tmp_path / "tensorboard")
-    logged = {r["samples"]: r["loss"] for r in read_records(tmp_path) if "loss" in r}
-    assert scalars["training/loss"] == pytest.approx(logged)
-    assert len(scalars["evaluation/accuracy"]) == 3
-
-
 def test_train_with_invalid_arguments_raises(tmp_path):
     with pytest.raises(ConfigError, match=r"must be a jaxdp.Config; use jaxdp.load_config\('digits'\)$"):
         train("digits", tmp_path)
@@ -357,16 +305,6 @@ def test_hyperparameters_of_each_phase_follow_the_plan(tiny, monkeypatch):
     programs.close()
 
 
-def test_train_in_a_script_prints_progress_lines_unless_screen_is_false(tiny, tmp_path, capsys):
-    result = train(tiny, tmp_path / "shown")
-    out = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("step 1/15  epoch 0.2  training loss ") for line in out), out
-    assert sum(line.startswith("epoch ") and "held-out accuracy" in line for line in out) == 3
-    assert f"results in {result.workdir}" in out[-1]
-    train_shown(tiny, tmp_path / "quiet", screen=Quiet())
-    assert capsys.readouterr().out == ""
-
-
 def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns_the_result_when_repeated(tiny, tmp_path):
     class StopAtTheEnd(Quiet):
         def info(self, text):
@@ -386,11 +324,3 @@ def test_train_stopped_while_the_processes_connect_raises_stopped(tiny, tmp_path
     monkeypatch.setattr(runtime, "join", stop)
     with pytest.raises(Stopped, match="stopped by SIGTERM before the first step of this session; the same command continues"):
         train(tiny, tmp_path)
-
-
-def test_show_result_lists_one_skipped_image_in_the_singular(tmp_path):
-    numbers = {field.name: 0 for field in dataclasses.fields(TrainResult) if field.default is dataclasses.MISSING}
-    result = TrainResult(**numbers | {"top5": None, "workdir": str(tmp_path)})
-    screen = Recorder()
-    show_result(screen, dataclasses.replace(result, bad_images={"a.jpg": "damaged or truncated JPEG: x"}), tmp_path)
-    assert "skipped 1 unusable image (listed in result.json): a.jpg (damaged or truncated JPEG: x)" in screen.lines

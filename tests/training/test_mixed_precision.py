@@ -22,11 +22,11 @@ from helpers.step import (
 )
 
 from jaxdp import TrainingError, models, train
-from jaxdp.config import LossScale, Model, Optimizer
+from jaxdp.config import LossScale, Model
 from jaxdp.data import prefetch
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.state import TrainState, create_state
+from jaxdp.training.state import create_state
 from jaxdp.validation import from_json, to_json
 
 
@@ -183,8 +183,6 @@ def test_log_counts_skipped_steps(tiny_resnet, tmp_path):
     [
         ({"model": {"dtype": "float16"}}, "model.dtype='float16': requires loss scaling"),
         ({"reduce": {"wire_dtype": "float16"}}, "reduce.wire_dtype='float16': requires loss scaling"),
-        ({"loss_scale": {"name": "static", "initial": 1e39}}, "loss_scale.initial=1e.39: must be less"),
-        ({"loss_scale": {"name": "dynamic", "initial": 0.5}}, r"loss_scale.initial=0.5: must be between"),
     ],
 )
 def test_invalid_loss_scale_raises(parts, message):
@@ -213,44 +211,6 @@ def test_average_is_the_bias_corrected_mean_of_all_steps():
         seen = [jax.tree.map(lambda p: np.asarray(p, np.float64), getattr(state, name)) for state in states]
         expected = jax.tree.map(lambda *values: sum(w * v for w, v in zip(weights, values, strict=True)), *seen)
         assert_close(states[-1].evaluated[place], expected, 1e-5)
-
-
-def test_evaluated_without_average_or_before_the_first_step_is_the_current_state():
-    assert TrainState({"a": 1}, {"b": 2}, (), (), ()).evaluated == ({"a": 1}, {"b": 2})
-    config = with_parts(linear_config(), optimizer={"average_decay": 0.9})
-    state = create_state(config, models.create(config.model), make_mesh(1, 1))
-    jax.tree.map(np.testing.assert_array_equal, state.evaluated, (state.params, state.batch_stats))
-
-
-def test_evaluation_with_average_decay_uses_the_average(tiny, tmp_path, monkeypatch):
-    from jaxdp.training import loop
-
-    seen = []
-    monkeypatch.setattr(loop, "evaluate", spy(loop.evaluate, seen))
-    config = with_parts(tiny, optimizer={"average_decay": 0.9}, evaluation={"every_epochs": None})
-    states = []
-    monkeypatch.setattr(loop, "_finish", spy_on_state(loop._finish, states))
-    train(config, tmp_path)
-    (arguments,), (state,) = seen, states
-    jax.tree.map(np.testing.assert_array_equal, arguments[1:3], state.evaluated)
-    pairs = zip(jax.tree.leaves(arguments[1]), jax.tree.leaves(state.params), strict=True)
-    assert max(float(abs(a - b).max()) for a, b in pairs) > 1e-4
-
-
-def spy(function, calls):
-    def wrapper(*arguments, **options):
-        calls.append(arguments)
-        return function(*arguments, **options)
-
-    return wrapper
-
-
-def spy_on_state(method, states):
-    def wrapper(run):
-        states.append(run.state)
-        return method(run)
-
-    return wrapper
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
@@ -301,11 +261,3 @@ def test_rematerialization_gives_the_same_gradient_with_fewer_residuals():
     (plain, plain_bytes), (again, again_bytes) = results
     assert_close(again, jax.tree.map(lambda g: np.asarray(g, np.float64), plain), 1e-5)
     assert again_bytes < 0.5 * plain_bytes
-
-
-def test_state_with_defaults_has_no_average_and_scale_one():
-    config = step_config()
-    state = create_state(config, models.create(config.model), make_mesh(1, 1))
-    assert state.average == ()
-    assert tuple(map(float, state.loss_scale)) == (1.0, 0.0, 0.0, 0.0)
-    assert Optimizer().clip_norm is None

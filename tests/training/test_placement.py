@@ -25,7 +25,7 @@ from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.load_run import load_run
 from jaxdp.parallel import collectives
 from jaxdp.parallel.allreduce import stages_of
-from jaxdp.parallel.mesh import HORIZONTAL, VERTICAL, abstract_mesh, make_mesh
+from jaxdp.parallel.mesh import HORIZONTAL, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import shard_shape
 from jaxdp.planning import make_plan
 from jaxdp.sizes import model_summary, state_bytes
@@ -84,12 +84,18 @@ UPDATES = {
     "synchronized": {"model": {"norm": "synchronized"}},
     "folded, recomputed": {"model": {"batch_norm": "folded", "remat": True}},
 }
-# Of a ResNet on a 2x4 mesh. Adam divides by the root of the second moment: a flipped rounding of a tiny gradient in 16 bits
-# changes its whole update, so that its cases are in float32.
-RESNET = {name: "bfloat16" for name in UPDATES} | dict.fromkeys(["adamw", "lamb, clipped", "lars", "small buckets"], "float32")
-RESNET |= {"without overlap": "float32"}
+# Of a ResNet on a 2x4 mesh; of these, the last three run with the slow tests.
+RESNET = {
+    "lars": "float32",
+    "frozen stem, another rate of the head": "bfloat16",
+    "16 bits on the wire": "bfloat16",
+    "folded, recomputed": "bfloat16",
+    "small buckets": "float32",
+}
 QUICK_RESNET = {"lars", "frozen stem, another rate of the head"}
-OPTIMIZERS = ["lars", "lars, clipped", "sgd", "sgd, Nesterov"]
+# In float32, for Adam divides by the root of the second moment: a flipped rounding of a tiny gradient in 16 bits changes its
+# whole update.
+ON_SMALL_NET = [name for name in UPDATES if name == "lars" or name not in RESNET]
 
 
 class SmallNet(nn.Module):
@@ -111,10 +117,12 @@ def small_net():
 
 
 def on_every_mesh():
-    """LARS, which adds norms over the parts, on all meshes, and the other optimizers on 2x4; bfloat16 with the slow tests."""
-    for name, shape, dtype in itertools.product(OPTIMIZERS, SHAPES, ("float32", "bfloat16")):
-        if shape == (2, 4) or (name == "lars" and dtype == "float32"):
-            yield pytest.param(name, shape, dtype, marks=[] if dtype == "float32" else pytest.mark.slow)
+    """LARS, which adds norms over the parts, on all meshes, and the other updates on 2x4."""
+    quick = ("lars", "lars, clipped", "sgd, Nesterov", "adamw")
+    for name, shape in itertools.product(ON_SMALL_NET, SHAPES):
+        if shape == (2, 4) or name == "lars":
+            yield pytest.param(name, shape, "float32", marks=[] if name in quick else pytest.mark.slow)
+    yield pytest.param("lars", (2, 4), "bfloat16", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "mesh_shape", "dtype"), [*on_every_mesh()])
@@ -146,19 +154,18 @@ def assert_equal_steps(config, mesh_shape):
         assert ours == pytest.approx(theirs, rel=1e-3 if dtype == "bfloat16" else 1e-5)
 
 
-@pytest.mark.parametrize("mesh_shape", [(2, 4), *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(1, 4), (4, 1)])])
-def test_ten_steps_with_accumulation_equal_those_with_a_replicated_update(mesh_shape):
-    accumulation = BATCH // 2 // math.prod(mesh_shape)
+def test_ten_steps_with_accumulation_equal_those_with_a_replicated_update():
+    mesh_shape, accumulation = (2, 4), BATCH // 2 // 8
     expected, _ = ten_steps(step_config(), mesh_shape, accumulation)
     state, _ = ten_steps(sharded(step_config()), mesh_shape, accumulation)
     assert relative_difference(state.params, expected.params) < 1e-6
 
 
 @pytest.mark.slow
-def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale():
+def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(small_net):
     """float16 gradients overflow at the first scales: these steps are skipped on all devices, the later ones are equal."""
-    config = changed(step_config(), model={"dtype": "float16"}, reduce={"wire_dtype": "float16"})
-    config = dataclasses.replace(config, loss_scale=LossScale(name="dynamic", initial=2.0**24))
+    config = changed(step_config(), model={"name": "small_net", "dtype": "float16"}, reduce={"wire_dtype": "float16"})
+    config = dataclasses.replace(config, loss_scale=LossScale(name="dynamic", initial=2.0**22))
     expected, expected_metrics = ten_steps(config, (2, 4), 2)
     state, metrics = ten_steps(sharded(config), (2, 4), 2)
     skipped = [int(values["skipped_steps"]) for values in metrics]
@@ -208,21 +215,6 @@ def test_placed_state_is_in_shards_and_gathers_to_the_same_bits(mesh_shape):
         assert leaf.ndim == tensor.ndim
     jax.tree.map(np.testing.assert_array_equal, placement.gather_state(placed), whole)
     jax.tree.map(np.testing.assert_array_equal, placement.evaluated(placed), whole.evaluated)
-
-
-def test_state_of_every_optimizer_is_sharded_as_its_parameters():
-    """What an optimizer keeps for each parameter is sharded; its scalars are whole on every device."""
-    mesh = abstract_mesh(2, 4)
-    for optimizer in ({}, {"name": "sgd"}, {"name": "adamw"}, {"name": "lamb"}):
-        config = sharded(changed(step_config(), optimizer=optimizer))
-        model = models.create(config.model)
-        placement = make_placement(config, model, mesh)
-        kept = jax.tree.leaves(placement.abstract.opt_state)
-        tensors = len(jax.tree.leaves(placement.whole.params))
-        split = [leaf for leaf in kept if HORIZONTAL in leaf.sharding.spec]
-        assert len(split) % tensors == 0
-        assert split
-        assert all(leaf.ndim == 0 for leaf in kept if HORIZONTAL not in leaf.sharding.spec)
 
 
 def test_optimizer_state_of_a_compiled_step_is_a_part_of_the_replicated_one():
@@ -282,16 +274,6 @@ def test_norms_of_all_tensors_are_one_message_along_the_rows(optimizer, calls):
     assert along_rows[0].operand_bytes == 4 * tensors * (1 if optimizer.get("name") == "sgd" else 2)
 
 
-def test_replicated_step_sends_the_same_reduce_scatter_and_column_messages_as_a_sharded_one():
-    def reduced(found):
-        return {one for one in found if one.operation == "reduce-scatter" or one.axes == (VERTICAL,)}
-
-    config = changed(step_config(), model={"width": 8}, reduce={"bucket_bytes": 1})  # sizes that four parts divide
-    expected = {(one.operation, one.operand_bytes) for one in reduced(traffic(config))}
-    ours = {(one.operation, one.operand_bytes) for one in reduced(traffic(sharded(config)))}
-    assert len(ours ^ expected) <= 2  # the classifier of 7 classes is padded in another place
-
-
 # Whole runs
 
 
@@ -349,12 +331,6 @@ def test_phase_on_a_smaller_mesh_continues_with_the_state_of_the_shards(run, tmp
     assert relative_difference(last_params(tmp_path / "sharded"), last_params(tmp_path / "whole")) < 1e-6
 
 
-def test_evaluate_predict_and_export_use_a_sharded_run(run, tmp_path):
-    result = train(run, tmp_path / "run")
-    assert jaxdp.evaluate(run, tmp_path / "run")["eval_accuracy"] == result.accuracy
-    assert result.strategy == "torus, sharded update"
-
-
 def test_shard_that_differs_between_rows_stops_the_save_and_names_its_device(run, tmp_path):
     """Each shard exists once in a row and once in every row: those are compared, before they are gathered."""
     mesh = make_mesh(2, 4)
@@ -396,11 +372,11 @@ def test_sharded_update_without_a_strategy_that_scatters_is_refused(tiny):
 
 
 @pytest.mark.slow
-def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny):
+def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, small_net):
     jaxdp.register_optimizer("my_rule", lambda config, rate, momentum: optax.lion(rate, momentum))
     assert "optimizer.name='my_rule' is not registered as elementwise" in refusal(tiny, optimizer={"name": "my_rule"})
     jaxdp.register_optimizer("my_rule", lambda config, rate, momentum: optax.lion(rate, momentum), elementwise=True)
-    config = changed(step_config(), optimizer={"name": "my_rule"})
+    config = changed(step_config(), model={"name": "small_net"}, optimizer={"name": "my_rule"})
     expected, _ = ten_steps(config, (2, 4), 2)
     state, _ = ten_steps(sharded(config), (2, 4), 2)
     assert relative_difference(state.params, expected.params) < 1e-6

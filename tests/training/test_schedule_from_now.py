@@ -10,16 +10,10 @@ from helpers.runs import Recorder, outcome, read_records, train_shown, train_unt
 
 import jaxdp
 from jaxdp import ConfigError, train
-from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.config import Checkpoint, Config, Mesh, Phase, Schedule
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.plan_table import as_dict, summary_table
-from jaxdp.planning import make_plan
 from jaxdp.recipes import adapt
 from jaxdp.setup.run_dir import run_config
-from jaxdp.sizes import model_summary
-
-EXAMPLES = 50
 
 
 @pytest.fixture
@@ -77,14 +71,6 @@ def test_schedule_of_the_added_epochs_is_that_of_optax_also_the_second_time(shor
     ) in recomputed.lines
 
 
-def test_registered_schedule_that_ends_with_its_run_can_be_followed_by_another(short, tmp_path):
-    table = [0.5, 0.25]
-    jaxdp.register_schedule("table", lambda epoch: table[int(epoch * 2)])
-    train_shown(dataclasses.replace(short, schedule=Schedule("table")), tmp_path, screen=Quiet())
-    lines = continued(longer(short, 2.0), tmp_path)
-    assert any("it changes learning rate unknown -> 0" in line for line in lines)
-
-
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in its directory", "in another"])
 def test_run_killed_in_the_new_warm_up_resumes_exactly_with_the_same_command(short, tmp_path, elsewhere):
     """On other devices the rates are the same."""
@@ -116,47 +102,6 @@ def test_another_rate_and_batch_begin_with_the_new_schedule(short, tmp_path):
     assert [rate for samples, rate in rates(tmp_path).items() if samples > 50] == pytest.approx([0.5, 1 - 0.1 / 0.6])
 
 
-def test_damaged_checkpoint_before_the_new_schedule_names_what_to_do_and_that_works(short, tmp_path):
-    train_shown(short, tmp_path, screen=Quiet())
-    options = {"accept_changes": True, "schedule_from_now": True}
-    train_until(longer(short, 2.0), tmp_path, step=6, **options)
-    newest, older, *_ = checkpoint_paths(tmp_path / "checkpoints")
-    while newest.name != "50":
-        shutil.rmtree(newest)
-        newest, older, *_ = checkpoint_paths(tmp_path / "checkpoints")
-    shutil.rmtree(newest)
-    with pytest.raises(
-        ConfigError, match=rf"^schedule.from_epoch=1.0: {older} is at epoch 0.8, before the schedule; use --sch"
-    ):
-        train(dataclasses.replace(longer(short, 2.0), schedule=run_config(tmp_path).schedule), tmp_path)
-    train(longer(short, 2.0), tmp_path, **options)
-    assert run_config(tmp_path).schedule.from_epoch == 0.8
-
-
-@pytest.mark.parametrize(
-    ("epochs", "schedule", "message"),
-    [
-        (
-            1.0,
-            {},
-            r"schedule.from_epoch=1.0: the schedule must begin before the end of the run \(epochs=1\); use more --epochs",
-        ),
-        (1.2, {}, r"schedule.warmup_epochs=0.4: must be less than the 0.2 epochs of the .* 1 to 1.2; use .* 0.06667, or more"),
-        (
-            2.0,
-            {"name": "goyal", "boundaries": (0.5, 1.5)},
-            r"schedule.boundaries=\(0.5, 1.5\): must be less than the 1 epochs .*; use --schedule.boundaries 0.25 0.75,",
-        ),
-    ],
-)
-def test_schedule_that_does_not_fit_into_the_added_epochs_is_refused(short, tmp_path, epochs, schedule, message):
-    train_shown(short, tmp_path, screen=Quiet())
-    config = dataclasses.replace(short, epochs=epochs, schedule=dataclasses.replace(short.schedule, **schedule))
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        continued(config, tmp_path)
-    assert (tmp_path / "result.json").exists()
-
-
 def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
     with pytest.raises(ConfigError, match=r"^--schedule-from-now=True: there is no checkpoint to continue from; omit it$"):
         continued(short, tmp_path)
@@ -169,18 +114,6 @@ def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
     train_shown(short, tmp_path, screen=Quiet())
     with pytest.raises(ConfigError, match=r"schedule.from_epoch: 0 -> 1.*, or --accept-changes .*, and --schedule-from-now to"):
         train(longer(short, 2.0), tmp_path, schedule_from_now=True)
-
-
-def test_plan_shows_the_schedule_from_its_beginning(short):
-    schedule = dataclasses.replace(short.schedule, from_epoch=1.2)
-    config = dataclasses.replace(short, epochs=3.0, batch=(Phase(10, until_epoch=1.0), Phase(20)), schedule=schedule)
-    plan = make_plan(config, examples=EXAMPLES, devices=2)
-    table = summary_table(plan, "2", model_summary(config))
-    text = " ".join(table.columns[1].cells)
-    assert "cosine, learning rate 2, 0.4 epochs of warm-up, from epoch 1.20 on" in text
-    assert "learning rate as before the schedule's start at epoch 1.20" in text
-    assert "learning rate 1 up to " in text  # the first step of 20 images at or past 60
-    assert min(epoch for epoch, _ in as_dict(plan, model_summary(config))["learning_rate"]) == 1.4
 
 
 def test_warm_up_of_a_recipe_is_not_scaled_to_the_length_of_the_whole_run():

@@ -1,7 +1,7 @@
 """The step's gradient, statistics and update, against one device that sees the same micro-batches one after the other."""
 
 import dataclasses
-from functools import partial
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -39,14 +39,9 @@ from jaxdp.training.step import compute_gradients, make_train_step, update_stati
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
 
 
-_references = {}
-
-
-def reference(norm):
+@functools.cache
+def reference(norm, config):
     """(gradient, loss, moments) on one device without a mesh: worker after worker, or the whole batch at once."""
-    if norm in _references:
-        return _references[norm]
-    config = step_config("per_worker")
     model = models.create(config.model)
     params, stats = initial_params(config)
 
@@ -61,8 +56,7 @@ def reference(norm):
         gradient_of(params, {name: rows[i : i + size] for name, rows in make_batch().items()}) for i in range(0, BATCH, size)
     ]
     mean = jax.tree.map(lambda *x: np.mean(np.stack(x).astype(np.float64), axis=0), *parts)
-    _references[norm] = mean[1], mean[0][0], mean[0][1]
-    return _references[norm]
+    return mean[1], mean[0][0], mean[0][1]
 
 
 def case(name, shape, quick):
@@ -70,14 +64,16 @@ def case(name, shape, quick):
     return pytest.param(name, shape, marks=[] if shape == quick else pytest.mark.slow)
 
 
+# The torus reduces the gradients of a ResNet, the others those of a linear network: it compiles in a third of the time.
 CASES = [case(name, shape, (4, 2) if name == "torus" else (2, 4)) for name in STRATEGIES for shape in MESHES]
 
 
 @pytest.mark.parametrize(("strategy", "mesh_shape"), CASES)
-def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(mesh_shape, strategy):
+def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(normalized_linear, mesh_shape, strategy):
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
-    gradient, report = distributed_gradients(step_config(strategy=strategy), mesh_shape, accumulation)
-    expected, loss, moments = reference("per_worker")
+    config_of = step_config if strategy == "torus" else linear_config
+    gradient, report = distributed_gradients(config_of(strategy=strategy), mesh_shape, accumulation)
+    expected, loss, moments = reference("per_worker", config_of())
     assert_close(gradient, expected, 1e-5)
     assert_close(report["moments"], moments, 1e-5)
     assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
@@ -86,31 +82,26 @@ def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(
 
 @pytest.mark.parametrize(
     ("strategy", "mesh_shape"),
-    [case("torus", shape, (2, 4)) for shape in MESHES] + [(name, (2, 4)) for name in STRATEGIES if name != "torus"],
+    [case("torus", shape, (2, 4)) for shape in ((2, 4), (1, 8), (8, 1))]
+    + [(name, (2, 4)) for name in STRATEGIES if name != "torus"],
 )
 def test_gradient_with_synchronized_statistics_equals_one_device_with_the_whole_batch(strategy, mesh_shape):
     gradient, report = distributed_gradients(step_config("synchronized", strategy), mesh_shape, 1)
-    expected, loss, moments = reference("synchronized")
+    expected, loss, moments = reference("synchronized", step_config())
     assert_close(gradient, expected, 1e-5)
     assert_close(report["moments"], moments, 1e-5)
     assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
     assert_replicated((gradient, report))
 
 
-FOLDED = [*(("per_worker", "torus", shape) for shape in MESHES), ("synchronized", "torus", (2, 4))]
-QUICK = ("per_worker", "torus", (2, 4))
-
-
-@pytest.mark.parametrize(
-    ("norm", "strategy", "mesh_shape"), [pytest.param(*c, marks=[] if c == QUICK else pytest.mark.slow) for c in FOLDED]
-)
+@pytest.mark.parametrize("norm", ["per_worker", pytest.param("synchronized", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("direct_convolutions")
-def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(norm, strategy, mesh_shape):
-    config = step_config(norm, strategy)
+def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(norm):
+    mesh_shape, config = (2, 4), step_config(norm)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm="folded"))
     workers = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
     gradient, report = distributed_gradients(config, mesh_shape, workers if norm == "per_worker" else 1)
-    expected, loss, moments = reference(norm)
+    expected, loss, moments = reference(norm, step_config())
     assert_close(gradient, expected, 1e-5)
     assert_close(report["moments"], moments, 1e-5)
     assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
@@ -120,36 +111,23 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(n
 BOTTLENECK = (2, 2, 1, 1)  # blocks: at the beginning of a stage and behind another of it, folded and with too few rows
 
 
-def bottleneck_config(norm):
+def bottleneck_config():
     """Bottleneck blocks, of which the first three stages fold; in the last stage the batch of a worker has too few rows."""
-    config = step_config(norm)
+    config = step_config()
     changes = {"depth": 50, "width": 3, "batch_norm": "folded"}
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
 
 
-_bottleneck_references = {}
-
-
-def bottleneck_reference(config):
-    """(gradient, loss, moments) in float64 on one device: worker after worker, or the whole batch at once."""
-    norm = config.model.norm
-    if norm not in _bottleneck_references:
-        batch, size = make_batch(), PER_WORKER if norm == "per_worker" else BATCH
-        images = normalize(jax.jit(partial(augment, config))(batch["images"], batch["positions"]), *PIXELS)
-        parts = [(images[i : i + size], batch["labels"][i : i + size]) for i in range(0, BATCH, size)]
-        _bottleneck_references[norm] = mean_gradient(initial_params(config)[0], parts, 50, config.optimizer.label_smoothing)
-    return _bottleneck_references[norm]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("norm", "mesh_shape"), [("per_worker", (4, 2)), ("synchronized", (2, 4))])
 @pytest.mark.usefixtures("direct_convolutions")
-def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch, norm, mesh_shape):
+def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch):
+    """Worker after worker."""
     monkeypatch.setitem(resnet.BLOCKS, 50, BOTTLENECK)
-    config = bottleneck_config(norm)
-    accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1]) if norm == "per_worker" else 1
-    gradient, report = distributed_gradients(config, mesh_shape, accumulation)
-    expected, loss, moments = bottleneck_reference(config)
+    config, batch = bottleneck_config(), make_batch()
+    gradient, report = distributed_gradients(config, (4, 2), BATCH // PER_WORKER // 8)
+    images = normalize(jax.jit(functools.partial(augment, config))(batch["images"], batch["positions"]), *PIXELS)
+    parts = [(images[i : i + PER_WORKER], batch["labels"][i : i + PER_WORKER]) for i in range(0, BATCH, PER_WORKER)]
+    expected, loss, moments = mean_gradient(initial_params(config)[0], parts, 50, config.optimizer.label_smoothing)
     assert_close(gradient, expected, 1e-5)
     assert_close(report["moments"], moments, 1e-5)
     assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
@@ -167,13 +145,14 @@ def with_options(form, options):
 
 # Options that change the program of the folded form: the test compares it with the separate form under the same option.
 FOLDED_OPTIONS = {
-    "remat and small buckets": {"model": {"remat": True}, "reduce": {"bucket_bytes": 400}},
+    "ImageNet's stem, remat and small buckets": {
+        "model": {"remat": True, "stem": "imagenet"},
+        "reduce": {"bucket_bytes": 400},
+    },
     "frozen stages and a loss scale": {
         "finetune": {"weights": "any", "frozen_stages": 1},
         "loss_scale": {"name": "static", "initial": 1024.0},
     },
-    "ImageNet's stem without overlap": {"model": {"stem": "imagenet"}, "reduce": {"overlap": False}},
-    "basic blocks": {"model": {"depth": 18, "width": 2}},
 }
 
 
@@ -187,16 +166,6 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_with_an_option(
     assert_close(gradient, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), expected), 2e-5)
     assert_close(ours["moments"], report["moments"], 1e-5)
     assert float(ours["loss"]) == pytest.approx(float(report["loss"]), rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("statistics", ["moving_average", "last_batch"])
-@pytest.mark.usefixtures("direct_convolutions")
-def test_running_statistics_of_folded_equal_those_of_separate(statistics):
-    options = {"model": {"statistics": statistics, "norm": "synchronized"}}
-    separate, folded = (stepped(with_options(form, options), (2, 2), rates=(0.1, 0.1))[0] for form in ("separate", "folded"))
-    for ours, expected in zip(*map(jax.tree.leaves, (folded.batch_stats, separate.batch_stats)), strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
