@@ -103,16 +103,22 @@ GOOD = "images/0.png,ape\nimages/1.png,bee\n"
 @pytest.mark.parametrize(
     ("table", "message"),
     [
+        ("", r"train\.csv': it has no rows"),
         (HEADER, r"train\.csv': it has no rows"),
         (
             "file path,label\na,b\n",
             r"no column image or .* or filename; name the column with --data\.image-column; its columns are file path, label",
         ),
+        ("path,file,label\na,b,c\n", r"several columns may be meant: path, file; name one with --data\.image-column"),
         (HEADER + GOOD + "images/9.png,ape\n", r"row 4: no file '.*images/9\.png'; fix the path, which is relative"),
         (HEADER + GOOD + "images/0.png,bee\n", r"row 2 and row 4 give 'images/0\.png' different labels; remove one of them"),
         (HEADER + "images/0.png\n", r"row 2 has 1 value, the first row 2; put values"),
+        (HEADER + "\n\nimages/0.png,\n", r"row 4 has no label"),
+        (HEADER + ",ape\n", r"row 2 has no path"),
         (HEADER + 'images/0.png,"ape\n', r"row 2: unexpected end of data; check the quotes"),
+        (HEADER + "images/0.png,-1\nimages/1.png,0\n", r"row 2 has the label -1; labels count from 0"),
         ((HEADER + "images/0.png,\xe9t\xe9\n").encode("latin-1"), r"row 2 is not UTF-8; save the file as UTF-8"),
+        ((HEADER + GOOD).encode("utf-16"), r"row 1 is not UTF-8; save the file as UTF-8"),
     ],
 )
 def test_an_unusable_table_is_refused_with_its_row(tmp_path, images, table, message):
@@ -166,10 +172,15 @@ def test_npz_files_have_their_arrays(tmp_path, keys):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
+        ({"a": np.zeros(1)}, r"no train_images and train_labels among its arrays a; rename them"),
         ({"x_train": np.zeros((2, 8, 8)), "y_train": np.zeros(2, int)}, r"train images are float64 of shape \(2, 8, 8\)"),
         (
             {"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, None])},
             r"with pickled objects: Object arrays",
+        ),
+        (
+            {"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, -1])},
+            r"train has the label -1; labels count from 0",
         ),
     ],
 )
@@ -192,13 +203,17 @@ def python_2(content: bytes) -> bytes:
     return bytes(edited).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
 
 
-def write_cifar(folder, classes):
+def write_cifar(folder, classes, binary):
     """CIFAR with one image a class and file; returns {split: (images [N, 32, 32, 3], labels)}."""
     folder.mkdir()
     names, generator = [f"class_{n}" for n in range(classes)], np.random.default_rng(classes)
     key = b"label_names" if classes == 10 else b"fine_label_names"
-    meta = pickle.dumps({key: [name.encode() for name in names]}, protocol=3)
-    (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(python_2(meta))
+    if binary:
+        file = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
+        (folder / file).write_text("\n".join(names) + "\n\n")
+    else:
+        meta = pickle.dumps({key: [name.encode() for name in names]}, protocol=3)
+        (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(python_2(meta))
     files = {"train": [f"data_batch_{n}" for n in range(1, 6)], "test": ["test_batch"]} if classes == 10 else {}
     expected = {}
     for split, batches in (files or {"train": ["train"], "test": ["test"]}).items():
@@ -206,15 +221,21 @@ def write_cifar(folder, classes):
         for batch in batches:
             planes, numbers = generator.integers(0, 256, (classes, 3, 32, 32), np.uint8), generator.permutation(classes)
             parts.append((planes.transpose(0, 2, 3, 1), numbers))
-            stored = {b"data": planes.reshape(classes, -1), key[: -len("_names")] + b"s": numbers.tolist()}
-            (folder / batch).write_bytes(python_2(pickle.dumps(stored, protocol=3)))
+            if binary:
+                coarse = [bytes([7])] * (classes == 100)
+                records = [b"".join([*coarse, bytes([n]), image.tobytes()]) for n, image in zip(numbers, planes, strict=True)]
+                (folder / f"{batch}.bin").write_bytes(b"".join(records))
+            else:
+                stored = {b"data": planes.reshape(classes, -1), key[: -len("_names")] + b"s": numbers.tolist()}
+                (folder / batch).write_bytes(python_2(pickle.dumps(stored, protocol=3)))
         expected[split] = tuple(map(np.concatenate, zip(*parts, strict=True)))
     return expected
 
 
+@pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("classes", [10, 100])
-def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes):
-    expected = write_cifar(tmp_path / "cifar", classes)
+def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes, binary):
+    expected = write_cifar(tmp_path / "cifar", classes, binary)
     for split, items in splits(tmp_path / "cifar").items():
         np.testing.assert_array_equal(pixels(items), expected[split][0])
         assert labels(items) == expected[split][1].tolist()
@@ -227,7 +248,7 @@ class Hostile:
 
 
 def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_nothing(tmp_path, capsys):
-    write_cifar(tmp_path / "cifar", 10)
+    write_cifar(tmp_path / "cifar", 10, binary=False)
     file = tmp_path / "cifar/data_batch_3"
     whole = file.read_bytes()
     for damaged in (b"", whole[:1000], whole[:-1], pickle.dumps([1]), pickle.dumps({b"data": [1], b"labels": [1]})):
@@ -238,6 +259,10 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
     with pytest.raises(ConfigError, match=r"it names builtins\.print; extract the archive again"):
         splits(tmp_path / "cifar")
     assert "executed" not in capsys.readouterr().out
+    write_cifar(tmp_path / "binary", 100, binary=True)
+    (tmp_path / "binary/test.bin").write_bytes(b"0" * 5000)
+    with pytest.raises(ConfigError, match=r"test\.bin is damaged or truncated: ValueError: 5000 bytes, but an image has 3074"):
+        splits(tmp_path / "binary")
 
 
 def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
@@ -259,7 +284,7 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
 def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, images):
     (tmp_path / "cifar.tar.gz").write_bytes(b"")
     (tmp_path / "deep").mkdir()
-    write_cifar(tmp_path / "deep/cifar", 10)
+    write_cifar(tmp_path / "deep/cifar", 10, binary=True)
     for place, message in (
         ("none", r"no such file or folder"),
         ("images/0.png", r"it has no known format; give a \.csv, \.tsv, \.parquet, \.npz file"),
@@ -271,6 +296,16 @@ def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, i
             splits(tmp_path / place)
     with pytest.raises(ConfigError, match=r"data\.label_column='x': .*cifar has no columns; omit it"):
         splits(tmp_path / "deep/cifar", label_column="x")
+    with pytest.raises(ConfigError, match=r"URLs are not supported"):
+        splits("s3://bucket/train.csv")
+    with pytest.raises(ConfigError, match=r"it has no split 'fit'; name one of test, train with"):
+        splits(tmp_path / "deep/cifar", train_split="fit")
+    (tmp_path / "train.csv").write_text(HEADER + GOOD)
+    with pytest.raises(ConfigError, match=r"no column 'split'; add it, with train or val"):
+        splits(tmp_path / "train.csv")
+    (tmp_path / "train.npz").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"it has both train\.csv and train\.npz"):
+        splits(tmp_path)
 
 
 def test_a_run_on_a_table_equals_one_on_the_same_images_in_folders(tiny, tmp_path, pictures):
