@@ -186,22 +186,15 @@ def test_batch_normalization_over_one_value_is_refused_and_up_to_eight_counted(s
 @pytest.mark.parametrize(
     ("phase", "devices", "hint"),
     [
-        (Phase(4, per_worker_batch=1), 1, "--batch.0.per-worker-batch 2, or --data.image-size 33"),
-        (
-            Phase(3, image_size=32),
-            3,
-            "--batch.0.global-batch 6 --batch.0.per-worker-batch 2, or --batch.0.image-size 33, or --model.norm synchronized",
-        ),
+        (Phase(4, per_worker_batch=1), 1, "--batch.0.per-worker-batch 2"),
+        (Phase(3), 3, "--batch.0.global-batch 6 --batch.0.per-worker-batch 2, or --model.norm synchronized"),
     ],
 )
-def test_the_fixes_of_batch_normalization_over_one_value_work_and_are_the_smallest(phase, devices, hint):
+def test_the_fixes_of_batch_normalization_over_one_value_work(phase, devices, hint):
     config = small(32, phase)
     with pytest.raises(ConfigError) as caught:
         make_plan(config, examples=5000, devices=devices)
-    assert str(caught.value) == (
-        "batch.0.per_worker_batch=1: layer4_0/bn1 has one value of each channel with images of 32x32, and batch normalization "
-        f"needs two; use {hint}"
-    )
+    assert (caught.value.field, caught.value.hint) == ("batch.0.per_worker_batch", f"use {hint}")
     for flags in hint.split(", or "):
         changed = apply_flags(config, flags.split())
         assert make_plan(changed, examples=5000, devices=devices).phases[0].normalized_values in (2, 3, 4)
@@ -236,7 +229,6 @@ class NnxVector(nnx.Module):
 
 @pytest.mark.parametrize("module", [LinenVector(), NnxVector])
 def test_flax_modules_that_normalize_single_values_are_refused(module):
-    """No image size helps: the layer is behind the mean over all positions."""
     register_model("vector", module)
     config = small(32, Phase(4), name="vector")
     with pytest.raises(ConfigError, match=r"=1: norm has one value .*global-batch 8 --batch.0.per-worker-batch 2, or --model"):

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from jaxdp.config import LARGEST_IMAGE, RESNET, Config
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.models.summary import count_normalized
 
@@ -35,38 +35,14 @@ def _fewest(config: Config, phase: Phase) -> tuple[str, float]:
 
 
 def _one_value(config: Config, phase: Phase, layer: str) -> ConfigError:
-    """The error for a phase in which a layer normalizes single values, with the smallest batch and image size that work."""
+    """The error for a phase in which a layer normalizes single values, with the smallest batch that works."""
     flag, size = f"--batch.{phase.index}.", phase.image_size
     larger = f"{flag}per-worker-batch 2"
     if phase.accumulation % 2:
         larger = f"{flag}global-batch {2 * phase.global_batch} {larger}"
     hints = [larger]
-    if size_that_works := _smallest_image_size(config, phase):
-        name = "--data.image-size" if config.batch[phase.index].image_size is None else f"{flag}image-size"
-        hints.append(f"{name} {size_that_works}")
     if phase.devices > 1 and config.model.norm == "per_worker":
         hints.append("--model.norm synchronized")
     field, batch = f"batch.{phase.index}.per_worker_batch", phase.per_worker_batch
     reason = f"{layer} has one value of each channel with images of {size}x{size}, and batch normalization needs two"
     return ConfigError(field, batch, reason=reason, hint=f"use {', or '.join(hints)}")
-
-
-def _smallest_image_size(config: Config, phase: Phase) -> int | None:
-    """The smallest size of images with which no layer normalizes single values in a phase; None if there is none."""
-
-    if config.model.name == RESNET:  # in a tiny network, whose maps have the same sizes
-        config = replace(config, model=replace(config.model, depth=18, width=1))
-
-    def works(size: int) -> bool:
-        return 1 < _fewest(config, replace(phase, image_size=size))[1] < math.inf
-
-    small, step = phase.image_size, 1
-    while not works(small + step):
-        small, step = small + step, 2 * step
-        if small + step > LARGEST_IMAGE:
-            return None
-    large = small + step
-    while large - small > 1:
-        middle = (small + large) // 2
-        small, large = (small, middle) if works(middle) else (middle, large)
-    return large
