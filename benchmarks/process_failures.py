@@ -129,6 +129,7 @@ class Images:
             mark(self.workdir, "failed")
             FAILURES[self.case]()
         if self.fails and self.read == FAILS_AT and self.case == "directory gone":
+            mark(self.workdir, "failed")
             folder = self.workdir / "run" / "processes"
             folder.rename(folder.with_name("gone"))
             folder.write_text("")
