@@ -168,7 +168,7 @@ def run_session(
             directory=path,
             open_board=partial(Folder, url) if url else None,
         )
-        if group.failed:
+        if group.failure is not None:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
         group.attach(before_exit=screen.end, while_waiting=signals.raise_if_stop_agreed)

@@ -52,9 +52,9 @@ class ProcessGroup:
         return self.rank == 0
 
     @property
-    def failed(self) -> bool:
-        """Whether this process has reported a failure."""
-        return False
+    def failure(self) -> Failure | None:
+        """What this process has reported of its own failure."""
+        return None
 
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         """Begin a run: set its callbacks. All processes begin the same runs in the same order.
@@ -183,8 +183,8 @@ class JoinedProcesses(ProcessGroup):
         return processes
 
     @property
-    def failed(self) -> bool:
-        return self.follower.supervisor.record.failure is not None
+    def failure(self) -> Failure | None:
+        return self.follower.supervisor.record.failure
 
     def _begin_run(self) -> None:
         self._request: Request = ""
@@ -256,7 +256,7 @@ class JoinedProcesses(ProcessGroup):
 
     def close(self, exiting: bool = False) -> None:
         self._exchange.is_closing = True
-        if not self.failed:
+        if self.failure is None:
             with suppress(OSError):  # the run has ended well, though its directory is gone
                 self.all_gather_object("all processes to exit", None, while_waiting=lambda: None)
         self.follower.leave()

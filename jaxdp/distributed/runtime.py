@@ -70,19 +70,21 @@ def _register_exit() -> None:
 def _at_exit() -> None:
     """Leave the group with the other processes. After a failure, exit at once, because JAX's shutdown would block.
 
-    A program that does not catch `Stopped` exits with its code, without waiting for compilations in threads.
+    The exit code is that of the failure, as on the other processes: `jaxdp launch` does not restart a configuration error. A
+    program that does not catch `Stopped` exits with its code, without waiting for compilations in threads.
     """
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     stopped = isinstance(error, Stopped)  # raised on every process
     if _group is not None:
-        if error is not None and not stopped and not _group.failed:  # raised by the caller's code outside of a run
+        if error is not None and not stopped and _group.failure is None:  # raised by the caller's code outside of a run
             _group.fail(f"{type(error).__name__}: {first_line(error)}", place=place_of(error))
-        if not _group.failed:
+        if _group.failure is None:
             _group.close(exiting=stopped)
-    if stopped or (_group is not None and _group.failed):
+    failure = _group and _group.failure
+    if stopped or failure:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1 if _group is not None and _group.failed else EXIT_STOPPED)
+        os._exit(failure.code if failure else EXIT_STOPPED)
 
 
 @contextlib.contextmanager
