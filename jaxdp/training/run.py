@@ -156,7 +156,7 @@ class Run:
         rows = -len(images) % self.mesh.size
         padded = np.concatenate([images, np.zeros((rows, *images.shape[1:]), images.dtype)])
         logits, _ = self._predictor(self.mesh)(*self.evaluated, {"images": from_host(padded, self.mesh)})
-        return np.asarray(logits)[: len(images)]
+        return jax.device_get(logits)[: len(images)]
 
     def predict_held_out(self) -> HeldOut:
         """Labels and logits of all held-out images, each once, in their order; the same on every process.
