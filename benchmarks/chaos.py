@@ -28,6 +28,7 @@ from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import TIMING, read_log
 
 ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks/results/chaos.json"
 TRAINING = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "256", "--data.eval-examples", "2000"),
     *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "8"),
@@ -174,16 +175,16 @@ def main():
             points = ", ".join(f"{hit['signal']} {hit['stage']} ({hit['exit']})" for hit in hits)
             is_equal = "DIFFERS" if outcome != expected[processes] else "equal"
             print(f"run {number} on {processes}: {points}: {is_equal}", flush=True)
-    record = {
-        "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),
-        "seed": arguments.seed,
-        "runs": arguments.runs,
-        "processes": ", ".join(map(str, arguments.processes)),
-        "equal": arguments.runs - len(different),
-        "different": different,
-        "interruptions": interruptions,
-    }
-    (ROOT / "benchmarks/results/chaos.json").write_text(json.dumps(record, indent=1) + "\n")
+            record = {
+                "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),
+                "seed": arguments.seed,
+                "runs": len(interruptions),
+                "processes": ", ".join(map(str, arguments.processes)),
+                "equal": len(interruptions) - len(different),
+                "different": different,
+                "interruptions": interruptions,
+            }
+            RESULT.write_text(json.dumps(record, indent=1) + "\n")  # after each run: they take long
     print(table(record))
 
 
