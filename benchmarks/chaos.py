@@ -1,12 +1,12 @@
 """Interrupts training runs at random moments and compares their results with those of uninterrupted runs.
 
-    python benchmarks/chaos.py [--runs 10] [--processes 1 2 3] [--seed 0]
+    python benchmarks/chaos.py [--runs 10] [--processes 1 2 3] [--interruptions 7] [--seed 0]
 
-Every run is the same small training, on one process or by `jaxdp launch` on several. It is interrupted one to five times,
-each time a random time after a random stage (starting, compiling, stepping, evaluating, saving) begins: SIGKILL to a process,
-SIGSTOP and later SIGKILL, or SIGTERM or SIGINT, which must end it with 75. The same command resumes it until it finishes. Its
-last parameters, its log without times and its accuracy must equal those of an uninterrupted run on as many processes. Writes
-benchmarks/results/chaos.json and prints the table of interruptions.
+Every run is the same small training, on one process or by `jaxdp launch` on several. It is interrupted one to five times, or
+as often as asked, each time a random time after a random stage (starting, compiling, stepping, evaluating, saving) begins:
+SIGKILL to a process, SIGSTOP and later SIGKILL, or SIGTERM or SIGINT, which must end it with 75. The same command resumes it
+until it finishes. Its last parameters, its log without times and its accuracy must equal those of an uninterrupted run on as
+many processes. Writes benchmarks/results/chaos.json and prints the table of interruptions.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import TIMING, read_log
 
 ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks/results/chaos.json"
 TRAINING = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "256", "--data.eval-examples", "2000"),
     *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "8"),
@@ -155,6 +156,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 2, 3], help="of the runs, in turn")
+    parser.add_argument("--interruptions", type=int, help="of each run (default: a random number from 1 to 5)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
@@ -165,23 +167,24 @@ def main():
             processes = arguments.processes[number % len(arguments.processes)]
             if processes not in expected:
                 expected[processes] = train_to_the_end(folder / f"uninterrupted-{processes}", processes)
-            hits, outcome = interrupted_run(folder, number, seed=arguments.seed, processes=processes)
+            options = {"seed": arguments.seed, "processes": processes, "kills": arguments.interruptions}
+            hits, outcome = interrupted_run(folder, number, **options)
             interruptions.append(hits)
             if outcome != expected[processes]:
                 different.append(number)
             points = ", ".join(f"{hit['signal']} {hit['stage']} ({hit['exit']})" for hit in hits)
             is_equal = "DIFFERS" if outcome != expected[processes] else "equal"
             print(f"run {number} on {processes}: {points}: {is_equal}", flush=True)
-    record = {
-        "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),
-        "seed": arguments.seed,
-        "runs": arguments.runs,
-        "processes": ", ".join(map(str, arguments.processes)),
-        "equal": arguments.runs - len(different),
-        "different": different,
-        "interruptions": interruptions,
-    }
-    (ROOT / "benchmarks/results/chaos.json").write_text(json.dumps(record, indent=1) + "\n")
+            record = {
+                "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),
+                "seed": arguments.seed,
+                "runs": len(interruptions),
+                "processes": ", ".join(map(str, arguments.processes)),
+                "equal": len(interruptions) - len(different),
+                "different": different,
+                "interruptions": interruptions,
+            }
+            RESULT.write_text(json.dumps(record, indent=1) + "\n")  # after each run: they take long
     print(table(record))
 
 

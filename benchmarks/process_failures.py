@@ -47,7 +47,7 @@ CASES = {
     "other seed": (r"seed: \d+ on rank 0, \d+ on rank", 2),
     "missing": (r"did not start", 1),
     "port taken": (r"coordinator port.*choose another port", 2),
-    "unequal devices": (r"devices: rank \d+ on \S+ has 1 and rank \d+ on \S+ has 2", 2),
+    "unequal devices": (r"mesh\.cpu_devices: \d on rank 0, \d on rank", 2),
     "SIGTERM": (r"stopped by SIGTERM.* after step \d+", 75),
     "all suspended": (r"trained", 0),
     "slow directory": (r"trained", 0),
@@ -129,6 +129,7 @@ class Images:
             mark(self.workdir, "failed")
             FAILURES[self.case]()
         if self.fails and self.read == FAILS_AT and self.case == "directory gone":
+            mark(self.workdir, "failed")
             folder = self.workdir / "run" / "processes"
             folder.rename(folder.with_name("gone"))
             folder.write_text("")
@@ -276,6 +277,7 @@ def last_line(file: Path) -> str:
 def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict:
     """Whether the lines of the processes that did not fail name the cause, and no healthy rank."""
     pattern, code = CASES[case]
+    expected = (code, -signal.SIGABRT) if code == 1 else (code,)  # JAX aborts processes that outlive rank 0
     others = {each: line for each, line in lines.items() if each != rank or code != 1}
     blaming = [re.search(r"rank (\d+) on \S+ failed", line) for line in others.values() if not re.search(CUT_OFF, line)]
     blamed = {int(found[1]) for found in blaming if found}
@@ -287,6 +289,7 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict
         "named": any(named) if case in NAMED_ONCE else all(named),
         "complete": None if case in WITHOUT_STEP or code != 1 else all(re.search(step, line) for line in others.values()),
         "healthy rank blamed": code == 1 and bool(blamed - {rank}),
+        "exit codes": all(codes[each] in expected for each in others) if len(codes) == len(lines) else None,
         "codes": codes,
         "lines": lines,
     }
@@ -295,8 +298,8 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict
 def table(record: dict) -> str:
     """Seconds until the last process has ended, and what the last lines say."""
     lines = ["| case | processes | started by | fails | runs | seconds, median | most | cause named | with step and place |"]
-    lines[0] += " healthy rank blamed |"
-    lines.append("|---" * 10 + "|")
+    lines[0] += " healthy rank blamed | exit code as documented |"
+    lines.append("|---" * 11 + "|")
     groups: dict[tuple, list[dict]] = {}
     for row in record["rows"]:
         role = "another" if row["rank"] else "rank 0"
@@ -305,7 +308,8 @@ def table(record: dict) -> str:
         seconds = [row["seconds"] for row in each]
         named, wrong = (sum(row[name] for row in each) for name in ("named", "healthy rank blamed"))
         complete = "-" if each[0]["complete"] is None else sum(row["complete"] for row in each)
-        cells = [*key, len(each), f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}", named, complete, wrong]
+        codes = "-" if None in (known := [row.get("exit codes") for row in each]) else sum(known)
+        cells = [*key, len(each), f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}", named, complete, wrong, codes]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -25,8 +25,8 @@ from jaxdp.distributed import runtime, supervisor
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.distributed.stack_traces import place_of
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
+from jaxdp.distributed.status_files import Failure
+from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import CHECKPOINTS, expand_user, is_url
 from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.console import Quiet, Screen
@@ -54,7 +54,7 @@ from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.storage.status_board import Folder
 from jaxdp.trackers.supervisor import Trackers, check_packages
-from jaxdp.training.callback import Callback, CallbackError, Callbacks
+from jaxdp.training.callback import Callback, Callbacks
 from jaxdp.training.loop import fit
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
@@ -168,9 +168,9 @@ def run_session(
             directory=path,
             open_board=partial(Folder, url) if url else None,
         )
-        if group.failed:
+        if group.failure is not None:
             raise TrainingError("the processes of this run have failed before; start all of them again")
-        signals.attach(group)
+        signals.group = group
         group.attach(before_exit=screen.end, while_waiting=signals.raise_if_stop_agreed)
         group.set_resume_hint(f"{screen.resume_action} continues from the last checkpoint, if there is one")
         session = _Session(
@@ -196,10 +196,7 @@ def run_session(
         except (Stopped, StopTraining):
             raise
         except BaseException as error:
-            code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
-            cause = error.__cause__ if isinstance(error, CallbackError) else error
-            failed = isinstance(cause, jax.errors.JaxRuntimeError)
-            group.fail(first_line(error), code, collective_failed=failed, place=place_of(cause or error))
+            group.fail(Failure.of(error))
             raise
         finally:
             screen.end()

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxdp.checkpoint.manager import Rollback
@@ -149,7 +148,7 @@ def local_findings(results: dict[str, jax.Array]) -> dict[str, Any]:
     where they differ most, the devices that found a difference, and the devices whose contribution is missing.
     """
     rows = {
-        name: {shard.index[0].start: np.asarray(shard.data)[0] for shard in value.addressable_shards}
+        name: {shard.index[0].start: jax.device_get(shard.data)[0] for shard in value.addressable_shards}
         for name, value in results.items()
     }
     buckets = {}

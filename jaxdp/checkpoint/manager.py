@@ -221,7 +221,7 @@ class CheckpointManager:
     def _save(self, samples: int, metadata: dict, *, report: StateReport, before_manifest: Callable[[], None]) -> None:
         """Write the state, check it on all processes, complete the checkpoint, and remove expired ones."""
         group, path = self.group, self.folder / f"{UNFINISHED}{samples}"
-        group.set_background_save(f"the checkpoint of {samples} samples")
+        group.status.set_background_save(f"the checkpoint of {samples} samples")
         try:
             arrays = self._write(path, report)
             reports = [StateReport(**fields) for fields in group.all_gather_object("written", dataclasses.asdict(report))]
@@ -245,7 +245,7 @@ class CheckpointManager:
             elif group.rank == errors.index(self.last_error):
                 self._abandon(path, self.last_error)
         finally:
-            group.set_background_save("")
+            group.status.set_background_save("")
 
     def _write(self, path: Path, report: StateReport) -> dict[str, list]:
         """Write this process's part of the state, complete the report, and return the descriptions of all arrays."""

@@ -29,7 +29,7 @@ def run(arguments: list[str], program: str) -> None:
         except (Stopped, StopTraining) as stopped:
             from jaxdp.distributed import runtime
 
-            signals.set_on_forced_signal(lambda: os._exit(EXIT_STOPPED))  # mpirun signals the rest once one exits
+            signals.on_forced_signal = lambda: os._exit(EXIT_STOPPED)  # mpirun signals the rest once one exits
             group = runtime.current_group()
             if group.is_rank0:
                 message = stopped if isinstance(stopped, Stopped) else stopped_before_training(signals.stop_reason)
@@ -37,7 +37,7 @@ def run(arguments: list[str], program: str) -> None:
                     print(f"jaxdp: {message}", file=sys.stderr, flush=True)
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
-            group.close(exiting=True)
+            group.close()
             os._exit(EXIT_STOPPED)  # without waiting for compilations in threads
 
 
@@ -117,7 +117,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         try:
             print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)
         except OSError as error:
-            group.close(exiting=True)  # the run has ended well: the other processes exit with 0
+            group.close()  # the run has ended well: the other processes exit with 0
             raise OSError(error.errno, error.strerror, "stdout") from None
     runtime.exit_together(group)
 

@@ -17,6 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from jaxdp.distributed.process_group import Agreement, ProcessGroup
+from jaxdp.distributed.status_files import Failure
 from jaxdp.errors import EXIT_STOPPED, OneLine
 from jaxdp.xla.jax_options import own_options
 
@@ -85,7 +86,7 @@ class SignalHandler:
     def __init__(self, on_forced_signal: Callable[[], None] | None = None) -> None:
         self.stop_reason: str | None = None
         self.group: ProcessGroup = ProcessGroup()
-        self._on_forced_signal = on_forced_signal or self._exit_at_once
+        self.on_forced_signal = on_forced_signal or self._exit_at_once
         self._signals, self._arrival_time = StopSignals(), _ArrivalTime()
         self._previous_handlers: dict[int, Any] = {}
         self._agreed_save = False
@@ -101,16 +102,9 @@ class SignalHandler:
             signal.signal(number, handler)
         self._arrival_time.close()
 
-    def attach(self, group: ProcessGroup) -> None:
-        """Set the processes that must stop at the same point."""
-        self.group = group
-
-    def set_on_forced_signal(self, action: Callable[[], None]) -> None:
-        self._on_forced_signal = action
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signals.is_forced(self._arrival_time()):
-            self._on_forced_signal()
+            self.on_forced_signal()
         self.request_stop(signal.Signals(number).name)
 
     def _exit_at_once(self) -> None:
@@ -128,7 +122,7 @@ class SignalHandler:
             os._exit(1)
 
     def _tell_others(self, told: threading.Lock) -> None:
-        self.group.fail("a second signal ended it at once")
+        self.group.fail(Failure("a second signal ended it at once"))
         told.release()
 
     def request_stop(self, reason: str) -> None:

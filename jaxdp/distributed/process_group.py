@@ -16,7 +16,7 @@ from jaxdp.distributed.launchers import Cluster, host_identity
 from jaxdp.distributed.status_files import Board, Failure
 from jaxdp.distributed.stragglers import Stragglers
 from jaxdp.distributed.verdict import Limits
-from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, ConfigError
+from jaxdp.errors import EXIT_STOPPED, ConfigError
 
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 10.0  # for a directory that does not answer at the end of a run
@@ -52,9 +52,9 @@ class ProcessGroup:
         return self.rank == 0
 
     @property
-    def failed(self) -> bool:
-        """Whether this process has reported a failure."""
-        return False
+    def failure(self) -> Failure | None:
+        """What this process has reported of its own failure."""
+        return None
 
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         """Begin a run: set its callbacks. All processes begin the same runs in the same order.
@@ -63,9 +63,6 @@ class ProcessGroup:
         by the main thread while it waits for other processes; may raise.
         """
         supervisor.current().before_exit = before_exit
-
-    def raise_while_waiting(self) -> None:
-        """Call what was set with `attach` as while_waiting, if this process may have to wait for others."""
 
     def set_resume_hint(self, hint: str) -> None:
         """Set how the run can be resumed, for the last line of an error."""
@@ -82,6 +79,12 @@ class ProcessGroup:
     def broadcast_object(self, name: str, value: Any) -> Any:
         """Rank 0's value, on every process."""
         return self.all_gather_object(name, value)[0]
+
+    def barrier(self, name: str) -> None:
+        """Wait until all are ready for what `name` says. A sync point must follow: a stop may end the wait of some only.
+
+        Needed before a program's first collective, which fails if another process is still compiling.
+        """
 
     def request_save(self) -> bool:
         """Ask all processes to save at the same sync point. Returns True if this process can do it at once."""
@@ -110,10 +113,6 @@ class ProcessGroup:
         """Set what this process does now, see `ProcessStatus`; all processes begin the same activities in the same order."""
         self.status.set_activity(activity, step, detail)
 
-    def set_background_save(self, name: str) -> None:
-        """Set what is being saved in the background; "" when the save has ended."""
-        self.status.set_background_save(name)
-
     def record_step(self, step: int, waited: float, completed: float) -> None:
         """Record how many seconds this process waited for its devices in a step, and when it had the results (monotonic)."""
 
@@ -121,18 +120,17 @@ class ProcessGroup:
         """See `Stragglers.report`: since the last call or in the whole session; {} on other ranks than 0."""
         return {}
 
-    def fail(self, reason: str, code: int = EXIT_FAILURE, collective_failed: bool = False, *, place: str = "") -> None:
+    def fail(self, failure: Failure) -> None:
         """Report that this process cannot continue, so that all others exit too.
 
-        collective_failed: a collective raised, most likely because another process failed; that failure is then reported.
-        place: where the error was raised.
+        If a collective has failed, most likely because another process did, that failure is reported.
         """
 
     def abort(self, reason: str) -> None:
         """End all other processes, and then this one, whatever their threads do. A single process goes on."""
 
-    def close(self, exiting: bool = False) -> None:
-        """Leave the group once all processes are done. exiting: this process exits right afterwards."""
+    def close(self) -> None:
+        """Leave the group once all processes are done."""
 
 
 class JoinedProcesses(ProcessGroup):
@@ -183,8 +181,8 @@ class JoinedProcesses(ProcessGroup):
         return processes
 
     @property
-    def failed(self) -> bool:
-        return self.follower.supervisor.record.failure is not None
+    def failure(self) -> Failure | None:
+        return self.follower.supervisor.record.failure
 
     def _begin_run(self) -> None:
         self._request: Request = ""
@@ -198,14 +196,14 @@ class JoinedProcesses(ProcessGroup):
         self._exchange.begin_run()
         self._begin_run()
 
-    def raise_while_waiting(self) -> None:
-        self._while_waiting()
-
     def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
         if while_waiting is None:
             may_stop = threading.current_thread() is threading.main_thread() and not self._steps_have_begun
             while_waiting = self._while_waiting if may_stop else lambda: None
         return self._exchange.all_gather(name, value, while_waiting)
+
+    def barrier(self, name: str) -> None:
+        self._exchange.all_gather(f"all processes to be ready for {name}", None, self._while_waiting)
 
     # Agreement: see `jaxdp.training.request_flags`.
 
@@ -247,16 +245,16 @@ class JoinedProcesses(ProcessGroup):
     def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
         return self._stragglers.report(self.follower.step_times, self.hosts, whole_run) if self.is_rank0 else {}
 
-    def fail(self, reason: str, code: int = EXIT_FAILURE, collective_failed: bool = False, *, place: str = "") -> None:
-        self.follower.fail(Failure(reason, code, collective_failed, place))
+    def fail(self, failure: Failure) -> None:
+        self.follower.fail(failure)
 
     def abort(self, reason: str) -> None:
         self.follower.fail(Failure(reason), end=True)
         time.sleep(ABORT_SECONDS)
 
-    def close(self, exiting: bool = False) -> None:
+    def close(self) -> None:
         self._exchange.is_closing = True
-        if not self.failed:
+        if self.failure is None:
             with suppress(OSError):  # the run has ended well, though its directory is gone
                 self.all_gather_object("all processes to exit", None, while_waiting=lambda: None)
         self.follower.leave()
@@ -331,12 +329,3 @@ class Exchange:
 def _checksum(text: str) -> str:
     """A checksum: a file that is read while it is written may hold a part of each text."""
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-def barrier(group: ProcessGroup, name: str) -> None:
-    """Wait until all processes are ready for what `name` says. A sync point must follow: a stop may end the wait of some only.
-
-    Needed before a program's first collective, which fails if another process is still compiling.
-    """
-    if group.num_processes > 1:
-        group.all_gather_object(f"all processes to be ready for {name}", None, while_waiting=group.raise_while_waiting)

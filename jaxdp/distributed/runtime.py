@@ -17,8 +17,8 @@ from jaxdp.distributed import coordination, launchers, memory, supervisor
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import JoinedProcesses, ProcessGroup
 from jaxdp.distributed.stack_traces import place_of
-from jaxdp.distributed.status_files import FOLDER, Board, Directory
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_STOPPED, ConfigError, first_line, plural
+from jaxdp.distributed.status_files import FOLDER, Board, Directory, Failure
+from jaxdp.errors import EXIT_STOPPED, ConfigError, first_line, plural
 from jaxdp.xla import jax_options, options
 
 if TYPE_CHECKING:
@@ -70,19 +70,21 @@ def _register_exit() -> None:
 def _at_exit() -> None:
     """Leave the group with the other processes. After a failure, exit at once, because JAX's shutdown would block.
 
-    A program that does not catch `Stopped` exits with its code, without waiting for compilations in threads.
+    The exit code is that of the failure, as on the other processes: `jaxdp launch` does not restart a configuration error. A
+    program that does not catch `Stopped` exits with its code, without waiting for compilations in threads.
     """
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     stopped = isinstance(error, Stopped)  # raised on every process
     if _group is not None:
-        if error is not None and not stopped and not _group.failed:  # raised by the caller's code outside of a run
-            _group.fail(f"{type(error).__name__}: {first_line(error)}", place=place_of(error))
-        if not _group.failed:
-            _group.close(exiting=stopped)
-    if stopped or (_group is not None and _group.failed):
+        if error is not None and not stopped and _group.failure is None:  # raised by the caller's code outside of a run
+            _group.fail(Failure(f"{type(error).__name__}: {first_line(error)}", place=place_of(error)))
+        if _group.failure is None:
+            _group.close()
+    failure = _group and _group.failure
+    if stopped or failure:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1 if _group is not None and _group.failed else EXIT_STOPPED)
+        os._exit(failure.code if failure else EXIT_STOPPED)
 
 
 @contextlib.contextmanager
@@ -91,8 +93,7 @@ def fail_together(group: ProcessGroup) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
-        group.fail(first_line(error), code, place=place_of(error))
+        group.fail(Failure.of(error))
         raise
 
 
@@ -103,7 +104,7 @@ def exit_together(group: ProcessGroup, code: int = 0, *, directory: Path | None 
     """
     if group.num_processes > 1:
         sys.stdout.flush()
-        group.close(exiting=True)
+        group.close()
         if directory is not None and group.is_rank0:
             shutil.rmtree(directory, ignore_errors=True)
         os._exit(code)  # JAX's shutdown blocks for minutes if a process is late

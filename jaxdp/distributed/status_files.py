@@ -59,7 +59,8 @@ class Failure:
         """The failure that an exception is, in one line."""
         reason, code = _text(first_line(error) or type(error).__name__, REASON_CHARS), getattr(error, "exit_code", EXIT_FAILURE)
         place = "" if code == EXIT_STOPPED else stack_traces.place_of(error)
-        return cls(reason, code, type(error).__name__ == "JaxRuntimeError", place)
+        is_collective = "JaxRuntimeError" in (type(error).__name__, type(error.__cause__).__name__)  # maybe of a callback
+        return cls(reason, code, is_collective, place)
 
 
 @dataclass(frozen=True)

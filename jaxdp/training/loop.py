@@ -16,7 +16,7 @@ from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.data.loader import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.distributed.preemption import ForcedStop, StopTraining
-from jaxdp.distributed.process_group import REQUESTS, barrier
+from jaxdp.distributed.process_group import REQUESTS
 from jaxdp.errors import TrainingError
 from jaxdp.files import RESULT, write_atomically
 from jaxdp.phases import interval_elapsed
@@ -66,7 +66,7 @@ def _train_phase(run: Run, phase: PlannedPhase) -> None:
     with closing(open_batches(run.compiler, run.datasets, phase, first=run.progress.samples)) as batches:
         run.clock.restart()
         batch = _next_batch(run, batches)
-        barrier(run.processes, f"the first step of phase {phase.index}")
+        run.processes.barrier(f"the first step of phase {phase.index}")
         while batch is not None and run.stop_reason is None:
             _begin_step(run, batch)
             _start_step(run, step, batch)
@@ -90,7 +90,7 @@ def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
         run.state, run.placement = placement.place(run.whole_state()), placement
     with run.clock.waiting_for_compiler():
         step = run.signals.wait_for(compiled_step)
-    barrier(run.processes, f"phase {phase.index}")
+    run.processes.barrier(f"phase {phase.index}")
     for later in run.plan.phases[phase.index + 1 :]:
         compiler.prepare_train(later)
         compiler.prepare_evaluation(later)
@@ -194,7 +194,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     processes.set_activity("evaluate")
     run.status("evaluating")
     with run.clock.paused("evaluation"):
-        barrier(processes, "evaluation")
+        processes.barrier("evaluation")
         signals.pass_sync_point()  # before the collectives that gather the parameters
         examples = ExampleCollector(len(source))
         found = evaluate(

@@ -16,7 +16,6 @@ from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import at_image_size
 from jaxdp.data.chunks import image_bytes, rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
-from jaxdp.distributed.process_group import barrier
 from jaxdp.training.clock import Clock
 from jaxdp.training.evaluation import evaluation_logits
 from jaxdp.training.state import Replicated, TrainState, from_host, replicate, replicated
@@ -156,7 +155,7 @@ class Run:
         rows = -len(images) % self.mesh.size
         padded = np.concatenate([images, np.zeros((rows, *images.shape[1:]), images.dtype)])
         logits, _ = self._predictor(self.mesh)(*self.evaluated, {"images": from_host(padded, self.mesh)})
-        return np.asarray(logits)[: len(images)]
+        return jax.device_get(logits)[: len(images)]
 
     def predict_held_out(self) -> HeldOut:
         """Labels and logits of all held-out images, each once, in their order; the same on every process.
@@ -194,7 +193,7 @@ class Run:
 
         key = ("gradient", self.mesh, self.phase.global_batch, self.phase.accumulation, self.phase.image_size)
         program = self.compiler.once(key, compile_gradient, self.compiler, self.phase).result()
-        barrier(self.processes, "all processes to be ready for a gradient")
+        self.processes.barrier("a gradient")
         rate = self.plan.learning_rate(self.progress.samples)
         return program(self.state, batch, self.compiler.hyperparameters(self.phase, rate))
 

@@ -108,7 +108,7 @@ from jaxdp.distributed.status_files import Directory
 from jaxdp.distributed.verdict import Limits
 with SignalHandler() as signals:
     group = JoinedProcesses.join(detect("auto"), Directory(Path(sys.argv[1])), Limits())
-    signals.attach(group)
+    signals.group = group
     print("joined", flush=True)
     while not signals.stop_reason:
         time.sleep(0.01)

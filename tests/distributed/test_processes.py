@@ -18,8 +18,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from jaxdp.distributed import launchers
 from jaxdp.distributed.process_group import JoinedProcesses
-from jaxdp.distributed.stack_traces import place_of
-from jaxdp.distributed.status_files import Directory
+from jaxdp.distributed.status_files import Directory, Failure
 from jaxdp.distributed.verdict import Limits
 start, stuck = float(os.environ.get("START", 60)), float(os.environ.get("STUCK", 3))
 limits = Limits(late_seconds=1, stuck_seconds=stuck, silence_seconds=4, start_seconds=start)
@@ -169,7 +168,7 @@ def reads():
 try:
     reads()
 except RuntimeError as error:
-    group.fail(str(error), place=place_of(error))
+    group.fail(Failure.of(error))
     os._exit(1)
 """
     codes = start({0: WAIT, 1: raises, 2: WAIT}).wait()
@@ -268,7 +267,6 @@ def test_a_directory_that_can_only_be_read_ends_no_run_and_is_reported_once(faul
 def test_a_stop_ends_waiting_for_others_before_the_first_step_and_at_barriers_only(start):
     """If it ended another exchange on one process, the other would begin a collective alone."""
     steps = """
-from jaxdp.distributed.process_group import barrier
 def stop():
     raise SystemExit("stopped")
 group.attach(before_exit=lambda: None, while_waiting=stop)
@@ -278,11 +276,11 @@ assert group.all_gather_object("findings", rank) == [0, 1]
 time.sleep(2 * (1 - rank))
 stopped = False
 try:
-    barrier(group, "the evaluation")
+    group.barrier("the evaluation")
 except SystemExit:
     stopped = True
 group.attach(before_exit=lambda: None, while_waiting=lambda: None)  # a run in which the other has begun more operations
-barrier(group, "the evaluation")
+group.barrier("the evaluation")
 assert group.all_gather_object("in the second run", rank) == [0, 1]
 group.close()
 os._exit(0 if stopped == (rank == 1) else 3)

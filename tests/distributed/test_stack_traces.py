@@ -4,9 +4,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxdp.distributed import stack_traces
+from jaxdp.training import loop
 
 
 def stack(frame, waits_for="", name=stack_traces.MAIN):
@@ -162,6 +165,33 @@ def frames(*pairs):
 )
 def test_waits_for_is_decided_by_the_innermost_library_frames(stack, expected):
     assert stack_traces.waits_for(stack) == expected
+
+
+@pytest.mark.parametrize("wait", [loop.read, jax.device_get, jax.block_until_ready])
+def test_a_thread_that_waits_for_its_devices_is_recognized(wait):
+    """As the loop, an evaluation and an audit wait: a rank that is stuck in its data is named only if the others wait."""
+    release, mesh = threading.Event(), jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    whole = jax.sharding.PartitionSpec()
+
+    def waits(value):
+        release.wait(60)
+        return value
+
+    def on_device(value):
+        return jax.lax.pmean(jax.pure_callback(waits, jax.ShapeDtypeStruct((), jnp.float32), value), "x")
+
+    value = jax.device_put(jnp.float32(1), jax.NamedSharding(mesh, whole))
+    result = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=whole, out_specs=whole))(value)
+    of_one_device = result.addressable_shards[0].data  # whose buffer NumPy takes without a call of Python
+    thread = threading.Thread(target=lambda: wait({"loss": of_one_device}))
+    thread.start()
+    deadline, waiting = time.monotonic() + 30, ""
+    while waiting != stack_traces.DEVICES and time.monotonic() < deadline:
+        waiting = next(iter(stack_traces.capture(thread.ident)), stack(""))["waits_for"]
+        time.sleep(0.01)
+    release.set()
+    thread.join()
+    assert waiting == stack_traces.DEVICES
 
 
 @pytest.mark.parametrize("file", [*stack_traces.CONTROL, stack_traces.PREEMPTION])

@@ -454,9 +454,36 @@ def test_train_after_a_failure_of_the_group_raises(tmp_path):
             print("first:", error, flush=True)
         jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
     """
-    out, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 1)
+    out, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 2)
     assert "seed: 0 on rank 0, 1 on rank 1" in out
     assert "the processes of this run have failed before" in err
+
+
+def test_a_program_whose_processes_differ_exits_with_2_and_is_not_restarted(tmp_path):
+    body = f"""
+        import dataclasses
+        other = dataclasses.replace(config, seed=rank)
+        jaxdp.train(other, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
+    """
+    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body), restarts=1), 2)
+    assert "seed: 0 on rank 0, 1 on rank 1" in err
+    assert "restarting" not in err
+
+
+def test_a_program_that_is_stopped_before_the_first_step_exits_with_75_on_every_process(tmp_path):
+    body = f"""
+        import signal
+        class Stopping(Images):
+            is_sent = rank == 0
+            def __len__(self):
+                if not self.is_sent:
+                    self.is_sent = True
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return 64
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Stopping(), Images()))
+    """
+    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 75)
+    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ was stopped .*SIGTERM", err), err
 
 
 def test_a_process_with_a_full_output_pipe_exits_after_a_failure(tmp_path):
