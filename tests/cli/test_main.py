@@ -286,7 +286,7 @@ def test_closed_stdout_gives_no_traceback(arguments):
         assert done.stderr == ""
 
 
-@pytest.mark.parametrize("module", ["tyro", "numpy", "jaxdp.doctor.jax_probe"])
+@pytest.mark.parametrize("module", ["tyro", "numpy", "jaxdp.doctor.devices"])
 def test_interrupt_during_an_import_is_one_line(module):
     script = f"""
 import signal, sys
