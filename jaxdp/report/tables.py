@@ -19,9 +19,8 @@ from jaxdp.validation import flatten
 
 MAX_TIED = 3  # equally frequent wrong predictions of a class that are listed
 NOT_MEASURED = "not measured"
-EXPOSED_NOT_MEASURED = "not measured: jaxdp report --communication"
 MISSING = "—"
-STATUS = {"finished": "finished", "running": "still training", "stopped": "not finished"}
+STATUS = {"finished": "finished", "running": "still training", "stopped": "stopped", "failed": "failed", "killed": "killed"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,38 +129,38 @@ def curves_note(runs: list[History]) -> str:
 
 
 def _table(header: list[str], rows: list[list[str]], bold: Set[tuple[int, int]] = frozenset()) -> str:
-    """An HTML table; the first cell of every row is its heading. bold: (row, column) of bold cells."""
+    """An HTML table; the first cell of every row is its heading. bold: (row, column) of bold cells.
+
+    Cells carry the heading of their column, which narrow screens show when they stack them.
+    """
     head = "".join(f"<th>{escape(text)}</th>" for text in header)
     body = ""
     for y, (name, *texts) in enumerate(rows):
-        cells = (f"<strong>{escape(text)}</strong>" if (y, x) in bold else escape(text) for x, text in enumerate(texts, 1))
-        body += f"<tr><th>{escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+        cells = ""
+        for x, text in enumerate(texts, 1):
+            shown = f"<strong>{escape(text)}</strong>" if (y, x) in bold else escape(text)
+            cells += f'<td data-label="{escape(header[x])}">{shown}</td>'
+        body += f"<tr><th>{escape(name)}</th>{cells}</tr>\n"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
 def time_table(runs: list[History]) -> str:
     """Seconds and shares of every part of the wall time; a column per run."""
     columns = [run.seconds() for run in runs]
-    totals = [sum(value or 0.0 for value in seconds.values()) for seconds in columns]
+    totals = [sum(seconds.values()) for seconds in columns]
+
+    def cell(seconds: float | None, total: float) -> str:
+        return NOT_MEASURED if seconds is None else f"{seconds:.1f} s ({100 * seconds / total:.1f}\N{NO-BREAK SPACE}%)"
+
     rows = []
     for part, label in PARTS.items():
-        cells = []
-        for seconds, total in zip(columns, totals, strict=True):
-            value = seconds.get(part)
-            missing = EXPOSED_NOT_MEASURED if part == "exposed" else NOT_MEASURED
-            cells.append(missing if value is None else f"{value:.1f} s ({100 * value / total:.1f} %)")
-        rows.append([label, *cells])
-        if part == "exposed":
-            rows.append(["… share of the steps waiting for other processes", *(run.waiting_text() for run in runs)])
-    if any(seconds.get("exposed") is None for seconds in columns):
-        rows[1][0] += f" (and exposed communication if {NOT_MEASURED})"
+        rows.append([label, *(cell(seconds.get(part), total) for seconds, total in zip(columns, totals, strict=True))])
+    rows.insert(2, ["… share of the steps waiting for other processes", *(run.waiting_text() for run in runs)])
     rows.append(["wall time of all sessions", *(f"{total:.1f} s" if total else NOT_MEASURED for total in totals)])
     rows.append(["measured until", *(run.as_of if seconds else MISSING for run, seconds in zip(runs, columns, strict=True))])
     note = (
-        "The parts add up to the wall time; the line marked … is contained in the steps. Exposed communication is the "
-        "difference between a step with reductions and one without, measured after the run on synthetic images and applied to "
-        "the run's own steps. Work that was lost in an interrupted session and repeated counts once; time between sessions "
-        "does not count."
+        "The parts add up to the wall time; the line marked … is contained in the steps. Work that was lost in an interrupted "
+        "session and repeated counts once; time between sessions does not count."
     )
     return _table(["", *(run.label for run in runs)], rows) + f'<p class="quiet">{escape(note)}</p>'
 
@@ -211,7 +210,7 @@ def _numbers(run: History) -> dict[str, str]:
         "status": run.status,
         "data": config.data.source,
         "model": f"{config.model.title}, width {config.model.width}, {config.model.dtype}",
-        "epochs": f"{last.get('epoch', 0.0):.2f} of {config.epochs:g}",
+        "epochs": run.epochs_text(),
         "steps": str(last.get("step", 0)),
         "accuracy, last": _percent(summary["accuracy"]),
         "accuracy, best": _percent(summary["best_accuracy"]) + best_epoch,

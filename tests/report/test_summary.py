@@ -12,9 +12,9 @@ from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
 from jaxdp.report import as_text, report, summarize
+from jaxdp.report.follow import WatchedRun
 from jaxdp.report.run_history import read
 from jaxdp.report.tables import numbers_table
-from jaxdp.watch.runs import WatchedRun
 
 
 def test_report_of_an_imagenet_run_compares_it_with_the_mlperf_reference(tmp_path):
