@@ -11,7 +11,7 @@ from jaxdp.report.tables import (
     classes_table,
     curves_note,
     differences_table,
-    numbers_table,
+    more_numbers_table,
     remarks,
     results_table,
     time_table,
@@ -56,7 +56,7 @@ def page(
                 _classes(number, run, figures) for number, run in enumerate(zip(runs, confusions, strict=False), 1)
             ),
             "Differences between the configurations": differences_table(histories) if len(histories) > 1 else "",
-            "All numbers": numbers_table(histories),
+            "More numbers": more_numbers_table(histories),
         }
     body = "".join(
         f'<section id="section-{number}" aria-labelledby="heading-{number}"><h2 id="heading-{number}">{heading}</h2>\n'

@@ -163,8 +163,10 @@ def setting_figure(runs: list[History], name: str) -> Plot:
             xs, ys = phase_steps(run, name)
             line["drawstyle"] = "steps-post"
         else:
-            records = smooth_speeds(run.training) if name == "images_per_second" else run.training
-            xs, ys = values(records, "epoch"), values(records, name, 1 / peak if by_peak and peak > 0 else 1.0)
+            xs, ys = values(run.training, "epoch"), values(run.training, name, 1 / peak if by_peak and peak > 0 else 1.0)
+        if name == "images_per_second":  # images by seconds; a line alone misleads if its metrics were ready before
+            with np.errstate(divide="ignore"):
+                ys = (1 / moving_average(1 / np.asarray(ys))).tolist()
         if by_peak and peak > 0:
             label = (f"{run.label}: learning rate as a fraction of {peak:.3g}", unit, "epochs")
         drawn += _draw_line(axes, xs, ys, style=line, label=label)
@@ -221,28 +223,6 @@ def logged_figure(runs: list[History], name: str) -> Plot:
 
 def _finite(numbers: Iterable[float]) -> list[float]:
     return [number for number in numbers if math.isfinite(number)]
-
-
-def smooth_speeds(training: list[dict], most: int = 40) -> list[dict]:
-    """{"epoch", "images_per_second"}: images by seconds over neighboring log lines, in at most `most` windows.
-
-    A single line can be misleading: it covers few steps, whose metrics may have been ready before they were fetched.
-    """
-    lines, samples = [], 0
-    for record in training:
-        if record.get("images_per_second") and "samples" in record:
-            images = record["samples"] - samples
-            lines.append((record["epoch"], images, images / record["images_per_second"]))
-            samples = record["samples"]
-    size = max(1, -(-len(lines) // most))
-    windows = [lines[start : start + size] for start in range(0, len(lines), size)]
-    return [
-        {
-            "epoch": window[-1][0],
-            "images_per_second": sum(images for _, images, _ in window) / sum(seconds for *_, seconds in window),
-        }
-        for window in windows
-    ]
 
 
 def time_figure(runs: list[History]) -> Plot | None:

@@ -135,17 +135,13 @@ def listen(workdirs: Sequence[str | Path], host: str | None = None, port: int | 
         except OSError as error:
             if error.errno == errno.EADDRINUSE and tried != ports[-1]:
                 continue
-            raise _not_listening(error, host, tried) from None
+            if error.errno == errno.EADDRNOTAVAIL:
+                hint = "0.0.0.0 means all of them"
+                raise ConfigError("--host", host, reason="not an address of this machine", hint=hint) from None
+            reason = "in use by another process" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)
+            raise ConfigError("--port", tried, reason=reason, hint="use another, or 0 for any free port") from None
         return server, _url(server, address, host)
     raise AssertionError
-
-
-def _not_listening(error: OSError, host: str | None, port: int) -> ConfigError:
-    if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError("--host", host, reason="not an address of this machine", hint="0.0.0.0 means all of them")
-    in_use = error.errno == errno.EADDRINUSE
-    reason = "in use by another process" if in_use else f"cannot listen on this port ({os.strerror(error.errno or 0)})"
-    return ConfigError("--port", port, reason=reason, hint="use another, or 0 for any free port")
 
 
 def _resolve(host: str | None) -> str:

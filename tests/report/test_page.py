@@ -27,7 +27,7 @@ from jaxdp.report.run_history import PARTS, read, read_all
 
 SECTIONS = (
     *("Progress", "Messages", "Results", "Loss and accuracy", "Learning rate, momentum, batch size and speed"),
-    *("Wall time", "Classes", "All numbers"),
+    *("Wall time", "Classes", "More numbers"),
 )
 CURVES = {f"{name}.png" for name in ("loss", "loss-time", "accuracy", "accuracy-time")}
 FIGURES = CURVES | {f"{name}.png" for name in ("learning-rate", "momentum", "global-batch", "images-per-second")}

@@ -63,7 +63,7 @@ def test_page_is_complete_without_scripts_and_loads_nothing_from_elsewhere(tmp_p
         status, headers, text = client.get()
         assert status == 200
         headings = re.findall("<h2[^>]*>(.*?)</h2>", text)
-        assert (headings[0], headings[-1]) == ("Progress", "All numbers")
+        assert (headings[0], headings[-1]) == ("Progress", "More numbers")
         assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in text
         for source in re.findall(r"""(?:src|href)="([^"]*)""", text):
             assert re.fullmatch(r"data:,|figures/[0-9a-f]{16}\.png", source)
