@@ -29,7 +29,7 @@ class Options:
     config: str = "digits"
     """Recipe that is measured, with the batch of its first phase"""
     output: str | None = None
-    """Directory for the record as JSON and its plot as PNG (None: bench/BENCHMARK)"""
+    """Directory for the record as JSON and, of allreduce, lr and scaling, its plot as PNG (None: bench/BENCHMARK)"""
     json: Switch = False
     """Output as one JSON document on stdout"""
 
@@ -286,18 +286,21 @@ def _folder(options: Options, name: str) -> Path:
 
 
 def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench: ModuleType) -> None:
-    """Write the JSON file and the plot of a benchmark, and print its tables."""
+    """Write the JSON file of a benchmark and its plot, if it has one, and print its tables."""
     from jaxdp.loggers.console import Screen
 
     folder = _folder(options, name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    bench.draw(record, folder / f"{name}.png")
+    written = [f"{name}.json"]
+    if hasattr(bench, "draw"):
+        bench.draw(record, folder / f"{name}.png")
+        written.append(f"{name}.png")
     if options.json:
         print(json.dumps(record, indent=1))
         return
     screen = Screen()
-    for part in [*bench.render(record), f"written to {folder}: {name}.json, {name}.png"]:
+    for part in [*bench.render(record), f"written to {folder}: {', '.join(written)}"]:
         (screen.info if isinstance(part, str) else screen.table)(part)
         screen.info("")
 
