@@ -48,7 +48,7 @@ def page(
     if histories:
         sections |= {
             "Results": results_table(histories) + "".join(f"<p>{escape(line)}</p>" for line in remarks(histories)),
-            "Loss and accuracy": figures("curves") + curves_note(histories),
+            "Loss and accuracy": (figures("curves") or "<p>No curves yet.</p>") + curves_note(histories),
             "Learning rate, momentum, batch size and speed": figures("settings"),
             "Values of callbacks": figures("logged"),
             "Wall time": f'<div class="beside">{figures("time")}<div>{time_table(histories)}</div></div>',

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.errors import ConfigError
@@ -165,8 +166,7 @@ def setting_figure(runs: list[History], name: str) -> Plot:
         else:
             xs, ys = values(run.training, "epoch"), values(run.training, name, 1 / peak if by_peak and peak > 0 else 1.0)
         if name == "images_per_second":  # images by seconds; a line alone misleads if its metrics were ready before
-            with np.errstate(divide="ignore"):
-                ys = (1 / moving_average(1 / np.asarray(ys))).tolist()
+            ys = (1 / moving_average([1 / y if y else math.inf for y in ys])).tolist()
         if by_peak and peak > 0:
             label = (f"{run.label}: learning rate as a fraction of {peak:.3g}", unit, "epochs")
         drawn += _draw_line(axes, xs, ys, style=line, label=label)
@@ -277,7 +277,7 @@ def confusion_figure(confusion: Confusion) -> Plot:
     pairs = [f"{_short_class(label)} → {_short_class(predicted)}" for label, predicted, _ in mistakes]
     _draw_bars(figure.panel, pairs, values=[images for *_, images in mistakes], number_format="{:.0f}", margin=0.12)
     figure.panel.set(xlabel="images: label → predicted class")
-    figure.panel.xaxis.get_major_locator().set_params(integer=True)
+    figure.panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not mistakes:
         figure.panel.text(0.5, 0.5, "none", transform=figure.panel.transAxes, ha="center", va="center")
     return figure
