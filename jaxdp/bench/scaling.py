@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.table import Table
+from scipy.stats import quantile_test
 
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.bench.step_runner import StepRunner, build_with_and_without, check_strategy, describe
@@ -67,19 +68,11 @@ def _waiting_seconds(step: StepRunner, repeats: int) -> list[float]:
 
 
 def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The shortest interval between two of the values, equally many from the ends, that holds the median of their distribution
-    with at least this probability; for fewer than six, all values.
-
-    Whatever the distribution is: each value is above its median with probability 1/2 (Conover, "Practical Nonparametric
-    Statistics", section 3.2).
-    """
-    count, outside = len(values), 0
-    tail = 0.0  # probability that at most `outside` values are below the median
-    while (tail := tail + math.comb(count, outside) / 2**count) <= (1 - confidence) / 2:
-        outside += 1
-    ordered = sorted(values)
-    lowest = max(outside - 1, 0)
-    return ordered[lowest], ordered[count - 1 - lowest]
+    """The interval between two of the values that holds the median of their distribution with at least this probability,
+    whatever the distribution is; for fewer than six values, from the smallest to the largest."""
+    interval = quantile_test(values, p=0.5).confidence_interval(confidence)
+    found = float(interval.low), float(interval.high)
+    return (min(values), max(values)) if any(map(math.isnan, found)) else found
 
 
 def exposed_words(row: dict) -> str:
