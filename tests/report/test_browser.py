@@ -209,7 +209,8 @@ def test_page_without_scripts_is_complete_and_loads_itself_again(browse, runs):
         document = "document.querySelector('article').textContent"
         assert "training" in browser.evaluate(document)
         append(runs[0], training_record(64))
-        browser.wait(f"{CURVES}.querySelector('img')?.complete && document.querySelector('dd').textContent === '6.40 of 7'")
+        drawn = "document.querySelector('#section-3 img')?.complete"  # no document while it loads again
+        browser.wait(f"{drawn} && document.querySelector('dd')?.textContent === '6.40 of 7'")
 
 
 def test_token_of_the_address_opens_the_page_and_leaves_the_address(browse, runs):
