@@ -333,7 +333,7 @@ class Model(GivenNetwork, MovingAverage):
     """Recomputation of each block's activations in the backward pass, to save memory"""
     batch_norm: Literal["auto", "separate", "folded"] = "auto"
     """Batch normalization behind 1x1 convolutions in training. separate: of the convolution's result; folded: into its kernel,
-    which moves less memory (see docs/performance.md); auto: separate"""
+    which moves less memory and is not yet measured on a GPU (see docs/performance.md); auto: separate"""
 
     def check(self) -> None:
         """The stem's pooling is blurred where there is one, and a deep stem begins with half its channels."""

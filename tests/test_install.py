@@ -69,7 +69,7 @@ def outside(tmp_path, monkeypatch) -> Path:
 def test_wheel_has_recipes_types_and_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"jaxdp/configs/{path.name}" for path in ROOT.glob("configs/*.py")} < set(names)
-    assert {"jaxdp/py.typed", "jaxdp/watch/page.css", "jaxdp/watch/page.js"} < set(names)
+    assert {"jaxdp/py.typed", "jaxdp/report/page.css", "jaxdp/report/page.js"} < set(names)
     assert {name.split("/")[0] for name in names} == {"jaxdp", f"jaxdp-{jaxdp.__version__}.dist-info"}
 
 

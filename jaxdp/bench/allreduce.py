@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from rich.table import Table
+from scipy.optimize import nnls
 
 from jaxdp import models
 from jaxdp.analysis import cost_model
@@ -38,14 +39,10 @@ def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[in
 
 def _non_negative(design: np.ndarray) -> np.ndarray:
     """Values [2] >= 0 for which design [points, 2] @ values is closest to 1."""
-    columns, fitted = [0, 1], np.zeros(2)
-    while columns:
-        values, *_ = np.linalg.lstsq(design[:, columns], np.ones(len(design)), rcond=None)
-        if (values >= 0).all():
-            fitted[columns] = values
-            break
-        columns.pop(int(np.argmin(values)))
-    return fitted
+    scale = np.linalg.norm(design, axis=0)  # seconds per round and per byte differ by nine orders
+    scale[scale == 0] = 1.0
+    values, _ = nnls(design / scale, np.ones(len(design)))
+    return values / scale
 
 
 def run(

@@ -162,20 +162,3 @@ def render(record: dict) -> Iterator[Table | str]:
     yield table
     milliseconds = 1e3 * record["seek_seconds"]
     yield f"finding the samples of a step in epoch 40 of {IMAGENET_EXAMPLES:,} images takes {milliseconds:.0f} ms"
-
-
-def draw(record: dict, path: str | Path) -> None:
-    """Plot images per second and thread of every stage."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
-    axes = figure.subplots()
-    names = [row["stage"] for row in record["rows"]]
-    rates = [row["images_per_second"] / row["threads"] for row in record["rows"]]
-    bars = axes.barh(names, rates, color="#0072B2")
-    axes.bar_label(bars, [f" {number:,.0f}" for number in rates])
-    axes.set(xscale="log", xlabel="images per second and thread")
-    axes.invert_yaxis()
-    axes.margins(x=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)

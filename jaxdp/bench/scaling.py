@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.table import Table
+from scipy.stats import quantile_test
 
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.bench.step_runner import StepRunner, build_with_and_without, check_strategy, describe
@@ -67,19 +68,11 @@ def _waiting_seconds(step: StepRunner, repeats: int) -> list[float]:
 
 
 def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The shortest interval between two of the values, equally many from the ends, that holds the median of their distribution
-    with at least this probability; for fewer than six, all values.
-
-    Whatever the distribution is: each value is above its median with probability 1/2 (Conover, "Practical Nonparametric
-    Statistics", section 3.2).
-    """
-    count, outside = len(values), 0
-    tail = 0.0  # probability that at most `outside` values are below the median
-    while (tail := tail + math.comb(count, outside) / 2**count) <= (1 - confidence) / 2:
-        outside += 1
-    ordered = sorted(values)
-    lowest = max(outside - 1, 0)
-    return ordered[lowest], ordered[count - 1 - lowest]
+    """The interval between two of the values that holds the median of their distribution with at least this probability,
+    whatever the distribution is; for fewer than six values, from the smallest to the largest."""
+    interval = quantile_test(values, p=0.5).confidence_interval(confidence)
+    found = float(interval.low), float(interval.high)
+    return (min(values), max(values)) if any(map(math.isnan, found)) else found
 
 
 def exposed_words(row: dict) -> str:
@@ -114,12 +107,7 @@ def _measure(config: Config, mesh: Mesh, *, global_batch: int, repeats: int) -> 
     }
 
 
-def device_counts(devices: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and all devices."""
-    return tuple(sorted({devices} | {2**power for power in range(devices.bit_length())}))
-
-
-def check(config: Config, counts: Sequence[int], *, available: int, modes: Sequence[str] = MODES) -> None:
+def check(config: Config, counts: Sequence[int], *, available: int) -> None:
     """Raise ConfigError for numbers of devices on which the step of the config cannot be timed. available: devices."""
     batch, per_worker = config.batch[0].global_batch, config.batch[0].per_worker_batch
     if not counts or list(counts) != sorted(set(counts)) or counts[0] < 1:
@@ -137,7 +125,7 @@ def check(config: Config, counts: Sequence[int], *, available: int, modes: Seque
                 hint="give a mesh of as many devices as the last of --devices, or none",
             )
         unit = count * (per_worker or 1)
-        if batch % unit and ("strong" in modes or count == counts[-1]):
+        if batch % unit:
             nearest = max(unit, round(batch / unit) * unit)
             reason = f"must be a multiple of {unit} for --devices {count}"
             raise ConfigError("batch.0.global_batch", batch, reason=reason, hint=f"the nearest is {nearest}")
@@ -156,25 +144,24 @@ def run(
     *,
     repeats: int = 7,
     progress: Callable[[str], None] = lambda text: None,
-    modes: Sequence[str] = MODES,
 ) -> dict:
     """Strong scaling (the recipe's global batch on every number of devices) and weak scaling (a constant batch per device).
 
     progress: receives a line before and after each measurement. An interrupt after the first measurement ends the benchmark:
     "stopped" of the record is then true, and "rows" are those measured so far. Raises ConfigError; see `check`.
     """
-    check(config, counts, available=jax.device_count(), modes=modes)
+    check(config, counts, available=jax.device_count())
     batch, most = config.batch[0].global_batch, counts[-1]
     measured: dict[tuple, dict] = {}
     rows: list[dict] = []
     stopped = False
     try:
-        for number, (mode, count) in enumerate(itertools.product(modes, counts), 1):
+        for number, (mode, count) in enumerate(itertools.product(MODES, counts), 1):
             global_batch = batch if mode == "strong" else batch // most * count
             mesh = make_mesh(*mesh_shape(config, counts, count))
             key = mesh.devices.shape, global_batch
             if key not in measured:
-                part = f"{number} of {len(modes) * len(counts)}: {mode} scaling on {count} of {plural(most, 'device')}"
+                part = f"{number} of {len(MODES) * len(counts)}: {mode} scaling on {count} of {plural(most, 'device')}"
                 progress(f"{part}, {plural(global_batch, 'image')} per step ...")
                 measured[key] = _measure(config, mesh, global_batch=global_batch, repeats=repeats)
                 progress(f"{part}: {1e3 * measured[key]['step_seconds']:.1f} ms per step")
@@ -261,10 +248,12 @@ def draw(record: dict, path: str | Path) -> None:
     for axes, mode in zip(panels[1:], _modes(record), strict=False):
         rows = [row for row in record["rows"] if row["mode"] == mode]
         ticks = range(len(rows))
-        exposed = [1e3 * row["exposed_communication_seconds"] for row in rows]
-        rest = [1e3 * row["step_seconds"] - max(0.0, milliseconds) for row, milliseconds in zip(rows, exposed, strict=True)]
-        axes.bar(ticks, rest, color="#56B4E9", label="computation and waiting")
-        axes.bar(ticks, [max(0.0, each) for each in exposed], bottom=rest, color="#D55E00", label="exposed communication")
+        exposed = np.array([max(0.0, 1e3 * row["exposed_communication_seconds"]) for row in rows])
+        steps = np.array([1e3 * row["step_seconds"] for row in rows])
+        waiting = np.minimum([1e3 * row["waiting_seconds"] for row in rows], steps - exposed)
+        axes.bar(ticks, steps - exposed - waiting, color="#56B4E9", label="computation")
+        axes.bar(ticks, waiting, bottom=steps - exposed - waiting, color="#E69F00", label="waiting for the slowest device")
+        axes.bar(ticks, exposed, bottom=steps - exposed, color="#D55E00", label="exposed communication")
         _draw_intervals(axes, rows)
         axes.set(title=f"{mode} scaling: step time", xlabel="devices", ylabel="ms")
         axes.set_xticks(list(ticks), [str(row["devices"]) for row in rows])

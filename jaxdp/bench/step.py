@@ -246,23 +246,3 @@ def _kernel_table(profile: dict) -> Table:
     if profile["elsewhere_seconds"] is not None:
         table.add_row("unknown kernels", "", f"{1e3 * profile['elsewhere_seconds']:,.2f}")
     return table
-
-
-def draw(record: dict, path: str | Path) -> None:
-    """Plot the roofline of the devices and the step in it."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    intensity = record["flop_an_image"] / record["bytes_an_image"]
-    for (kind, ceiling), style in zip(record["ceilings"].items(), ("-", "--"), strict=False):
-        ridge = ceiling["flops"] / ceiling["bytes_per_second"]
-        intensities = [min(intensity, ridge) / 8, ridge, 8 * max(intensity, ridge)]
-        heights = [min(ceiling["flops"], x * ceiling["bytes_per_second"]) / 1e9 for x in intensities]
-        axes.plot(intensities, heights, color="#0072B2", linestyle=style, label=f"{kind} ceilings")
-    axes.plot([intensity], [record["flops"] / 1e9], "o", color="#D55E00", label=f"{record['images_per_second']:,.0f} images/s")
-    axes.set(xscale="log", yscale="log", xlabel="FLOP per byte moved", ylabel="GFLOP/s")
-    axes.set_title(f"{record['model']}\nbatch {record['batch']}, {record['device']}", fontsize="medium")
-    axes.grid(True, which="major", color="#e6e6e6")
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)

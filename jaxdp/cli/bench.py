@@ -21,8 +21,29 @@ from jaxdp.xla.jax_options import own_options
 LARGEST_MESSAGE = 2**34  # bytes; larger than any model's gradients, and every device holds a copy
 
 
-@dataclasses.dataclass(frozen=True)
-class Allreduce:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every benchmark takes."""
+
+    run: ConfigFields = dataclasses.field(default_factory=Config)
+    config: str = "digits"
+    """Recipe that is measured, with the batch of its first phase"""
+    output: str | None = None
+    """Directory for the record as JSON and, of allreduce, lr and scaling, its plot as PNG (None: bench/BENCHMARK)"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed(Options):
+    """What every benchmark takes that repeats its measurements."""
+
+    repeats: int = 7
+    """Number of timed calls or rounds of each kind, alternating"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Allreduce(Timed):
     """Time every all-reduce strategy on the mesh of this machine, verify every sum, fit latency and bandwidth, and recommend a
     strategy. Exits with 1 if a strategy returns wrong sums.
 
@@ -32,23 +53,15 @@ class Allreduce:
       jaxdp bench allreduce --config imagenet_sony_exp2 --mesh.cpu-devices 8 --sizes 65536 1048576 --repeats 5
     """
 
-    run: ConfigFields = dataclasses.field(default_factory=Config)
-    config: str = "digits"
-    """Recipe whose mesh, wire dtype and gradient are measured"""
     sizes: tuple[int, ...] = (16_384, 262_144, 4_194_304, 67_108_864)
     """Sizes of the messages, in bytes"""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
     """Dtypes in which the messages are communicated and summed"""
     repeats: int = 9
-    """Number of timed calls of each strategy, alternating"""
-    output: str = "bench/allreduce"
-    """Directory for allreduce.json and allreduce.png"""
-    json: Switch = False
-    """Output as one JSON document on stdout"""
 
 
-@dataclasses.dataclass(frozen=True)
-class Input:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Input(Timed):
     """Time the input pipeline in images/s: reading, decoding, cropping, batching, transfer to the devices.
 
     Examples:
@@ -56,21 +69,14 @@ class Input:
       jaxdp bench input --data.source folder --data.directory ~/pictures --batch-size 128
     """
 
-    run: ConfigFields = dataclasses.field(default_factory=Config)
     config: str = "imagenet_goyal_8k"
-    """Recipe whose crop is measured"""
     batch_size: int = 64
     """Number of images per batch"""
     repeats: int = 5
-    """Number of timed calls of each stage"""
-    output: str = "bench/input"
-    """Directory for input.json and input.png"""
-    json: Switch = False
-    """Output as one JSON document on stdout"""
 
 
-@dataclasses.dataclass(frozen=True)
-class Scaling:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaling(Timed):
     """Time the training step on increasing numbers of devices: speed-up, efficiency, exposed communication, stalls.
 
     Examples:
@@ -78,21 +84,12 @@ class Scaling:
       jaxdp bench scaling --config imagenet_mlperf_3264 --devices 1 2 4 8
     """
 
-    run: ConfigFields = dataclasses.field(default_factory=Config)
-    config: str = "digits"
-    """Recipe whose step is timed, with the batch of its first phase"""
     devices: tuple[int, ...] = ()
     """Increasing numbers of devices (None: powers of two up to all)"""
-    repeats: int = 7
-    """Number of timed steps of each kind, alternating"""
-    output: str = "bench/scaling"
-    """Directory for scaling.json and scaling.png"""
-    json: Switch = False
-    """Output as one JSON document on stdout"""
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step(Timed):
     """Time the training step on synthetic images on the devices: images/s, fraction of the devices' peak, memory, compilation
     time, and time to the first step with a cold and a warm cache.
 
@@ -102,27 +99,18 @@ class Step:
       jaxdp bench step --model.stem small --batch-size 64 --mesh.cpu-devices 1 --no-starts --kernels
     """
 
-    run: ConfigFields = dataclasses.field(default_factory=Config)
-    config: str = "digits"
-    """Recipe whose step is timed"""
     batch_size: int | None = None
     """Number of images per step on all devices (None: the first phase's batch, or its per-worker batch on each device)"""
     starts: bool = True
     """Time of two complete commands to their first step"""
     kernels: bool = False
     """Table of the step's time by kind of kernel, from a profile of some more steps"""
-    repeats: int = 7
-    """Number of timed rounds"""
     seconds: float = 2.0
     """Approximate duration of a round, in seconds"""
-    output: str = "bench/step"
-    """Directory for step.json and step.png"""
-    json: Switch = False
-    """Output as one JSON document on stdout"""
 
 
-@dataclasses.dataclass(frozen=True)
-class LearningRate:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearningRate(Options):
     """Find a learning rate for the recipe's data, batch, model and optimizer with a range test: train with a rate that grows
     from step to step, and suggest a peak rate from the losses. Nothing is saved but the record and the plot.
 
@@ -131,23 +119,12 @@ class LearningRate:
       jaxdp bench lr --config finetune --optimizer.name lars --batch.0.global-batch 128 --steps 200
     """
 
-    run: ConfigFields = dataclasses.field(default_factory=Config)
-    config: str = "digits"
-    """Recipe that is trained, with the batch of its first phase"""
     steps: int = 100
     """Number of steps"""
     lowest: float | None = None
     """Learning rate of the first step (None: a thousandth of the recipe's peak)"""
     highest: float | None = None
     """Learning rate of the last step (None: a hundred times the recipe's peak)"""
-    output: str = "bench/lr"
-    """Directory for lr.json and lr.png"""
-    json: Switch = False
-    """Output as one JSON document on stdout"""
-
-
-Timed = Allreduce | Input | Scaling | Step
-Options = Timed | LearningRate
 
 
 def run(arguments: list[str], program: str) -> None:
@@ -178,7 +155,7 @@ def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:
         raise ConfigError("--sizes", max(options.sizes), reason=f"must be at most {LARGEST_MESSAGE} (16 GiB)")
     from jaxdp.distributed import runtime
 
-    group = runtime.join(guard=options.run.guard, directory=Path(options.output))
+    group = runtime.join(guard=options.run.guard, directory=_folder(options, "allreduce"))
     with runtime.fail_together(group):
         record = _allreduce_record(options)
         if group.is_rank0:
@@ -304,19 +281,26 @@ def _start(options: Timed) -> tuple[Config, list]:
     return config, runtime.start(config.mesh, compile=config.compile)
 
 
+def _folder(options: Options, name: str) -> Path:
+    return Path("bench", name) if options.output is None else Path(options.output)
+
+
 def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench: ModuleType) -> None:
-    """Write the JSON file and the plot of a benchmark, and print its tables."""
+    """Write the JSON file of a benchmark and its plot, if it has one, and print its tables."""
     from jaxdp.loggers.console import Screen
 
-    folder = Path(options.output)
+    folder = _folder(options, name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    bench.draw(record, folder / f"{name}.png")
+    written = [f"{name}.json"]
+    if hasattr(bench, "draw"):
+        bench.draw(record, folder / f"{name}.png")
+        written.append(f"{name}.png")
     if options.json:
         print(json.dumps(record, indent=1))
         return
     screen = Screen()
-    for part in [*bench.render(record), f"written to {folder}: {name}.json, {name}.png"]:
+    for part in [*bench.render(record), f"written to {folder}: {', '.join(written)}"]:
         (screen.info if isinstance(part, str) else screen.table)(part)
         screen.info("")
 

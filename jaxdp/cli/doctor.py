@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch
@@ -25,7 +23,7 @@ def run(arguments: list[str], program: str) -> None:
 
     @dataclasses.dataclass(frozen=True)
     class Doctor:
-        """Check whether this machine can run a recipe: devices, versions, CUDA, NCCL, memory, disks, data, network, limits.
+        """Check whether this machine can run a recipe: devices, drivers, variables, memory, disks, limits.
         Exits with 1 if a check reports an error.
 
         With --verify: prove that its devices train correctly. Compares the gradient of every strategy with one device's,
@@ -33,8 +31,7 @@ def run(arguments: list[str], program: str) -> None:
         stopped, the proofs so far are printed and written.
 
         Examples:
-          jaxdp doctor
-          jaxdp doctor --config imagenet_goyal_8k --images-per-second 2000
+          jaxdp doctor --config imagenet_goyal_8k
           jaxdp doctor --check-images --data.source folder --data.directory ~/pictures
           jaxdp doctor --verify --output proofs.json
           jaxdp doctor --verify --thorough --mesh.cpu-devices 8
@@ -46,14 +43,12 @@ def run(arguments: list[str], program: str) -> None:
         """Recipe to check for: a name in configs/, a .py file with config(), or a saved config.json"""
         workdir: str | None = None
         """Working directory of the run; None: runs/NAME"""
-        images_per_second: float | None = None
-        """Training speed of one device in images/s, as `jaxdp bench step` measures it, for the number of decoding cores"""
         check_images: Switch = False
         """Decoding of every image of the data set, which reports those that cannot be used"""
         verify: Switch = False
         """Proofs of correct training instead of checks, on all processes; splits a CPU into --mesh.cpu-devices, or 4"""
         thorough: Switch = False
-        """Proofs of --verify on every mesh, not only on the recipe's, and the time of the step on growing numbers of devices"""
+        """Proofs of --verify on every mesh, not only on the recipe's"""
         output: str | None = None
         """JSON file for the proofs of --verify, with machine, versions and commit"""
         overwrite: Switch = False
@@ -64,56 +59,35 @@ def run(arguments: list[str], program: str) -> None:
 
     options = parse(Doctor, arguments, program)
     config = validate(options.run)
-    rate = options.images_per_second
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
     if options.verify:
         if is_url(options.workdir):
             reason = "the processes of --verify need a directory that they share"
             raise ConfigError("--workdir", options.workdir, reason=reason, hint="use a directory")
-        if rate is not None:
-            raise ConfigError("--images-per-second", rate, reason="has no effect with --verify")
         if options.check_images:
             raise ConfigError("--check-images", reason="has no effect with --verify")
-        from jaxdp.distributed import runtime
-
-        join = partial(
-            runtime.join,
-            options.launch.cluster,
-            coordinator=options.launch.coordinator,
-            processes=options.launch.processes,
-            rank=options.launch.rank,
-        )
         output = Output(options.output, options.overwrite, options.json)
-        _verify(config, options.workdir, join=join, output=output, thorough=options.thorough)
+        _verify(config, options.workdir, launch=options.launch, output=output, thorough=options.thorough)
         return
     if options.thorough:
         raise ConfigError("--thorough", reason="requires --verify", hint="add it")
     if options.output is not None:
         raise ConfigError("--output", options.output, reason="requires --verify", hint="give --json and redirect stdout")
+    _check(config, options.workdir or str(Path("runs") / config.name), images=options.check_images, as_json=options.json)
+
+
+def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None:
+    """Run the checks and print their results; exits with 1 if one reports an error."""
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
         from jaxdp.doctor import dataset, runner
-    from jaxdp.distributed import launchers
     from jaxdp.doctor.check_result import ERROR, ResultBuilder, any_running, summarize, to_dict
     from jaxdp.loggers.console import Screen
 
-    results = runner.run_checks(
-        config,
-        options.workdir or str(Path("runs") / config.name),
-        images_per_second=rate,
-        detect=partial(
-            launchers.detect,
-            options.launch.cluster,
-            coordinator=options.launch.coordinator,
-            processes=options.launch.processes,
-            rank=options.launch.rank,
-        ),
-    )
-    if options.check_images:
-        images = ResultBuilder("images")
-        dataset.check_images(images, config, Screen(sys.stderr).info)
-        results.append(images.build())
-    if options.json:
+    results = runner.run_checks(config, workdir)
+    if images:
+        builder = ResultBuilder("images")
+        dataset.check_images(builder, config, Screen(sys.stderr).info)
+        results.append(builder.build())
+    if as_json:
         print(json.dumps(to_dict(results, config.name), indent=2))
     else:
         screen = Screen()
@@ -130,53 +104,48 @@ def run(arguments: list[str], program: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where the record of the proofs goes: a JSON file if `path` is given, and stdout as a table or as JSON."""
+    """Where the record of the proofs goes: a JSON file if `path` is given, and stdout as a summary or as JSON."""
 
     path: str | None
     overwrite: bool
     json: bool
 
-    def check(self) -> None:
-        """Raise ConfigError if the file cannot be written."""
-        if self.path is not None:
-            check_output(self.path, self.overwrite)
-
     def write(self, record: dict) -> None:
         from jaxdp.doctor import verify
-        from jaxdp.loggers.console import Screen
 
-        text = verify.to_json(record)
+        text = json.dumps(record, indent=1, allow_nan=False)
         if self.path is not None:
             write_output(Path(self.path), (text + "\n").encode())
-        if self.json:
-            print(text)
-            return
-        screen = Screen()
-        for part in verify.report(record):
-            if isinstance(part, str):
-                screen.info(part)
-            else:
-                screen.table(part)
-        if self.path is not None:
-            screen.info(f"proofs written to {self.path}")
+        written = "" if self.path is None else f"; proofs written to {self.path}"
+        print(text if self.json else verify.summarize(record) + written, flush=True)
 
 
-def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessGroup], output: Output, thorough: bool) -> None:
-    """Run the proofs; exits with 1 if one fails. join: returns the process group."""
+def _verify(config: Config, workdir: str | None, *, launch: Launch, output: Output, thorough: bool) -> None:
+    """Run the proofs on all processes; exits with 1 if one fails. Several processes share a directory beside `workdir`."""
     from jaxdp.distributed import runtime
+    from jaxdp.doctor import verify
+    from jaxdp.loggers.console import Quiet, Screen
     from jaxdp.setup import run_dir
 
     run_path = run_dir.resolve_workdir(workdir, config)
     shared_dir = run_path.with_name(f"{run_path.name}-verify")
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: one line, temporary files removed
     try:
-        group = join(guard=config.guard, directory=shared_dir)
+        group = runtime.join(
+            launch.cluster,
+            guard=config.guard,
+            directory=shared_dir,
+            coordinator=launch.coordinator,
+            processes=launch.processes,
+            rank=launch.rank,
+        )
         with runtime.fail_together(group):
             if workdir is not None and group.num_processes == 1:
                 raise ConfigError("--workdir", workdir, reason="has no effect with --verify in a single process")
-            if group.is_rank0:
-                output.check()
-            record = _run_proofs(config, group, shared_dir, thorough=thorough)
+            if group.is_rank0 and output.path is not None:
+                check_output(output.path, output.overwrite)
+            info = Screen(sys.stderr if output.json else None).info if group.is_rank0 else Quiet().info
+            record = verify.run(config, info, group=group, shared_dir=_shared(shared_dir, group), thorough=thorough)
             if group.is_rank0:
                 output.write(record)
             if record["stopped"]:
@@ -186,14 +155,10 @@ def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessG
     runtime.exit_together(group, EXIT_FAILURE if record["failed"] else 0, directory=shared_dir)
 
 
-def _run_proofs(config: Config, group: ProcessGroup, shared_dir: Path, *, thorough: bool) -> dict:
-    """Run the proofs on all processes and return their record; several processes share `shared_dir` meanwhile."""
-    from jaxdp.doctor import verify
-    from jaxdp.loggers.console import Quiet, Screen
-
-    info = Screen(sys.stderr).info if group.is_rank0 else Quiet().info
+def _shared(directory: Path, group: ProcessGroup) -> Path | None:
+    """The directory for files of several processes, created by rank 0; None for one process."""
     if group.num_processes == 1:
-        return verify.run(config, info, thorough=thorough)
+        return None
     if group.is_rank0:
-        shared_dir.mkdir(parents=True, exist_ok=True)
-    return verify.run(config, info, group=group, shared_dir=shared_dir, thorough=thorough)
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory

@@ -79,15 +79,7 @@ def _run(command: str, arguments: list[str], program: str) -> None:
         os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
     if command in ON_DEVICES and not asks_for_help(arguments):
         memory.check_address_space()
-    try:
-        import_module(f"{cli.__name__}.{command}").run(arguments, program)
-    except Exception as error:
-        if command != "doctor" or not_imported(error) is None:
-            raise
-        from jaxdp.doctor import fallback
-
-        fallback.print_report("--json" in arguments)
-        sys.exit(EXIT_FAILURE)
+    import_module(f"{cli.__name__}.{command}").run(arguments, program)
 
 
 def _read_words(arguments: list[str]) -> list[str]:
@@ -137,7 +129,7 @@ def _line_of(error: Exception) -> str | None:
         return memory.out_of_memory_message(error)
     if package := not_imported(error):
         reason = f"{type(error).__name__}: {first_line(error)}"
-        return f"{package} cannot be imported ({reason}); `jaxdp doctor` lists missing and broken packages"
+        return f"{package} cannot be imported ({reason}); install jaxdp again, or see `pip check`"
     return None
 
 

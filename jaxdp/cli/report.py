@@ -31,7 +31,6 @@ def run(arguments: list[str], program: str) -> None:
           jaxdp report runs/first runs/second --output runs/compared
           jaxdp report runs/first runs/second --json --no-html
           jaxdp report runs/first runs/second --csv metrics.csv --no-html
-          jaxdp report runs/digits --communication
         """
 
         workdir: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKDIR ...")]]
@@ -47,8 +46,6 @@ def run(arguments: list[str], program: str) -> None:
         number of samples"""
         config: str | None = None
         """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
-        communication: Switch = False
-        """Measurement of exposed communication on devices like those of the run; kept for later reports"""
         json: Switch = False
         """Output as one JSON document: a list with an object per run, whose metrics are the records of its metrics.jsonl"""
         csv: str | None = None
@@ -61,14 +58,12 @@ def run(arguments: list[str], program: str) -> None:
         memory.check_address_space()
     register_from(options.config)
     from jaxdp.records import without_nan
-    from jaxdp.report import as_text, labels_of, metrics_csv, read_run, summarize, write
+    from jaxdp.report import as_text, labels_of, metrics_csv, read_run, summarize
 
     if not options.workdir:
         raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
     if not options.html and options.output is not None:
         raise ConfigError("--output", options.output, reason="has no effect with --no-html", hint="leave one of them out")
-    if not options.html and options.communication:
-        raise ConfigError("--communication", reason="has no effect with --no-html", hint="leave one of them out")
     file = _csv_file(options.csv, options.overwrite, is_json=options.json)
     labels, runs = labels_of(options.workdir), [read_run(workdir) for workdir in options.workdir]
     summaries = [{"workdir": workdir} | summarize(*run) for workdir, run in zip(options.workdir, runs, strict=True)]
@@ -88,13 +83,13 @@ def run(arguments: list[str], program: str) -> None:
             write_output(file, data)
     if options.html:
         from jaxdp.loggers.console import Screen
+        from jaxdp.report.output import write
 
         page = write(
             options.workdir,
             options.output,
             evaluate=options.evaluate,
             checkpoint=options.checkpoint,
-            communication=options.communication,
             info=Screen(sys.stderr).info,
         )
         print(f"page: {page}", file=sys.stderr if options.json or options.csv == STDOUT else sys.stdout)

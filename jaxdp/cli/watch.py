@@ -1,6 +1,7 @@
 """`jaxdp watch`: serve a page that shows runs while they train."""
 
 import dataclasses
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,14 @@ from jaxdp.files import check_local, is_run
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
 
+NICE = 10  # training goes first
+
 
 def run(arguments: list[str], program: str) -> None:
     @dataclasses.dataclass(frozen=True)
     class Watch:
-        """Serve a page on localhost that shows runs while they train: progress, remaining time, speed, where the time goes,
-        messages, curves. The page follows the logs; runs may start, resume and end meanwhile. Ctrl-C ends it.
+        """Serve the page of `jaxdp report` on localhost, which follows runs while they train: progress, remaining time, speed,
+        messages, curves. Runs may start, resume and end meanwhile. Ctrl-C ends it.
 
         Examples:
           jaxdp watch runs/digits
@@ -47,13 +50,14 @@ def run(arguments: list[str], program: str) -> None:
 def _serve(workdirs: Sequence[str], *, host: str | None, port: int | None, open_browser: bool) -> None:
     from jaxdp.report import plots
     from jaxdp.report.run_history import check_workdirs
-    from jaxdp.watch.server import listen
+    from jaxdp.report.server import listen
 
     check_workdirs(workdirs)
     plots.check_number(workdirs)
     for workdir in workdirs:
         check_local(workdir, "WORKDIR")
     server, url = listen(workdirs, host, port)
+    os.nice(NICE)
     with server:
         for workdir in workdirs:
             if not is_run(workdir):

@@ -1,7 +1,4 @@
-"""Results of checks, and a runner that isolates checks from one another.
-
-Imports the standard library and `jaxdp.errors` alone: the fallback report uses it when packages are missing.
-"""
+"""Results of checks, and a runner that isolates checks from one another."""
 
 import subprocess
 import threading
@@ -9,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import first_line
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 WORST_FIRST = (ERROR, WARNING, OK)
@@ -55,25 +52,7 @@ class ResultBuilder:
 Check = Callable[[ResultBuilder], None]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A `ConfigError` with the hint kept apart from the message, in a form that JSON can hold."""
-
-    field: str
-    message: str
-    hint: str = ""
-
-    @classmethod
-    def from_error(cls, error: ConfigError) -> "Problem":
-        suffix = f"; {error.hint}" if error.hint else ""
-        return cls(error.field, str(error).removesuffix(suffix), error.hint)
-
-    def report(self, result: ResultBuilder, *, default_fix: str) -> None:
-        """Add the problem to a result as an error; `default_fix` is used if the problem has no hint."""
-        result.error(self.message, self.hint or default_fix)
-
-
-def to_dict(results: list[CheckResult], recipe: str | None) -> dict:
+def to_dict(results: list[CheckResult], recipe: str) -> dict:
     """The report as one JSON document: {"recipe", "checks": [...]} and the number of results by status."""
     counts = {status: sum(result.status == status for result in results) for status in reversed(WORST_FIRST)}
     return {"recipe": recipe, "checks": [asdict(result) for result in results], **counts}
@@ -81,10 +60,10 @@ def to_dict(results: list[CheckResult], recipe: str | None) -> dict:
 
 def summarize(results: list[CheckResult]) -> str:
     """The names of the checks with errors and warnings, in one line."""
-    names = {status: [result.check for result in results if result.status == status] for status in (ERROR, WARNING)}
-    lines = [
-        f"{len(checks)} {status}{'s' * (len(checks) > 1)}: {', '.join(checks)}" for status, checks in names.items() if checks
-    ]
+    lines = []
+    for status in (ERROR, WARNING):
+        if checks := [result.check for result in results if result.status == status]:
+            lines.append(f"{len(checks)} {status}{'s' * (len(checks) > 1)}: {', '.join(checks)}")
     return "; ".join(lines) or "no problems found"
 
 

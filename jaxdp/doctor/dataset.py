@@ -1,62 +1,37 @@
-"""Checks of the recipe's data set: present, readable, and with as many classes as the model."""
+"""Check of the recipe's data set: every image can be decoded."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.datasets import stated_classes
-from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.loader import DataError, DecodedImages
 from jaxdp.data.sources import open_splits
-from jaxdp.doctor.check_result import Problem, ResultBuilder
-from jaxdp.errors import ConfigError, StorageError, plural
-from jaxdp.relations import check_classes
+from jaxdp.doctor.check_result import ResultBuilder
+from jaxdp.errors import plural
 
 HINT = "replace or remove what cannot be read, or train with --data.on-bad-image skip"
 IMAGES_AT_A_TIME, LISTED = 4096, 100
 
 
-def check_data(result: ResultBuilder, config: Config) -> None:
-    """Open the training and the evaluation split, and decode the first image of each."""
-    splits = _splits(result, config)
-    for name, split in splits:
-        result.ok(f"{name}: {plural(len(split), 'image', ',')}")
-        try:
-            image = split[0][0]
-            if isinstance(image, bytes):
-                decode(image)
-        except ImageError as error:
-            message = f"cannot read the first image of {name}: {error}"
-            result.error(message, HINT)
-        except StorageError as error:
-            result.error(f"cannot read the first image of {name}: {error}", "see docs/data.md")
-    if not splits:
-        return
-    if warnings := [text for _, split in splits for text in getattr(split, "warnings", ())]:
-        result.warning("; ".join(warnings), "see docs/data.md")
-    classes = stated_classes(splits[0][1]) or config.model.classes
-    try:
-        check_classes(config, classes)
-        if classes is not None:
-            result.ok(plural(classes, "class"))
-    except ConfigError as error:
-        Problem.from_error(error).report(result, default_fix="")
-
-
 def check_images(result: ResultBuilder, config: Config, info: Callable[[str], None]) -> None:
-    """Decode every image of the training and the evaluation split with the threads of training. info: receives progress."""
+    """Decode every image of the training and the evaluation split with the threads of training.
+
+    info: receives progress. Raises ConfigError or StorageError for a data set that cannot be opened.
+    """
+    if SOURCES[config.data.source].in_memory:
+        return result.ok(f"{config.data.source}: no files needed")
     report = result.warning if config.data.on_bad_image == "skip" else result.error
-    for name, split in _splits(result, config):
+    for name, split in open_splits(config):
         total = plural(len(split), "image", ",")
         info(f"decoding {total} of {name} ...")
         loader = DecodedImages(
             split,
             transform=lambda pixels, out, position: None,
             size=1,
-            classes=_class_count(split),
+            classes=stated_classes(split) or MAX_CLASSES,  # data given by a function may not state it
             threads=config.data.threads,
             on_bad_image="ignore",
             kind=f"image of {name}",
@@ -76,23 +51,3 @@ def check_images(result: ResultBuilder, config: Config, info: Callable[[str], No
             report(f"{len(bad)} of {total} of {name} cannot be used: {', '.join(listed)}", HINT)
         else:
             result.ok(f"{total} of {name} decoded")
-
-
-def _splits(result: ResultBuilder, config: Config) -> list[tuple[str, Any]]:
-    """(name, images) of the splits; [] for a source without files, and after an error, which is reported."""
-    if SOURCES[config.data.source].in_memory:
-        result.ok(f"{config.data.source}: no files needed")
-        return []
-    try:
-        return list(open_splits(config))
-    except ConfigError as error:
-        Problem.from_error(error).report(result, default_fix="see docs/data.md for the layout of a data set")
-        return []
-    except StorageError as error:
-        result.error(str(error), "see docs/data.md")
-        return []
-
-
-def _class_count(split: Any) -> int:
-    """The number of classes; the largest one for data given by a function that does not state it."""
-    return stated_classes(split) or MAX_CLASSES

@@ -4,35 +4,41 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import first_line
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Proof:
-    """Result of a proof or of a measurement.
-
-    comparison: what was compared with what. difference, tolerance: None for a measurement. passed: None for a measurement.
-    error: exception that prevented the comparison.
-    """
+    """Result of a proof. comparison: what was compared with what. error: exception that prevented the comparison."""
 
     name: str
     comparison: str
     difference: float | None
-    tolerance: float | None
-    passed: bool | None
+    tolerance: float
+    passed: bool
     seconds: float
     error: str | None = None
 
     @property
     def outcome(self) -> str:
-        return {None: "measured", True: "passed", False: "FAILED"}[self.passed]
+        return "passed" if self.passed else "FAILED"
 
     def to_dict(self) -> dict:
-        return asdict(self) | {"outcome": self.outcome}
+        """For JSON, which has no infinity and no NaN: null."""
+        finite = self.difference is not None and math.isfinite(self.difference)
+        return asdict(self) | {"difference": self.difference if finite else None, "outcome": self.outcome}
+
+    def __str__(self) -> str:
+        difference = "" if self.difference is None else f", difference {self.difference:.1e}"
+        text = f"{self.name} ({self.comparison}): {self.outcome}{difference}, {self.tolerance:g} allowed, {self.seconds:.1f} s"
+        return f"{text}; {self.error}" if self.error else text
 
 
 def prove(
@@ -53,11 +59,15 @@ def prove(
     try:
         value = float(difference())
     except Exception as exception:  # of a compiler, a driver, or jaxdp itself
-        error = f"{type(exception).__name__}: {first_line(exception)}"
+        error = _describe(exception)
     if group is not None and group.num_processes > 1:
         value, error = worst(group.all_gather_object(f"the result of {name}", [value, error]))
     passed = value is not None and value <= tolerance
     return Proof(name, comparison, value, tolerance, passed, time.perf_counter() - start, error)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def worst(results: list) -> tuple[float | None, str | None]:
@@ -66,6 +76,24 @@ def worst(results: list) -> tuple[float | None, str | None]:
         if difference is None:
             return None, f"rank {rank}: {error}"
     return max((difference for difference, _ in results), key=lambda value: (math.isnan(value), value)), None
+
+
+def build_on_all_ranks(group: ProcessGroup, name: str, build: Callable[[], T]) -> T:
+    """Return `build()` after it succeeded on all processes, so that no process waits in a collective for one that failed.
+
+    Raises RuntimeError on all processes, with the rank and the error, if it fails on one.
+    """
+    if group.num_processes == 1:
+        return build()
+    error = None
+    try:
+        built = build()
+    except Exception as exception:  # of a compiler or a driver
+        error = _describe(exception)
+    for rank, reason in enumerate(group.all_gather_object(f"the program of {name}", error)):
+        if reason is not None:
+            raise RuntimeError(f"rank {rank}: {reason}")
+    return built
 
 
 def largest_difference(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:

@@ -1,9 +1,8 @@
 """Proofs of the training step: every strategy on every mesh computes the gradient of one device, reproducibly to the bit."""
 
 import hashlib
-import os
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -15,8 +14,7 @@ from jaxdp.config import Compile, Config, Data, Model, Optimizer, Phase, Reduce
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.doctor.proof import Proof, largest_difference, prove
-from jaxdp.doctor.verify_sums import build_on_all_ranks
+from jaxdp.doctor.proof import Proof, build_on_all_ranks, largest_difference, prove
 from jaxdp.errors import plural
 from jaxdp.losses import cross_entropy
 from jaxdp.models.resnet import TWO_BLOCKS
@@ -25,7 +23,6 @@ from jaxdp.strategies import STRATEGIES, unsupported_reason
 from jaxdp.training.state import TrainState, create_state, from_host, make_placement
 from jaxdp.training.step import make_train_step
 from jaxdp.xla import options
-from jaxdp.xla.jax_options import own_options
 
 IMAGE_SIZE, CLASSES, PER_WORKER_BATCH = 12, 7, 4
 PIXEL_STATS = 127.5, 64.0  # mean, standard deviation
@@ -154,54 +151,50 @@ def proofs(
     """For every strategy and mesh: compare the gradient with one device's, and two steps and all replicas with one another.
 
     Strategies that scatter are also verified with a sharded update. Includes registered strategies. Computes in float32 without
-    TF32. Compiles the steps in parallel, one per core. devices: those of all processes, all of which call this. shapes: of the
-    meshes, (vertical, horizontal).
+    TF32. devices: those of all processes, all of which call this. shapes: of the meshes, (vertical, horizontal).
     """
-    count = len(devices)
-    batch = random_batch(count)
+    strategies = [strategy for strategy in STRATEGIES if not unsupported_reason(strategy, len(devices))]
+    forms = {strategy: Reduce(strategy=strategy) for strategy in strategies}
+    scattering = [name for name in strategies if STRATEGIES[name].scatters]
+    forms |= {f"{name}, sharded update": Reduce(strategy=name, update="sharded") for name in scattering}
+    meshes = ", ".join("x".join(map(str, shape)) for shape in shapes)
+    info(f"gradients: the step with {', '.join(strategies)} on {meshes}, {plural(len(devices), 'device')} ...")
     with jax.default_matmul_precision("highest"):
-        config = small_config(count, Reduce(strategy="psum"), compile)
+        batch, config = random_batch(len(devices)), small_config(len(devices), Reduce(strategy="psum"), compile)
         state = initial_state(config)
         expected = single_device_gradient(config, state, batch)
+    for form, shape in itertools.product(forms, shapes):
+        config, name = small_config(len(devices), forms[form], compile), f"{form} on {'x'.join(map(str, shape))}"
+        build = partial(Step, config, shape, devices, host_state=state, batch=batch)
+        yield from _step_proofs(name, build, expected=expected, group=group)
 
-    @own_options()
-    def build(reduce: Reduce, shape: tuple[int, int]) -> Step:
-        with jax.default_matmul_precision("highest"):  # a setting of the thread
-            return Step(small_config(count, reduce, compile), shape, devices, host_state=state, batch=batch)
 
-    def gradient_difference(name: str, future: Future) -> float:
-        step = build_on_all_ranks(group, name, future.result)
-        return relative_difference(named_arrays(optax.tree.get(step().opt_state, "trace")), expected)
+def _step_proofs(
+    name: str, build: Callable[[], Step], *, expected: dict[str, np.ndarray], group: ProcessGroup
+) -> Iterator[Proof]:
+    """The two proofs of one step. build: compiles it."""
+    built: list[Step] = []
 
-    strategies = [strategy for strategy in STRATEGIES if not unsupported_reason(strategy, count)]
-    meshes = ", ".join("x".join(map(str, shape)) for shape in shapes)
-    info(f"gradients: the step with {', '.join(strategies)} on {meshes}, {plural(count, 'device')} ...")
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-    try:
-        forms = {strategy: Reduce(strategy=strategy) for strategy in strategies}
-        scattering = [name for name in strategies if STRATEGIES[name].scatters]
-        forms |= {f"{name}, sharded update": Reduce(strategy=name, update="sharded") for name in scattering}
-        cases = [(form, shape) for form in forms for shape in shapes]
-        for (form, shape), future in [((form, shape), pool.submit(build, forms[form], shape)) for form, shape in cases]:
-            name = f"{form} on {'x'.join(map(str, shape))}"
-            gradient = prove(
-                f"gradient: {name}",
-                "against one device, worker after worker",
-                tolerance=TOLERANCE,
-                difference=partial(gradient_difference, name, future),
-                group=group,
-            )
-            yield gradient
-            if gradient.difference is not None:
-                yield prove(
-                    f"same bits: {name}",
-                    "two steps, all devices",
-                    tolerance=0.0,
-                    difference=partial(_replica_difference, future.result(), group),
-                    group=group,
-                )
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for the compiler
+    def gradient_difference() -> float:
+        with jax.default_matmul_precision("highest"):
+            built.append(build_on_all_ranks(group, name, build))
+        return relative_difference(named_arrays(optax.tree.get(built[0]().opt_state, "trace")), expected)
+
+    yield prove(
+        f"gradient: {name}",
+        "against one device, worker after worker",
+        tolerance=TOLERANCE,
+        difference=gradient_difference,
+        group=group,
+    )
+    if built:
+        yield prove(
+            f"same bits: {name}",
+            "two steps, all devices",
+            tolerance=0.0,
+            difference=lambda: _replica_difference(built[0], group),
+            group=group,
+        )
 
 
 def _replica_difference(step: Step, group: ProcessGroup) -> float:

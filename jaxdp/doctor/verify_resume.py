@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.checkpoint.manager import SAVING_THREAD
-from jaxdp.config import Checkpoint, Compile, Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Reduce, Schedule
+from jaxdp.config import Checkpoint, Config, Data, Evaluation, Logging, Mesh, Model, Phase, Reduce, Schedule
 from jaxdp.distributed.preemption import SignalHandler, Stopped
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor.proof import Proof, largest_difference, prove
@@ -25,17 +25,15 @@ from jaxdp.training.run import Run
 
 STEPS, STOP_AFTER = 6, 3
 JOIN_SECONDS = 10.0
-DEFAULT_REDUCE = Reduce()
 
 
-def short_run(
-    devices: int, cpu_devices: int | None, *, optimizer: Optimizer, reduce: Reduce = DEFAULT_REDUCE, compile: Compile
-) -> Config:
-    """Two epochs of three steps on synthetic images, with every random part of a run, at the momentum of `optimizer`.
+def short_run(config: Config, devices: int, cpu_devices: int | None) -> Config:
+    """Two epochs of three steps on synthetic images, with every random part of a run.
 
-    reduce: that of the run, of which the strategy and the form of the update are used.
+    Of `config` are the optimizer, at its momentum, the compilation and a sharded update.
     """
-    images = 4 * devices
+    images, reduce = 4 * devices, config.reduce
+    sharded = Reduce(strategy=reduce.strategy, update="sharded")
     return Config(
         name="verify",
         epochs=2.0,
@@ -43,15 +41,15 @@ def short_run(
         model=Model(depth=18, width=4, stem="small", classes=6),
         batch=(Phase(global_batch=images),),
         optimizer=dataclasses.replace(
-            optimizer, momentum_rule="constant", loss="softmax", class_weights=(), target_threshold=None
+            config.optimizer, momentum_rule="constant", loss="softmax", class_weights=(), target_threshold=None
         ),
         schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0),
-        reduce=Reduce(strategy=reduce.strategy, update="sharded") if reduce.update == "sharded" else DEFAULT_REDUCE,
+        reduce=sharded if reduce.update == "sharded" else Reduce(),
         mesh=Mesh(cpu_devices=cpu_devices),
         evaluation=Evaluation(every_epochs=None),
         checkpoint=Checkpoint(every_epochs=None),
         logging=Logging(every_steps=1, tensorboard=False),
-        compile=compile,
+        compile=config.compile,
     )
 
 
@@ -115,27 +113,23 @@ def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) ->
 
 
 def proof(
+    config: Config,
     devices: int,
     cpu_devices: int | None,
     *,
-    optimizer: Optimizer,
-    reduce: Reduce = DEFAULT_REDUCE,
-    compile: Compile,
     shared_dir: Path | None = None,
     group: ProcessGroup | None = None,
 ) -> Proof:
     """Prove exact resume. devices: of all processes, all of which call this. cpu_devices: of one process; None: accelerators.
 
-    optimizer: that of the run, apart from its momentum rule. reduce: that of the run.
     shared_dir: a directory on a file system that all processes share.
     """
-    group = group or ProcessGroup()
-    config = short_run(devices, cpu_devices, optimizer=optimizer, reduce=reduce, compile=compile)
+    group, short = group or ProcessGroup(), short_run(config, devices, cpu_devices)
+    sharded = ", sharded update," if short.reduce.update == "sharded" else ""
     return prove(
         "exact resume",
-        f"{STEPS} steps of {optimizer.name}{', sharded update,' * (config.reduce.update == 'sharded')} against {STOP_AFTER} "
-        "steps, stop and resume",
+        f"{STEPS} steps of {short.optimizer.name}{sharded} against {STOP_AFTER} steps, stop and resume",
         tolerance=0.0,
-        difference=lambda: _difference(config, shared_dir, group),
+        difference=lambda: _difference(short, shared_dir, group),
         group=group,
     )

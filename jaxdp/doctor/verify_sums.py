@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +9,13 @@ import jax.numpy as jnp
 from jaxdp import models
 from jaxdp.config import Config
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.doctor.proof import Proof, prove
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.doctor.proof import Proof, build_on_all_ranks, prove
+from jaxdp.errors import ConfigError
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
 from jaxdp.strategies import STRATEGIES, unsupported_reason
 
-CALLS = 5
-T = TypeVar("T")
+CALLS = 3
 
 
 def mesh_shape(config: Config, devices: int, processes: int) -> tuple[int, int]:
@@ -63,21 +61,3 @@ def proofs(
             difference=partial(count_wrong_sums, strategy, name),
             group=group,
         )
-
-
-def build_on_all_ranks(group: ProcessGroup, name: str, build: Callable[[], T]) -> T:
-    """Return `build()` after it succeeded on all processes, so that no process waits in a collective for one that failed.
-
-    Raises RuntimeError on all processes, with the rank and the error, if it fails on one.
-    """
-    if group.num_processes == 1:
-        return build()
-    error = None
-    try:
-        built = build()
-    except Exception as exception:  # of a compiler or a driver
-        error = f"{type(exception).__name__}: {first_line(exception)}"
-    for rank, reason in enumerate(group.all_gather_object(f"the program of {name}", error)):
-        if reason is not None:
-            raise RuntimeError(f"rank {rank}: {reason}")
-    return built

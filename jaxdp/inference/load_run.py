@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,15 +225,20 @@ def load_run(workdir: str | Path, checkpoint: str = "result", config: Config | N
     the checkpoint is missing, corrupt, or of another model.
     """
     config = run_config(workdir) if config is None else validate(config)
+    with open_checkpoint(workdir, checkpoint) as manifest:
+        return load_checkpoint(manifest, config)
+
+
+@contextmanager
+def open_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Iterator[Manifest]:
+    """The checkpoint of `choose_checkpoint` for a run in a directory or at a URL, from which it is copied for the context."""
     if not is_url(workdir):
-        return _load(choose_checkpoint(workdir, checkpoint), config)
+        yield choose_checkpoint(workdir, checkpoint)
+        return
+    config = run_config(workdir)
     with temporary_directory(config.storage) as folder:
-        return _load(
-            download_checkpoint(
-                str(workdir), "--workdir", Path(folder), checkpoint=checkpoint, metric=run_config(workdir).stop.metric
-            ),
-            config,
-        )
+        place, metric = Path(folder), config.stop.metric
+        yield download_checkpoint(str(workdir), "--workdir", place, checkpoint=checkpoint, metric=metric)
 
 
 @own_options()
@@ -265,10 +271,11 @@ def _load_any(run: str | Path, checkpoint: str) -> LoadedRun:
         manifest = read_manifest(path)
     except CheckpointError as error:
         raise ConfigError("run", str(path), reason=str(error), hint="use another checkpoint") from None
-    return _load(manifest, manifest.config)
+    return load_checkpoint(manifest, manifest.config)
 
 
-def _load(manifest: Manifest, config: Config) -> LoadedRun:
+def load_checkpoint(manifest: Manifest, config: Config) -> LoadedRun:
+    """Restore a checkpoint on all devices of this machine. Raises as `load_run`."""
     devices = runtime.start(config.mesh, compile=config.compile)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
     name = manifest.path.name

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.choices import SOURCES
@@ -22,34 +21,29 @@ from jaxdp.config import Config, Phase
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError, plural
 from jaxdp.files import CONFIG, check_output, config_directories, expand_user, is_url, read_text, write_output
-from jaxdp.inference.interval import wilson_interval
-from jaxdp.inference.load_run import choose_checkpoint, load_run
+from jaxdp.inference.load_run import load_checkpoint, open_checkpoint
 from jaxdp.inference.markdown import escape, table, yaml_string
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
-from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text, run_config
-from jaxdp.storage.local import temporary_directory
-from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
+from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text
+from jaxdp.storage.remote_reader import download_run_files
 from jaxdp.training.result import TrainResult
 from jaxdp.validation import flatten
+from jaxdp.xla.jax_options import own_options
 
 # The name is above the table; paths and addresses of a machine are not for a card, but finetune.digest is.
 OMITTED = ("name", "data.directory", "compile.cache", "finetune.weights", "storage.directory", "logging.mlflow")
-LOAD = 'safetensors.numpy.load_file("weights.safetensors")'
-RECOMPUTE = f"""jaxdp export --workdir RUN --checkpoint {{samples}} --output weights.safetensors
-python -c 'import hashlib, safetensors.numpy; print(hashlib.sha256(b"".join(name.encode() + array.tobytes() for name, array in \
-sorted({LOAD}.items()))).hexdigest())'"""
 
 
 class _Facts(NamedTuple):
-    """What a card is made of. result: of the run, None before its end; exported: the file of weights, if one was written."""
+    """What a card is made of. result: of the run, None before its end; exported: name of a written file of weights."""
 
     manifest: Manifest
     config: Config
     classes: list[str]
     result: TrainResult | None
     digest: str
-    exported: Path | None
+    exported: str | None
     is_best: bool
 
 
@@ -67,34 +61,23 @@ def write_card(
     `jaxdp.inference.export.export` returned for it, whose file the card then describes; None: the card has a digest of the
     checkpoint's weights. Raises ConfigError if the run or the checkpoint cannot be used, or the file exists.
     """
-    path, is_best = check_card_path(card, overwrite), checkpoint == "best"
-    file = Path(exported["output"]) if exported else None
-    workdir = expand_user(workdir, "--workdir")
-    if not is_url(workdir):
-        manifest = choose_checkpoint(workdir, Path(exported["checkpoint"]).name if exported else checkpoint)
-        return _write(path, Path(workdir), manifest, exported=file, is_best=is_best)
-    config = run_config(workdir)
-    with temporary_directory(config.storage) as folder:
-        url, copy = workdir, Path(folder)
-        chosen = exported["checkpoint"].rpartition("/")[2].partition(".")[0] if exported else checkpoint
-        samples = download_checkpoint(url, "--workdir", copy, checkpoint=chosen, metric=config.stop.metric).samples
-        download_run_files(url, copy, names=(CONFIG, CLASSES, RESULT), field="--workdir")
-        return _write(path, copy, choose_checkpoint(copy, str(samples)), exported=file, is_best=is_best)
-
-
-def _write(path: Path, workdir: Path, manifest: Manifest, *, exported: Path | None, is_best: bool) -> Path:
-    """Write the card of a checkpoint in a directory. is_best: whether it was asked for as the best one."""
-    config = manifest.config
-    best = manifest.metadata["progress"].get("best")
-    facts = _Facts(
-        manifest,
-        config,
-        class_names(workdir, config.model.class_count),
-        read_result(workdir, read_result_text(workdir)) if (workdir / RESULT).exists() else None,
-        digest=weights_digest(workdir, str(manifest.samples)) if exported is None else _file_digest(exported),
-        exported=exported,
-        is_best=is_best or (best is not None and best["samples"] == manifest.samples),
-    )
+    path, workdir = check_card_path(card, overwrite), expand_user(workdir, "--workdir")
+    if exported:
+        chosen = exported["checkpoint"].rpartition("/")[2].partition(".")[0]
+    with open_checkpoint(workdir, chosen if exported else checkpoint) as manifest:
+        folder = manifest.path.parents[1]
+        if is_url(workdir):
+            download_run_files(workdir, folder, names=(CONFIG, CLASSES, RESULT), field="--workdir")
+        config, best = manifest.config, manifest.metadata["progress"].get("best")
+        facts = _Facts(
+            manifest,
+            config,
+            class_names(folder, config.model.class_count),
+            read_result(folder, read_result_text(folder)) if (folder / RESULT).exists() else None,
+            digest=_file_digest(Path(exported["output"])) if exported else _weights_digest(manifest),
+            exported=Path(exported["output"]).name if exported else None,
+            is_best=checkpoint == "best" or (best is not None and best["samples"] == manifest.samples),
+        )
     write_output(path, "\n\n".join([_metadata(facts), *_sections(facts)]).encode() + b"\n")
     return path
 
@@ -106,16 +89,10 @@ def check_card_path(card: str | Path, overwrite: bool) -> Path:
     return check_output(card, overwrite, "--card")
 
 
-def weights_digest(workdir: str | Path, checkpoint: str) -> str:
-    """SHA-256 of the weights that evaluation uses: of the names (UTF-8) and bytes of all tensors, in the order of the names.
-
-    Names and tensors are those of `jaxdp export`. Bytes are little-endian, in row-major order.
-    """
-    tensors = weights.named_tensors(*jax.device_get(load_run(workdir, checkpoint).state.evaluated))
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode() + np.ascontiguousarray(tensor).tobytes())
-    return digest.hexdigest()
+@own_options()
+def _weights_digest(manifest: Manifest) -> str:
+    """The digest of the weights that evaluation uses, as commands that read their file print it."""
+    return weights.digest_of(weights.named_tensors(*jax.device_get(load_checkpoint(manifest, manifest.config).state.evaluated)))
 
 
 def _file_digest(path: Path) -> str:
@@ -175,11 +152,13 @@ def _accuracy(facts: _Facts) -> Iterable[str]:
     if not evaluation:
         yield "These weights have not been evaluated: the checkpoint was not saved right after an evaluation."
         return
+    from scipy.stats import binomtest  # takes half a second
+
     images, rows = evaluation["eval_examples"], []
     for title, name in (("accuracy", "eval_accuracy"), ("top-5 accuracy", "eval_top5")):
         if name in evaluation:
             correct = round(images * evaluation[name])
-            low, high = wilson_interval(correct, images)
+            low, high = binomtest(correct, images).proportion_ci(0.95, method="wilson")
             rows.append([title, f"{100 * evaluation[name]:.2f} %", f"{100 * low:.2f} % to {100 * high:.2f} %", f"{correct:,}"])
     yield table(["", "share", "95 % confidence interval", f"of {images:,} held-out images"], rows)
     yield (
@@ -267,16 +246,13 @@ def _compute_rows(facts: _Facts) -> list[tuple[str, str]]:
 
 
 def _digest(facts: _Facts) -> Iterable[str]:
-    if facts.exported is not None:
-        name = facts.exported.name
-        yield f"SHA-256 of the file {escape(name)}:"
+    if facts.exported is None:
+        yield (
+            "Digest of the weights that evaluation uses, of names, shapes and values. `jaxdp evaluate --weights` prints that "
+            "of a file of ResNet weights, in any format:"
+        )
         yield f"```text\n{facts.digest}\n```"
-        yield f"```bash\nsha256sum {shlex.quote(name) if name.isprintable() else 'FILE'}\n```"
         return
-    yield (
-        "SHA-256 of the weights that evaluation uses: of the names and the bytes of all tensors, in the order of the names, as "
-        "`jaxdp export` writes them:"
-    )
+    yield f"SHA-256 of the file {escape(facts.exported)}:"
     yield f"```text\n{facts.digest}\n```"
-    yield "These lines print it again, with the directory of the run as RUN:"
-    yield f"```bash\n{RECOMPUTE.format(samples=facts.manifest.samples)}\n```"
+    yield f"```bash\nsha256sum {shlex.quote(facts.exported) if facts.exported.isprintable() else 'FILE'}\n```"

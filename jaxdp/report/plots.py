@@ -1,43 +1,60 @@
-"""Figures of a report: curves and settings of several runs, their wall time by part, and accuracy by class.
+"""Figures of the page: one panel each, so that a page puts as many side by side as fit.
 
-Imports matplotlib, which takes a second: only `page.write` imports this module.
+Imports matplotlib, which takes a second: only what draws imports this module.
 """
 
+import io
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, cast
+from typing import cast
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from jaxdp.config_words import HELD_OUT_LABELS, training_labels
+from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.plot import LOSS_LABEL, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window
+from jaxdp.records import RECORD_FIELDS
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
-from jaxdp.report.run_history import PARTS, STEPS_WITH_EXPOSED, History, values
+from jaxdp.report.hover import layer
+from jaxdp.report.run_history import PARTS, History, values
 
 # Colors of Okabe & Ito, distinguishable by the color-blind; runs also differ in their dashes.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK)
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 MAX_RUNS = len(COLORS) * len(DASHES)  # 7 and 4 are coprime: `cycle` of both gives every pair once
-PART_STYLES = {
+PART_STYLES = {  # color and hatch
     "input": (YELLOW, "//"),
     "steps": (BLUE, ""),
-    "exposed": (ORANGE, "++"),
     "evaluation": (GREEN, "\\\\"),
     "saving": (PURPLE, "xx"),
     "compilation": (SKY, ".."),
     "rest": ("#BBBBBB", ""),
 }
-DPI = 120
+WIDTH, HEIGHT, DPI = 5.2, 3.1, 160  # of a panel, in inches; readable on 400 px
 WIDE_SPREAD = 10.0  # ratio of the largest to the smallest value that one linear axis cannot show
-LEGEND_CHARACTERS = 130  # per line, in the font of a legend
+LEGEND_CHARACTERS, LEGEND_LINE = 70, 0.16  # characters per line, in the font of a legend; inches of a line
+MAX_LOGGED = 24  # panels of values that callbacks have logged
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure. group: the section of the page. layer: its values on hover as SVG, see `hover.layer`."""
+
+    group: str
+    alt: str
+    png: bytes
+    layer: str = ""
 
 
 def check_number(workdirs: Sequence) -> None:
@@ -55,91 +72,152 @@ def line_styles(runs: Sequence) -> list[tuple]:
 
 
 class Plot(Figure):
-    """A figure with the values of its curves. values: line -> (label, unit of y, unit of x), shown on hover."""
+    """A figure of one panel with the values of its curves. values: line -> (label, unit of y, unit of x), shown on hover."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(dpi=DPI, layout="constrained", **options)
+    def __init__(self, title: str, height: float = HEIGHT) -> None:
+        super().__init__(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
         self.values: dict[Line2D, tuple[str, str, str]] = {}
+        self.panel = self.subplots()
+        self.panel.set_title(title, fontsize="medium")
+        self.panel.spines[["top", "right"]].set_visible(False)
 
 
-def curves_figure(runs: list[History]) -> Plot:
-    """Loss and accuracy against epochs (left) and against time (right)."""
-    figure = Plot(figsize=(11, 7.5))
-    panels = figure.subplots(2, 2, sharey="row")
-    unit, seconds_per_unit = _time_unit(runs)
-    columns = (("epoch", 1.0, "epochs"), ("wall_seconds", 1 / seconds_per_unit, unit))
-    metrics = (("loss", 1.0, "", LOSS_LABEL), ("accuracy", 100.0, "%", "%"))
-    for row, (metric, scale, y_unit, y_label) in zip(panels, metrics, strict=True):
-        drawn: list[float] = []
-        for axes, (x, x_scale, x_unit) in zip(row, columns, strict=True):
-            before = len(drawn)
-            for run, style in line_styles(runs):
-                xs, ys = values(run.training, x, x_scale), values(run.training, metric, scale)
-                if window(len(ys)) > 1:
-                    axes.plot(xs, ys, color=style["color"], linestyle="none", marker=".", markersize=3, alpha=0.3)
-                thin, thick = style | {"linewidth": 1, "alpha": 0.8}, style | {"linewidth": 2.2, "marker": "o"}
-                units = (y_unit, x_unit)
-                label = (f"{run.label}: training {metric}", *units)
-                drawn += _draw_line(axes, xs, moving_average(ys).tolist(), style=thin, label=label)
-                xs, ys = values(run.evaluations, x, x_scale), values(run.evaluations, f"eval_{metric}", scale)
-                drawn += _draw_line(axes, xs, ys, style=thick, label=(f"{run.label}: held-out {metric}", *units))
-            if len(drawn) == before:
-                _mark_empty(axes, runs)
-        if metric == "accuracy":
-            _scale_accuracy(row, drawn)
-        elif use_log_scale(row, drawn):
-            y_label += " (log scale)"
-        row[0].set_ylabel(y_label)
-    panels[0, 0].set(title="Loss against epochs")
-    panels[0, 1].set(title="Loss against time")
-    panels[1, 0].set(title="Accuracy against epochs", xlabel="epoch")
-    panels[1, 1].set(title="Accuracy against time", xlabel=f"wall time of the run's sessions, {unit}")
-    _style_axes(panels.ravel())
-    labels = {training_labels(run.config) for run in runs}
-    training = f"thin: training (moving average), {labels.pop() if len(labels) == 1 else 'labels differ by run'}"
-    held_out = f"thick, dots: held-out images, {HELD_OUT_LABELS}"
-    _add_legend(figure, runs, ((training, 1, None), (held_out, 2.2, "o")))
+def draw(runs: list[History], confusions: Sequence[Confusion | str] = ()) -> dict[str, Picture]:
+    """The pictures of a page, by file name without its ending, in the order in which the page shows them."""
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():  # no formulas: "$" may be in a name
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the tables show such names
+        pictures = {}
+        for name, group, figure in _figures(runs, confusions):
+            png = io.BytesIO()
+            figure.savefig(png, format="png")
+            values = layer(figure) if figure.values else ""
+            pictures[name] = Picture(group, figure.panel.get_title(), png.getvalue(), values)
+        return pictures
+
+
+def _figures(runs: list[History], confusions: Sequence[Confusion | str]) -> Iterator[tuple[str, str, Plot]]:
+    """(name, group, figure) of each picture."""
+    for metric in ("loss", "accuracy"):
+        yield metric, "curves", metric_figure(runs, metric, "epoch")
+        yield f"{metric}-time", "curves", metric_figure(runs, metric, "wall_seconds")
+    for name in SETTINGS:
+        yield name.replace("_", "-"), "settings", setting_figure(runs, name)
+    for number, name in enumerate(logged_names(runs), 1):
+        yield f"logged-{number}", "logged", logged_figure(runs, name)
+    if (figure := time_figure(runs)) is not None:
+        yield "time", "time", figure
+    for number, confusion in enumerate(confusions, 1):
+        if isinstance(confusion, Confusion):
+            yield f"classes-{number}", f"classes-{number}", accuracies_figure(confusion)
+            yield f"confusions-{number}", f"classes-{number}", confusion_figure(confusion)
+
+
+def metric_figure(runs: list[History], metric: str, against: str) -> Plot:
+    """Loss or accuracy of training batches and of held-out images, against "epoch" or "wall_seconds"."""
+    scale, y_unit = (100.0, "%") if metric == "accuracy" else (1.0, "")
+    unit, per_unit = ("epochs", 1.0) if against == "epoch" else _time_unit(runs)
+    figure = Plot(f"{metric.capitalize()} against {'epochs' if against == 'epoch' else 'time'}")
+    axes, drawn = figure.panel, list[float]()
+    for run, style in line_styles(runs):
+        xs, ys = values(run.training, against, 1 / per_unit), values(run.training, metric, scale)
+        if window(len(ys)) > 1:
+            axes.plot(xs, ys, color=style["color"], linestyle="none", marker=".", markersize=3, alpha=0.3)
+        thin, thick = style | {"linewidth": 1, "alpha": 0.8}, style | {"linewidth": 2.2, "marker": "o"}
+        label = (f"{run.label}: training {metric}", y_unit, unit)
+        drawn += _draw_line(axes, xs, moving_average(ys).tolist(), style=thin, label=label)
+        xs, ys = values(run.evaluations, against, 1 / per_unit), values(run.evaluations, f"eval_{metric}", scale)
+        drawn += _draw_line(axes, xs, ys, style=thick, label=(f"{run.label}: held-out {metric}", y_unit, unit))
+    y_label = "%" if metric == "accuracy" else LOSS_LABEL
+    if metric == "accuracy":
+        _scale_accuracy(axes, drawn)
+    elif use_log_scale([axes], drawn):
+        y_label += " (log scale)"
+    axes.set(ylabel=y_label, xlabel="epoch" if against == "epoch" else f"wall time of the run's sessions, {unit}")
+    _finish(figure, runs, empty=not drawn)
+    _add_legend(figure, runs, (("training (moving average)", 1, None), (f"held-out images, {HELD_OUT_LABELS}", 2.2, "o")))
     return figure
 
 
-def settings_figure(runs: list[History]) -> Plot:
-    """Learning rate, momentum, batch size and speed against epochs.
+SETTINGS = {  # field of the log -> title, unit
+    "learning_rate": ("Learning rate", ""),
+    "momentum": ("Momentum", ""),
+    "global_batch": ("Global batch", "images"),
+    "images_per_second": ("Training speed", "images/s"),
+}
+
+
+def setting_figure(runs: list[History], name: str) -> Plot:
+    """A field of `SETTINGS` against epochs.
 
     Learning rates of very different runs are drawn as fractions of each run's highest, other quantities on a log scale.
     """
-    figure = Plot(figsize=(11, 6.5))
-    panels = figure.subplots(2, 2, sharex=True)
-    shown = (
-        ("learning_rate", "Learning rate", None, "default"),
-        ("momentum", "Momentum", None, "steps-post"),
-        ("global_batch", "Global batch", "images", "steps-post"),
-        ("images_per_second", "Training speed", "images/s", "default"),
+    title, unit = SETTINGS[name]
+    figure = Plot(title)
+    axes, drawn = figure.panel, list[float]()
+    peaks = [max(_finite(values(run.training, "learning_rate")), default=0.0) for run in runs]
+    by_peak = name == "learning_rate" and max(peaks) >= WIDE_SPREAD * min(
+        (peak for peak in peaks if peak > 0), default=math.inf
     )
-    rates = [max(_finite(values(run.training, "learning_rate")), default=0.0) for run in runs]
-    by_peak = max(rates) >= WIDE_SPREAD * min((rate for rate in rates if rate > 0), default=math.inf)
-    for axes, (name, title, unit, drawstyle) in zip(panels.ravel(), shown, strict=True):
-        drawn: list[float] = []
-        for (run, style), peak in zip(line_styles(runs), rates, strict=True):
-            records = smooth_speeds(run.training) if name == "images_per_second" else run.training
-            normalized = by_peak and name == "learning_rate" and peak > 0
-            ys = values(records, name, 1 / peak if normalized else 1.0)
-            quantity = f"learning rate as a fraction of {peak:.3g}" if normalized else title.lower()
-            label = (f"{run.label}: {quantity}", unit or "", "epochs")
-            line = style | {"drawstyle": drawstyle, "linewidth": 1.6}
-            drawn += _draw_line(axes, values(records, "epoch"), ys, style=line, label=label)
-        axes.set(title=title, ylabel=unit)
-        if not drawn:
-            _mark_empty(axes, runs)
-        elif unit and use_log_scale([axes], drawn, spread=WIDE_SPREAD):
-            axes.set_ylabel(f"{unit} (log scale)")
+    for (run, style), peak in zip(line_styles(runs), peaks, strict=True):
+        line, label = style | {"linewidth": 1.6}, (f"{run.label}: {title.lower()}", unit, "epochs")
+        if name in ("momentum", "global_batch"):
+            xs, ys = phase_steps(run, name)
+            line["drawstyle"] = "steps-post"
         else:
-            axes.set_ylim(bottom=0, top=1.05 if name == "momentum" else 1.08 * max(drawn) or 1)
-    if by_peak:
-        panels[0, 0].set(ylabel="fraction of the run's highest")
-    for axes in panels[1]:
-        axes.set_xlabel("epoch")
-    _style_axes(panels.ravel())
-    _add_legend(figure, runs, notes=[f"highest logged rate {rate:.3g}" for rate in rates] if by_peak else ())
+            xs, ys = values(run.training, "epoch"), values(run.training, name, 1 / peak if by_peak and peak > 0 else 1.0)
+        if name == "images_per_second":  # images by seconds; a line alone misleads if its metrics were ready before
+            ys = (1 / moving_average([1 / y if y else math.inf for y in ys])).tolist()
+        if by_peak and peak > 0:
+            label = (f"{run.label}: learning rate as a fraction of {peak:.3g}", unit, "epochs")
+        drawn += _draw_line(axes, xs, ys, style=line, label=label)
+    axes.set(ylabel="fraction of the run's highest" if by_peak else unit, xlabel="epoch")
+    if drawn and unit and use_log_scale([axes], drawn, spread=WIDE_SPREAD):
+        axes.set_ylabel(f"{unit} (log scale)")
+    elif drawn:
+        axes.set_ylim(bottom=0, top=1.05 if name == "momentum" else 1.08 * max(drawn) or 1)
+    _finish(figure, runs, empty=not drawn)
+    _add_legend(figure, runs, notes=[f"highest logged rate {peak:.3g}" for peak in peaks] if by_peak else ())
+    return figure
+
+
+def phase_steps(run: History, name: str) -> tuple[list[float], list[float]]:
+    """(epochs, values) of a field that is constant within each phase: where it changes, and its last position.
+
+    The log has its value only now and then; it changes where the config says that a phase begins.
+    """
+    records = [record for record in run.training if record.get(name) is not None and record.get("epoch") is not None]
+    starts = [phase.until_epoch for phase in run.config.batch if phase.until_epoch is not None]
+    xs, ys, before = list[float](), list[float](), 0.0
+    for record in records:
+        if not ys or record[name] != ys[-1]:
+            between = [start for start in starts if before <= start <= record["epoch"]]
+            xs.append(between[-1] if ys and between else record["epoch"] if ys else 0.0)
+            ys.append(record[name])
+        before = record["epoch"]
+    return ([*xs, before], ys + ys[-1:]) if ys else ([], [])
+
+
+def logged_names(runs: list[History]) -> list[str]:
+    """The values that callbacks have logged by `run.log(name=value)`, and that are numbers."""
+    names: dict[str, None] = {}
+    for run in runs:
+        for record in run.records:
+            numbers = (name for name, value in record.items() if isinstance(value, int | float))
+            names |= dict.fromkeys(name for name in numbers if name not in RECORD_FIELDS)
+    return list(names)[:MAX_LOGGED]
+
+
+def logged_figure(runs: list[History], name: str) -> Plot:
+    """A value that callbacks have logged, against epochs."""
+    figure, drawn = Plot(_short_label(name)), list[float]()
+    for run, style in line_styles(runs):
+        records = [record for record in run.records if isinstance(record.get(name), int | float)]
+        line = style | {"linewidth": 1.6, "marker": "o"}
+        label = (f"{run.label}: {name}", "", "epochs")
+        drawn += _draw_line(figure.panel, values(records, "epoch"), values(records, name), style=line, label=label)
+    figure.panel.set_xlabel("epoch")
+    _finish(figure, runs, empty=not drawn)
+    _add_legend(figure, runs)
     return figure
 
 
@@ -147,80 +225,66 @@ def _finite(numbers: Iterable[float]) -> list[float]:
     return [number for number in numbers if math.isfinite(number)]
 
 
-def smooth_speeds(training: list[dict], most: int = 40) -> list[dict]:
-    """{"epoch", "images_per_second"}: images by seconds over neighboring log lines, in at most `most` windows.
-
-    A single line can be misleading: it covers few steps, whose metrics may have been ready before they were fetched.
-    """
-    lines, samples = [], 0
-    for record in training:
-        if record.get("images_per_second") and "samples" in record:
-            images = record["samples"] - samples
-            lines.append((record["epoch"], images, images / record["images_per_second"]))
-            samples = record["samples"]
-    size = max(1, -(-len(lines) // most))
-    windows = [lines[start : start + size] for start in range(0, len(lines), size)]
-    return [
-        {
-            "epoch": window[-1][0],
-            "images_per_second": sum(images for _, images, _ in window) / sum(seconds for *_, seconds in window),
-        }
-        for window in windows
-    ]
-
-
-def time_figure(runs: list[History]) -> Figure | None:
+def time_figure(runs: list[History]) -> Plot | None:
     """Shares of the parts in the wall time of every run; None if no run has a result."""
     measured = [(run, seconds) for run in runs if (seconds := run.seconds())]
     if not measured:
         return None
-    figure = Figure(figsize=(11, 1.7 + 0.55 * len(measured)), layout="constrained")
-    axes = figure.subplots()
+    figure = Plot("Shares of the wall time", 2.2 + 0.4 * len(measured))
+    axes = figure.panel
     for y, (_, seconds) in enumerate(measured):
-        total, left = sum(value or 0.0 for value in seconds.values()), 0.0
+        total, left = sum(seconds.values()), 0.0
         for part, (color, hatch) in PART_STYLES.items():
-            share = 100 * max(0.0, seconds[part] or 0.0) / total
+            share = 100 * max(0.0, seconds[part]) / total
             axes.barh(y, share, 0.62, left, color=color, hatch=hatch, edgecolor="white", linewidth=0.5)
-            if share >= 6:
+            if share >= 10:
                 box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
                 axes.text(left + share / 2, y, f"{share:.0f} %", ha="center", va="center", fontsize="small", bbox=box)
             left += share
-    labels = PARTS | ({"steps": STEPS_WITH_EXPOSED} if all(seconds["exposed"] is None for _, seconds in measured) else {})
     handles = [
-        Patch(facecolor=color, hatch=hatch, edgecolor="white", label=labels[part])
+        Patch(facecolor=color, hatch=hatch, edgecolor="white", label=PARTS[part].partition(":")[0])
         for part, (color, hatch) in PART_STYLES.items()
         if any(seconds[part] for _, seconds in measured)
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize="small")
-    axes.set_yticks(range(len(measured)), [_short_label(run.label) for run, _ in measured])
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+    axes.set_yticks(range(len(measured)), [_short_label(run.label, 14) if len(runs) > 1 else "" for run, _ in measured])
+    axes.tick_params(left=False)
     axes.set(xlim=(0, 100), xlabel="% of the wall time of the run's sessions", ylim=(len(measured) - 0.5, -0.5))
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def confusion_figure(confusion: Confusion) -> Figure:
-    """Accuracy by class beside the confusion matrix; with many classes, the worst ones beside the most frequent mistakes."""
+def accuracies_figure(confusion: Confusion) -> Plot:
+    """Accuracy by class; with many classes, of the worst ones."""
     rows = confusion.by_class()
     shown = rows if confusion.fits_matrix else rows[:MAX_LIST_ROWS]
-    height = 1.8 + 0.26 * max(len(shown), 6)
-    figure = Figure(figsize=(11, max(height, 4.5)), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
     scope = "all classes" if len(shown) == len(rows) else f"the worst {len(shown)} of {len(rows)} classes"
+    figure = Plot(f"Accuracy, {scope}", _bars_height(len(shown)))
     accuracies = [100 * row["accuracy"] for row in shown]
-    _draw_bars(left, [_short_class(row["name"]) for row in shown], values=accuracies, number_format="{:.1f}", margin=0)
-    left.set(title=f"Accuracy, {scope}", xlabel="% of the class's held-out images", xlim=(0, 114))
-    left.set_xticks(range(0, 101, 20))
+    _draw_bars(figure.panel, [_short_class(row["name"]) for row in shown], values=accuracies, number_format="{:.1f}", margin=0)
+    figure.panel.set(xlabel="% of the class's held-out images", xlim=(0, 114))
+    figure.panel.set_xticks(range(0, 101, 20))
+    return figure
+
+
+def confusion_figure(confusion: Confusion) -> Plot:
+    """The confusion matrix; with many classes, the most frequent mistakes."""
     if confusion.fits_matrix:
-        _draw_matrix(right, confusion)
+        figure = Plot("Confusion matrix, in images", WIDTH)
+        _draw_matrix(figure.panel, confusion)
         return figure
     mistakes = confusion.mistakes()
+    figure = Plot("Most frequent mistakes (equal ones in class order)", _bars_height(len(mistakes)))
     pairs = [f"{_short_class(label)} → {_short_class(predicted)}" for label, predicted, _ in mistakes]
-    _draw_bars(right, pairs, values=[images for *_, images in mistakes], number_format="{:.0f}", margin=0.12)
-    right.set(title="Most frequent mistakes (equal ones in class order)", xlabel="images: label → predicted class")
-    right.xaxis.get_major_locator().set_params(integer=True)
+    _draw_bars(figure.panel, pairs, values=[images for *_, images in mistakes], number_format="{:.0f}", margin=0.12)
+    figure.panel.set(xlabel="images: label → predicted class")
+    figure.panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not mistakes:
-        right.text(0.5, 0.5, "none", transform=right.transAxes, ha="center", va="center")
+        figure.panel.text(0.5, 0.5, "none", transform=figure.panel.transAxes, ha="center", va="center")
     return figure
+
+
+def _bars_height(count: int) -> float:
+    return 1.0 + 0.26 * max(count, 6)
 
 
 def _draw_line(
@@ -237,40 +301,38 @@ def _draw_line(
     return finite
 
 
-def _scale_accuracy(row: Sequence[Axes], drawn: list[float]) -> None:
+def _scale_accuracy(axes: Axes, drawn: list[float]) -> None:
     """From 0 to 100 %, or only the range of the values if it is narrow."""
     if drawn:
         low, high = min(drawn), max(drawn)
         margin = 0.05 * max(high - low, 2.0)
         wide = high - low > 40
-        row[0].set_ylim(0 if wide else max(0.0, low - margin), 101 if wide and high > 60 else min(101.0, high + margin))
+        axes.set_ylim(0 if wide else max(0.0, low - margin), 101 if wide and high > 60 else min(101.0, high + margin))
 
 
-def _mark_empty(axes: Axes, runs: list[History]) -> None:
-    text = "not in these logs" if any(run.records for run in runs) else "nothing logged yet"
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="0.35")
+def _finish(figure: Plot, runs: list[History], *, empty: bool) -> None:
+    """The grid, the origin, and a word in an empty panel."""
+    axes = figure.panel
+    if empty:
+        text = "not in these logs" if any(run.records for run in runs) else "nothing logged yet"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="0.35")
+    axes.grid(alpha=0.3)
+    axes.set_xlim(left=0)
 
 
 def _time_unit(runs: list[History]) -> tuple[str, float]:
     """(name, seconds) of the unit of a time axis."""
-    seconds: Iterator[float] = (value for run in runs for value in values(run.records, "wall_seconds"))
+    seconds = (value for run in runs for value in values(run.records, "wall_seconds"))
     longest = max((value for value in seconds if not math.isnan(value)), default=0.0)
     if longest < 300:
         return "seconds", 1.0
     return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
 
 
-def _style_axes(panels: Iterable[Axes]) -> None:
-    for axes in panels:
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xlim(left=0)
-
-
 def _add_legend(
-    figure: Figure, runs: list[History], widths: Sequence[tuple[str, float, str | None]] = (), *, notes: Sequence[str] = ()
+    figure: Plot, runs: list[History], widths: Sequence[tuple[str, float, str | None]] = (), *, notes: Sequence[str] = ()
 ) -> None:
-    """One legend for all panels: the runs if there are several, with their notes, and the meaning of line widths."""
+    """The runs if there are several, with their notes, and the meaning of line widths."""
     handles = []
     if len(runs) > 1:
         texts = [f" ({note})" for note in notes] or [""] * len(runs)
@@ -282,6 +344,7 @@ def _add_legend(
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles)
         columns = min(4, max(1, LEGEND_CHARACTERS // (longest + 8)))
+        figure.set_figheight(HEIGHT + LEGEND_LINE * math.ceil(len(handles) / columns))
         figure.legend(
             handles=handles, loc="outside upper center", ncols=columns, frameon=False, fontsize="small", handlelength=3.2
         )
@@ -296,7 +359,6 @@ def _draw_bars(axes: Axes, names: list[str], *, values: list[float], number_form
     axes.set_yticks(positions, names, fontsize="small")
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.margins(x=margin)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_matrix(axes: Axes, confusion: Confusion) -> None:
@@ -311,12 +373,12 @@ def _draw_matrix(axes: Axes, confusion: Confusion) -> None:
     rotation = 90 if max(map(len, names)) > 3 else 0
     axes.set_xticks(range(len(names)), names, fontsize="small", rotation=rotation)
     axes.set_yticks(range(len(names)), names, fontsize="small")
-    axes.set(title="Confusion matrix, in images", xlabel="predicted class", ylabel="label")
+    axes.set(xlabel="predicted class", ylabel="label")
 
 
-def _short_label(label: str) -> str:
+def _short_label(label: str, most: int = 40) -> str:
     """The end of a long label, which may be a path."""
-    return label if len(label) <= 40 else "…" + label[-39:]
+    return label if len(label) <= most else "…" + label[1 - most :]
 
 
 def _short_class(name: str) -> str:

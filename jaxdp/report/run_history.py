@@ -1,7 +1,6 @@
 """A run read from its directory: config, log, result, and how its wall time divides into parts."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,34 +8,31 @@ from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-from jaxdp.files import read_text
+from jaxdp.records import EVENTS, FAILED, START, STOPPED, read_events
 from jaxdp.report.run_files import RunFiles, open_run_files
 from jaxdp.report.summary import read_files
 from jaxdp.setup.run_dir import RESULT, read_result, read_result_text
-from jaxdp.validation import to_json
 
 NAN = float("nan")
 # Disjoint parts of the wall time, in the order in which they are shown, with their labels.
 PARTS = {
     "input": "waiting for images",
-    "steps": "steps: computation and waiting for other processes",
-    "exposed": "steps: exposed communication",
+    "steps": "steps: computation, communication and waiting for other processes",
     "evaluation": "evaluation",
     "saving": "saving checkpoints",
     "compilation": "waiting for compilation",
     "rest": "startup and everything else",
 }
-STEPS_WITH_EXPOSED = "steps: computation, communication and waiting for other processes"
-COMMUNICATION = "communication.json"  # written by jaxdp report --communication
 
 
 @dataclass(frozen=True)
 class History:
     """A run as its directory records it.
 
-    label: name of the run in a report, unique among its runs. records: lines of the log. status: finished, running, or stopped
-    (on request, or killed). result: result.json if finished, else the `Progress` of the newest checkpoint; {} without one.
-    as_of: point of the run that `result` describes, for people. damaged: number of damaged lines of the log.
+    label: name of the run in a report, unique among its runs. records: lines of the log. status: finished, running, stopped (on
+    request), failed, or killed. result: result.json if finished, else the `Progress` of the newest checkpoint; {} without one.
+    as_of: point of the run that `result` describes, for people. damaged: number of damaged lines of the log. events: see
+    `records.read_events`.
     """
 
     files: RunFiles
@@ -47,6 +43,7 @@ class History:
     result: dict
     as_of: str
     damaged: int = 0
+    events: list[dict] = dataclasses.field(default_factory=list)
 
     @property
     def path(self) -> Path:
@@ -64,42 +61,35 @@ class History:
         return [record for record in self.records if record.get("eval_accuracy") is not None]
 
     @property
+    def session_start(self) -> int:
+        """Samples at the start of the last session that trained; 0 if unknown."""
+        return int(next((event.get("samples", 0) for event in reversed(self.events) if event["event"] == START), 0))
+
+    def epochs_text(self) -> str:
+        """The position in epochs; a last step may reach beyond the end."""
+        epoch = next((record["epoch"] for record in reversed(self.records) if record.get("epoch") is not None), 0.0)
+        return f"{min(epoch, self.config.epochs):.2f} of {self.config.epochs:g}"
+
+    @property
     def evaluation(self) -> dict:
         """The record of the evaluation that is the result: with early stopping the best one, else the last; {} without one."""
         best = {"samples": self.result.get("best_samples")} if self.status == "finished" else self.result.get("best") or {}
         chosen = [record for record in self.evaluations if record["samples"] == best.get("samples")]
         return next(reversed(chosen or self.evaluations), {})
 
-    def seconds(self) -> dict[str, float | None]:
-        """Seconds of every part of `PARTS`, None for one that was not measured; {} without a result."""
+    def seconds(self) -> dict[str, float]:
+        """Seconds of every part of `PARTS`; {} without a result."""
         result = self.result
         if not result or not result["wall_seconds"]:
             return {}
-        steps, exposed = result["training_seconds"] - result["input_seconds"], self.exposed_share()
         parts = {
             "input": result["input_seconds"],
-            "steps": steps * (1 - (exposed or 0.0)),
-            "exposed": None if exposed is None else steps * exposed,
+            "steps": result["training_seconds"] - result["input_seconds"],
             "evaluation": result["evaluation_seconds"],
             "saving": result["saving_seconds"],
             "compilation": result["compilation_seconds"],
         }
-        return parts | {"rest": result["wall_seconds"] - sum(value or 0.0 for value in parts.values())}
-
-    def exposed_share(self) -> float | None:
-        """Share of the steps' time in which devices only communicated, in [0, 1]; None if not measured for this config."""
-        if self.status != "finished":
-            return None
-        if self.result["devices"] == 1:
-            return 0.0
-        try:
-            measured = json.loads(read_text(self.path / COMMUNICATION))
-            same_config = measured["config"] == json.loads(to_json(self.config))
-            with_reduction = sum(row["steps"] * row["step_seconds"] for row in measured["phases"])
-            without = sum(row["steps"] * row["without_reduction_seconds"] for row in measured["phases"])
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-        return min(1.0, max(0.0, 1 - without / with_reduction)) if same_config and with_reduction > 0 else None
+        return parts | {"rest": result["wall_seconds"] - sum(parts.values())}
 
     def waiting_text(self) -> str:
         """Share of the steps' time that devices waited for another process, for people."""
@@ -120,15 +110,16 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
 
 def assemble(files: RunFiles, label: str, *, config: Config, records: list[dict], damaged: int = 0) -> History:
     """The history of a run whose config and log have been read. Raises ConfigError if its result is damaged."""
-    path, newest = files.path, files.newest
+    path, newest, events = files.path, files.newest, read_events(files.path / EVENTS)
     if (path / RESULT).exists():
         result = dataclasses.asdict(read_result(path, read_result_text(path)))
-        return History(files, label, config, records, "finished", result, "the end", damaged)
-    status = "running" if files.is_running else "stopped"
+        return History(files, label, config, records, "finished", result, "the end", damaged, events)
+    end = events[-1]["event"] if events else None
+    status = "running" if files.is_running else end if end in (STOPPED, FAILED) else "killed"
     if newest is None:
-        return History(files, label, config, records, status, {}, "", damaged)
+        return History(files, label, config, records, status, {}, "", damaged, events)
     as_of = f"the newest checkpoint, epoch {newest.epoch:.2f}"
-    return History(files, label, config, records, status, newest.metadata["progress"], as_of, damaged)
+    return History(files, label, config, records, status, newest.metadata["progress"], as_of, damaged, events)
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:

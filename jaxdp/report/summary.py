@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from jaxdp.choices import SOURCES, STOP_METRICS
 from jaxdp.config import Config
@@ -37,7 +38,14 @@ def read_files(files: RunFiles) -> tuple[Config, list[dict], int]:
             raise ConfigError(
                 "WORKDIR", files.workdir, reason=f"holds no run: {name} not found", hint="give the directory of a run"
             )
-    return run_config(files.path), *scan_log(files.path / LOG, lambda record: is_plausible(without_nan(record)))
+    return run_config(files.path), *read_records(files.path)
+
+
+def read_records(path: Path) -> tuple[list[dict], int]:
+    """(log records, number of damaged lines of the log) of the run in a directory, which may not have a log yet."""
+    if not (path / LOG).exists():
+        return [], 0
+    return scan_log(path / LOG, lambda record: is_plausible(without_nan(record)))
 
 
 def read_run(workdir: str | os.PathLike) -> tuple[Config, list[dict], int]:

@@ -6,7 +6,6 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from jaxdp.choices import SOURCES
 from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
@@ -19,9 +18,8 @@ from jaxdp.validation import flatten
 
 MAX_TIED = 3  # equally frequent wrong predictions of a class that are listed
 NOT_MEASURED = "not measured"
-EXPOSED_NOT_MEASURED = "not measured: jaxdp report --communication"
 MISSING = "—"
-STATUS = {"finished": "finished", "running": "still training", "stopped": "not finished"}
+STATUS = {"finished": "finished", "running": "still training", "stopped": "stopped", "failed": "failed", "killed": "killed"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +91,23 @@ RESULTS = (
     Column("time", _measured("wall_seconds"), format_duration),  # no best: times of single runs vary
     Column("images/s", _measured("images_per_second"), "{:,.0f}".format),
 )
+MORE = (
+    Column("directory", lambda run: printable(run.files.workdir, 4096)),
+    Column("data", lambda run: run.config.data.source),
+    Column("model", lambda run: f"{run.config.model.title}, width {run.config.model.width}, {run.config.model.dtype}"),
+    Column("best accuracy", lambda run: summarize(run.config, run.records)["best_accuracy"], _percent),
+    Column("epoch of the best accuracy", lambda run: summarize(run.config, run.records)["best_epoch"], "{:.2f}".format),
+    Column("held-out images", _evaluated("eval_examples"), "{:,}".format),
+    Column("mesh", _measured("mesh"), lambda mesh: f"{mesh[0]}x{mesh[1]}"),
+    Column("all-reduce", _measured("strategy")),
+    Column("sessions", lambda run: run.result.get("sessions")),
+    Column("time to first step", _measured("seconds_to_first_step"), "{:.1f} s".format),
+    Column("skipped steps", _measured("skipped_steps")),
+    Column("reason of the early stop", lambda run: run.result.get("stop_reason") or None),
+    Column("jaxdp, JAX", _measured("versions"), lambda versions: f"{versions['jaxdp']}, {versions['jax']}"),
+    Column("traced steps (FIRST,COUNT), slower", lambda run: run.config.logging.profile),
+    Column("damaged log lines, skipped", lambda run: run.damaged or None),
+)
 
 
 def results_table(runs: list[History]) -> str:
@@ -130,38 +145,38 @@ def curves_note(runs: list[History]) -> str:
 
 
 def _table(header: list[str], rows: list[list[str]], bold: Set[tuple[int, int]] = frozenset()) -> str:
-    """An HTML table; the first cell of every row is its heading. bold: (row, column) of bold cells."""
+    """An HTML table; the first cell of every row is its heading. bold: (row, column) of bold cells.
+
+    Cells carry the heading of their column, which narrow screens show when they stack them.
+    """
     head = "".join(f"<th>{escape(text)}</th>" for text in header)
     body = ""
     for y, (name, *texts) in enumerate(rows):
-        cells = (f"<strong>{escape(text)}</strong>" if (y, x) in bold else escape(text) for x, text in enumerate(texts, 1))
-        body += f"<tr><th>{escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+        cells = ""
+        for x, text in enumerate(texts, 1):
+            shown = f"<strong>{escape(text)}</strong>" if (y, x) in bold else escape(text)
+            cells += f'<td data-label="{escape(header[x])}">{shown}</td>'
+        body += f"<tr><th>{escape(name)}</th>{cells}</tr>\n"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
 def time_table(runs: list[History]) -> str:
     """Seconds and shares of every part of the wall time; a column per run."""
     columns = [run.seconds() for run in runs]
-    totals = [sum(value or 0.0 for value in seconds.values()) for seconds in columns]
+    totals = [sum(seconds.values()) for seconds in columns]
+
+    def cell(seconds: float | None, total: float) -> str:
+        return NOT_MEASURED if seconds is None else f"{seconds:.1f} s ({100 * seconds / total:.1f}\N{NO-BREAK SPACE}%)"
+
     rows = []
     for part, label in PARTS.items():
-        cells = []
-        for seconds, total in zip(columns, totals, strict=True):
-            value = seconds.get(part)
-            missing = EXPOSED_NOT_MEASURED if part == "exposed" else NOT_MEASURED
-            cells.append(missing if value is None else f"{value:.1f} s ({100 * value / total:.1f} %)")
-        rows.append([label, *cells])
-        if part == "exposed":
-            rows.append(["… share of the steps waiting for other processes", *(run.waiting_text() for run in runs)])
-    if any(seconds.get("exposed") is None for seconds in columns):
-        rows[1][0] += f" (and exposed communication if {NOT_MEASURED})"
+        rows.append([label, *(cell(seconds.get(part), total) for seconds, total in zip(columns, totals, strict=True))])
+    rows.insert(2, ["… share of the steps waiting for other processes", *(run.waiting_text() for run in runs)])
     rows.append(["wall time of all sessions", *(f"{total:.1f} s" if total else NOT_MEASURED for total in totals)])
     rows.append(["measured until", *(run.as_of if seconds else MISSING for run, seconds in zip(runs, columns, strict=True))])
     note = (
-        "The parts add up to the wall time; the line marked … is contained in the steps. Exposed communication is the "
-        "difference between a step with reductions and one without, measured after the run on synthetic images and applied to "
-        "the run's own steps. Work that was lost in an interrupted session and repeated counts once; time between sessions "
-        "does not count."
+        "The parts add up to the wall time; the line marked … is contained in the steps. Work that was lost in an interrupted "
+        "session and repeated counts once; time between sessions does not count."
     )
     return _table(["", *(run.label for run in runs)], rows) + f'<p class="quiet">{escape(note)}</p>'
 
@@ -193,52 +208,7 @@ def differences_table(runs: list[History]) -> str:
     return _table(["field", *(run.label for run in runs)], rows)
 
 
-def numbers_table(runs: list[History]) -> str:
-    """All numbers of every run; a column per run."""
-    columns = [_numbers(run) for run in runs]
-    names = dict.fromkeys(name for column in columns for name in column)
-    rows = [[name, *(column.get(name, MISSING) for column in columns)] for name in names]
+def more_numbers_table(runs: list[History]) -> str:
+    """What the results table has no room for; a column per run."""
+    rows = [[row.title, *map(row.cell, runs)] for row in MORE if any(row.value(run) is not None for run in runs)]
     return _table(["", *(run.label for run in runs)], rows)
-
-
-def _numbers(run: History) -> dict[str, str]:
-    summary, config = summarize(run.config, run.records), run.config
-    last = run.records[-1] if run.records else {}
-    evaluation = run.evaluations[-1] if run.evaluations else {}
-    best_epoch = "" if summary["best_epoch"] is None else f" (epoch {summary['best_epoch']:.2f})"
-    numbers = {
-        "directory": printable(run.files.workdir, 4096),
-        "status": run.status,
-        "data": config.data.source,
-        "model": f"{config.model.title}, width {config.model.width}, {config.model.dtype}",
-        "epochs": f"{last.get('epoch', 0.0):.2f} of {config.epochs:g}",
-        "steps": str(last.get("step", 0)),
-        "accuracy, last": _percent(summary["accuracy"]),
-        "accuracy, best": _percent(summary["best_accuracy"]) + best_epoch,
-        "top-5 accuracy, last": _percent(evaluation.get("eval_top5")),
-        "held-out loss, last": MISSING if evaluation.get("eval_loss") is None else f"{evaluation['eval_loss']:.4f}",
-        "held-out images": str(evaluation.get("eval_examples", MISSING)),
-    }
-    if run.damaged:
-        numbers["damaged log lines, skipped"] = str(run.damaged)
-    if config.logging.profile:
-        numbers["traced steps (FIRST,COUNT), slower"] = config.logging.profile
-    if SOURCES[summary["source"]].mlperf:
-        epochs, reference = summary["epochs_to_target"], summary["reference_epochs"]
-        numbers["epochs to 75.9 %"] = "not reached" if epochs is None else f"{epochs:.2f}"
-        numbers["MLPerf reference, epochs"] = MISSING if reference is None else f"{reference:g}"
-    if run.result:
-        until = "" if run.status == "finished" else f", until {run.as_of}"
-        numbers["wall time"] = f"{run.result['wall_seconds']:.1f} s{until}"
-        numbers["sessions"] = str(run.result["sessions"])
-    if run.status == "finished":
-        result = run.result
-        numbers["time to first step"] = f"{result['seconds_to_first_step']:.1f} s"
-        numbers["training images/s"] = f"{result['images_per_second']:.1f}"
-        numbers["devices"] = f"{result['devices']} {result['device_kind']}, mesh {result['mesh'][0]}x{result['mesh'][1]}"
-        numbers["all-reduce"] = result["strategy"] or MISSING
-        numbers["skipped steps"] = str(result["skipped_steps"])
-        if config.stop.patience is not None:
-            numbers["stopped early"] = result["stop_reason"] or "no"
-        numbers["jaxdp, JAX"] = f"{result['versions']['jaxdp']}, {result['versions']['jax']}"
-    return numbers

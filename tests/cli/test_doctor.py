@@ -1,34 +1,16 @@
 """Flags of `jaxdp doctor`."""
 
-import json
-
 import pytest
 
 from jaxdp.cli import main
-from jaxdp.doctor import jax_probe
-
-
-def test_doctor_with_launcher_flags_checks_that_launcher(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jax_probe, "probe", lambda *_: jax_probe.Probe())
-    main.main(["doctor", "--json", "--coordinator", "127.0.0.1:29411", "--processes", "2", "--rank", "0"])
-    messages = {check["check"]: check["message"] for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert messages["launcher"].startswith("flags: rank 0 of 2, rank 0 at 127.0.0.1:29411")
-    with pytest.raises(SystemExit):
-        main.main(["doctor", "--json", "--cluster", "slurm"])
-    launcher = json.loads(capsys.readouterr().out)["checks"][-1]
-    assert (launcher["check"], launcher["status"]) == ("launcher", "error")
-    assert "--cluster" in launcher["message"]
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--verify", "--workdir", "a"], "--workdir='a': has no effect with --verify in a single process"),
-        (["--verify", "--images-per-second", "9"], "--images-per-second=9.0: has no effect with --verify"),
         (["--verify", "--check-images"], "--check-images: has no effect with --verify"),
         (["--output", "a"], "--output='a': requires --verify"),
-        (["--images-per-second", "-1"], "--images-per-second=-1.0: must be greater than 0"),
         (["--verify", "--output", "FOLDER"], "--output"),
         (["--verify", "--output", ""], "--output"),
         (["--verify", "--output", "FILE"], "--overwrite"),

@@ -7,11 +7,11 @@ import pytest
 from helpers.report import write_run
 
 from jaxdp.cli import main
-from jaxdp.report import page
+from jaxdp.report import plots
 
 
 def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(page, "_png", lambda figure: b"picture")
+    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, file, format: file.write(b"picture"))
     first, second = write_run(tmp_path / "a", "imagenet_mlperf_8192"), write_run(tmp_path / "b")
     main.main(["report", str(first), str(second), "--no-html"])
     assert len(capsys.readouterr().out.splitlines()) == 3
@@ -32,7 +32,6 @@ def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys, mon
         ),
         (["RUN", "--output", ""], r"--output='': must not be empty; give a directory"),
         (["RUN", "--output", "x", "--no-html"], r"--output='.*x': has no effect with --no-html; leave one of them out"),
-        (["RUN", "--communication", "--no-html"], r"--communication: has no effect with --no-html; leave one of them out"),
         (["NONE"], r"WORKDIR='.*NONE': holds no run: config.json not found; give the directory of a run"),
         ([], r"WORKDIR: missing; give the directory of at least one run"),
     ],

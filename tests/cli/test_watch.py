@@ -72,7 +72,7 @@ def test_watch_with_unusable_arguments_exits_with_2_and_one_line(tmp_path, capsy
 
 
 def test_watch_opens_a_browser_only_when_asked(tmp_path, capsys, monkeypatch):
-    from jaxdp.watch import server
+    from jaxdp.report import server
 
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
@@ -81,6 +81,7 @@ def test_watch_opens_a_browser_only_when_asked(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(server.Server, "serve_forever", interrupt)
+    monkeypatch.setattr(os, "nice", lambda increment: increment)
     before = signal.getsignal(signal.SIGTERM)
     for flags in ([], ["--open"]):
         main.main(["watch", str(tmp_path / "a\x1bb"), "--port", "0", *flags])

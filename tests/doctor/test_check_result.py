@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from jaxdp.doctor.check_result import Problem, ResultBuilder, any_running, output_of, run_concurrently, summarize, to_dict
-from jaxdp.errors import ConfigError
+from jaxdp.doctor.check_result import ResultBuilder, any_running, output_of, run_concurrently, summarize, to_dict
 
 
 @pytest.fixture
@@ -30,14 +29,6 @@ def test_result_builder_with_several_messages_keeps_the_worst_status():
     assert result.fix == "free space; use another disk"
 
 
-def test_result_builder_states_a_fix_of_several_problems_once():
-    builder = ResultBuilder("images")
-    for split in ("train", "val"):
-        builder.error(f"1 of 4 images of {split} cannot be used", "replace what cannot be read")
-    builder.warning("slow", "use another disk")
-    assert builder.build().fix == "replace what cannot be read; use another disk"
-
-
 def test_run_concurrently_with_a_raising_and_a_hanging_check_returns_every_result():
     until = threading.Event()
 
@@ -60,20 +51,6 @@ def test_output_of_a_hanging_or_failing_command_is_an_error_of_one_line(executab
     executable("nvidia-smi", "echo one; echo the driver is gone >&2; exit 9")
     with pytest.raises(OSError, match=r"^nvidia-smi failed with exit code 9: the driver is gone$"):
         output_of(["nvidia-smi"], 5)
-
-
-@pytest.mark.parametrize(
-    ("error", "message", "fix"),
-    [
-        (ConfigError("--rank", 9, reason="must be below 2", hint="give 0 or 1"), "--rank=9: must be below 2", "give 0 or 1"),
-        (ConfigError("--rank", 9, reason="too large; far too large"), "--rank=9: too large; far too large", "the default"),
-    ],
-)
-def test_problem_of_a_config_error_takes_the_fix_from_its_hint(error, message, fix):
-    builder = ResultBuilder("launcher")
-    Problem.from_error(error).report(builder, default_fix="the default")
-    result = builder.build()
-    assert (result.status, result.message, result.fix) == ("error", message, fix)
 
 
 def test_summaries_name_the_checks_with_problems():

@@ -4,7 +4,7 @@ import functools
 
 from helpers.doctor import run_check
 
-from jaxdp.config import Config, Data, Model
+from jaxdp.config import Config, Data
 from jaxdp.doctor import dataset
 
 
@@ -35,25 +35,3 @@ def test_check_images_decodes_every_image_and_lists_those_that_cannot_be_used(tm
 def test_check_images_of_generated_data_needs_no_files():
     result = run_check(functools.partial(dataset.check_images, info=print), Config(data=Data(source="synthetic")))
     assert (result.status, result.message) == ("ok", "synthetic: no files needed")
-
-
-def test_check_data_reports_missing_splits_damaged_images_and_too_many_classes(tmp_path):
-    from jaxdp.bench.input import make_images
-
-    def check(directory):
-        config = Config(data=Data(source="folder", directory=str(directory)), model=Model(classes=2))
-        return run_check(dataset.check_data, config)
-
-    assert check(tmp_path / "missing").status == "error"
-    for split in ("train", "val"):
-        make_images(tmp_path / split, 4, height=50, width=50)
-    result = check(tmp_path)
-    assert (result.status, result.message) == ("ok", "train: 4 images; val: 4 images; 2 classes")
-    (tmp_path / "train/stray.jpg").write_bytes(b"")
-    result = check(tmp_path)
-    assert (result.status, "ignored 1 image without a class, directly in" in result.message) == ("warning", True)
-    (tmp_path / "val/class0/00000.jpg").write_bytes(b"\xff\xd8 no picture")
-    assert "cannot read the first image of val" in check(tmp_path).message
-    (tmp_path / "train/class2").mkdir()
-    (tmp_path / "train/class2/a.jpg").write_bytes(b"")
-    assert check(tmp_path).status == "error"

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Compile, Optimizer
+from jaxdp.config import Compile, Config, Optimizer
 from jaxdp.doctor import verify_resume
 from jaxdp.planning import make_plan
 from jaxdp.training import loop
@@ -21,7 +21,7 @@ def test_proof_of_a_resumed_run_with_other_parameters_fails(tiny, monkeypatch):
             run.state = run.state._replace(params=jax.tree.map(lambda p: p * (1 + 1e-6), run.state.params))
 
     monkeypatch.setattr(loop, "restore_or_initialize", restore_other_parameters)
-    proof = verify_resume.proof(4, 4, optimizer=Optimizer(), compile=Compile())
+    proof = verify_resume.proof(Config(), 4, 4)
     assert proof.passed is False
     assert proof.difference > 0
 
@@ -29,7 +29,7 @@ def test_proof_of_a_resumed_run_with_other_parameters_fails(tiny, monkeypatch):
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_short_run_trains_with_the_recipe_s_optimizer_at_its_momentum(name):
     optimizer = Optimizer(name=name, momentum=0.95, momentum_rule="noise_scale", weight_decay=0.01)
-    config = validate(verify_resume.short_run(4, 4, optimizer=optimizer, compile=Compile()))
+    config = validate(verify_resume.short_run(Config(optimizer=optimizer), 4, 4))
     assert (config.optimizer.name, config.optimizer.weight_decay) == (name, 0.01)
     assert [phase.momentum for phase in make_plan(config, examples=48, devices=4).phases] == [0.95]
 
@@ -37,6 +37,7 @@ def test_short_run_trains_with_the_recipe_s_optimizer_at_its_momentum(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_proof_of_every_optimizer_passes_and_names_it(name):
-    proof = verify_resume.proof(4, 4, optimizer=Optimizer(name=name), compile=Compile(deterministic=True))
+    config = Config(optimizer=Optimizer(name=name), compile=Compile(deterministic=True))
+    proof = verify_resume.proof(config, 4, 4)
     assert (proof.passed, proof.error) == (True, None)
     assert f"steps of {name} against" in proof.comparison

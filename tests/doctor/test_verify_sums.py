@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import pytest
 from helpers.doctor import ignore
 from helpers.strategies import replace_strategies
 from jax import lax
@@ -40,14 +39,3 @@ def test_proof_of_a_sum_without_one_element_fails(monkeypatch):
 
 def test_mesh_shape_of_a_recipe_that_does_not_fit_is_the_most_square_one():
     assert verify_sums.mesh_shape(dataclasses.replace(SMALL, mesh=Mesh(vertical=48, horizontal=72)), 8, 1) == (2, 4)
-
-
-def test_build_on_all_ranks_with_an_error_on_one_rank_raises_on_all():
-    class TwoProcesses(ProcessGroup):
-        num_processes = 2
-
-        def all_gather_object(self, name, value, while_waiting=None):
-            return [value, "XlaRuntimeError: out of memory"]
-
-    with pytest.raises(RuntimeError, match="rank 1: XlaRuntimeError: out of memory"):
-        verify_sums.build_on_all_ranks(TwoProcesses(), "a proof", lambda: "compiled on rank 0")

@@ -5,7 +5,7 @@ import threading
 from contextlib import contextmanager
 from http.client import HTTPConnection
 
-from jaxdp.watch.server import listen
+from jaxdp.report.server import listen
 
 
 def training_record(step: int, *, images: int = 64, seconds: float = 1.0, **fields) -> dict:
@@ -24,11 +24,8 @@ def append(run, *records) -> None:
 
 @contextmanager
 def serving(*workdirs, host=None, port=0):
-    """A `Client` of a server that watches the directories. Its pages ask for changes three times a second."""
+    """A `Client` of a server that watches the directories."""
     server, url = listen(workdirs, host, port)
-    script = server.static["script.js"]
-    server.static["script.js"] = script.replace("const SECONDS = 2;", "const SECONDS = 0.3;")
-    assert server.static["script.js"] != script
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -58,9 +55,3 @@ class Client:
         data = response.read()
         connection.close()
         return response.status, response.headers, data if response.headers["Content-Type"] == "image/png" else data.decode()
-
-    def blocks(self, have=""):
-        """The answer about changed blocks."""
-        status, _, body = self.get(f"/blocks?have={have}")
-        assert status == 200
-        return json.loads(body)

@@ -20,7 +20,7 @@ def test_confusion_of_a_thousand_classes_lists_the_worst_and_the_most_frequent_m
     }
     assert rows[2]["confused_with"] == []
     assert confusion.mistakes() == [("c7", "c8", 50), ("c500", "c3", 20)]
-    bars, mistakes = plots.confusion_figure(confusion).axes
+    bars, mistakes = plots.accuracies_figure(confusion).panel, plots.confusion_figure(confusion).panel
     assert [label.get_text() for label in bars.get_yticklabels()][:2] == ["c7", "c500"]
     assert len(bars.get_yticklabels()) == MAX_LIST_ROWS
     assert [label.get_text() for label in mistakes.get_yticklabels()] == ["c7 → c8", "c500 → c3"]
@@ -29,7 +29,7 @@ def test_confusion_of_a_thousand_classes_lists_the_worst_and_the_most_frequent_m
 def test_equally_frequent_wrong_predictions_are_all_named():
     counts = np.array([[7, 0, 1, 1], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]])
     confusion = Confusion(counts, ["cat", "dog", "cow", "hen"], "a checkpoint")
-    assert "<td>cow, hen (1)</td>" in tables.classes_table(confusion)
+    assert ">cow, hen (1)</td>" in tables.classes_table(confusion)
     assert b'cat,9,7,0.777778,"cow, hen",1\n' in classes_csv(confusion)
     many = Confusion(np.ones((6, 6), int), list("abcdef"), "a checkpoint")
-    assert "<td>b, c, d and 2 more (1)</td>" in tables.classes_table(many)
+    assert ">b, c, d and 2 more (1)</td>" in tables.classes_table(many)

@@ -19,7 +19,7 @@ def circles(layer: str) -> list[tuple[int, int, str]]:
 
 
 def test_layer_has_a_title_on_each_drawn_point(tmp_path):
-    figure = plots.curves_figure([read(write_run(tmp_path), "<a>")])
+    figure = plots.metric_figure([read(write_run(tmp_path), "<a>")], "accuracy", "epoch")
     png = io.BytesIO()
     figure.savefig(png, format="png")
     picture = np.asarray(Image.open(png).convert("RGB"), float) / 255
@@ -37,11 +37,10 @@ def test_layer_has_a_title_on_each_drawn_point(tmp_path):
 
 
 def test_layer_of_long_curves_is_limited_and_keeps_both_ends():
-    figure = plots.Plot()
-    axes = figure.subplots()
+    figure = plots.Plot("title")
     for name in ("first", "second"):
         values = [float(n) for n in range(100_000)]
-        plots._draw_line(axes, values, values, style={}, label=(name, "", "epochs"))
+        plots._draw_line(figure.panel, values, values, style={}, label=(name, "", "epochs"))
     texts = [text for *_, text in circles(hover.layer(figure))]
     assert len(texts) == hover.MAX_POINTS
     assert texts[0] == "first 0 after 0 epochs"

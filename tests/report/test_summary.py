@@ -12,9 +12,9 @@ from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
 from jaxdp.report import as_text, report, summarize
+from jaxdp.report.follow import WatchedRun
 from jaxdp.report.run_history import read
-from jaxdp.report.tables import numbers_table
-from jaxdp.watch.runs import WatchedRun
+from jaxdp.report.tables import more_numbers_table
 
 
 def test_report_of_an_imagenet_run_compares_it_with_the_mlperf_reference(tmp_path):
@@ -71,7 +71,7 @@ def test_damaged_line_is_skipped_and_counted_by_report_and_watch(tmp_path, line)
     run.refresh()
     assert run.history.damaged == read(tmp_path).damaged == 2
     assert run.history.records == read(tmp_path).records
-    assert "damaged log lines, skipped" in numbers_table([run.history])
+    assert "damaged log lines, skipped" in more_numbers_table([run.history])
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe{", b"{broken", b"{}}"])

@@ -19,7 +19,9 @@ def cells(table: str) -> dict[str, dict[str, str]]:
     """A table as run -> column -> cell."""
     header, *rows = re.findall(r"<tr>(.*?)</tr>", table)
     titles = re.findall(r"<th>(.*?)</th>", header)
-    return {row[0]: dict(zip(titles, row, strict=True)) for row in (re.findall(r"<t[hd]>(.*?)</t[hd]>", text) for text in rows)}
+    return {
+        row[0]: dict(zip(titles, row, strict=True)) for row in (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", text) for text in rows)
+    }
 
 
 def test_results_table_has_a_row_per_run_and_marks_the_best_values(tmp_path):
@@ -27,7 +29,7 @@ def test_results_table_has_a_row_per_run_and_marks_the_best_values(tmp_path):
     write_result(worse, wall_seconds=90.0)
     rows = cells(tables.results_table(read_all([better, worse])))
     assert rows.keys() == {"a", "b"}
-    assert rows["a"] | {"status": "not finished", "accuracy": "<strong>90.00 %</strong>", "time": "—"} == rows["a"]
+    assert rows["a"] | {"status": "killed", "accuracy": "<strong>90.00 %</strong>", "time": "—"} == rows["a"]
     batches = " → ".join(str(phase.global_batch) for phase in load_config("digits").batch)
     expected = {"status": "finished", "accuracy": "80.00 %", "epochs": "40.00", "steps": "1", "global batch": batches}
     expected |= {"learning rate": "lars 0.4", "devices": "4 cpu", "time": "1:30", "images/s": "9"}
@@ -63,8 +65,9 @@ def test_results_table_of_a_run_that_stopped_early_has_the_best_checkpoint(tmp_p
     reason = "eval_accuracy did not improve for 1 evaluation"
     write_result(run, best_samples=3000, stopped_early=True, stop_reason=reason)
     table = tables.results_table([read(run)])
-    assert "<td>stopped early</td><td>80.00 %</td>" in table
-    assert reason in tables.numbers_table([read(run)])
+    (row,) = cells(table).values()
+    assert (row["status"], row["accuracy"]) == ("stopped early", "80.00 %")
+    assert reason in tables.more_numbers_table([read(run)])
 
 
 def test_remarks_are_about_imagenet_and_missing_evaluations(tmp_path):
@@ -85,32 +88,21 @@ def test_curves_note_names_the_runs_of_each_kind_of_labels(tmp_path):
 
 
 def test_time_table_without_a_result_says_not_measured(tmp_path):
-    table = tables.time_table([read(write_run(tmp_path))])
-    assert "<td>not measured: jaxdp report --communication</td>" in table
-    assert table.count("<td>not measured</td>") == len(PARTS)
-
-
-def test_time_table_shows_the_exposed_communication_of_this_run(tmp_path):
-    run = write_run(tmp_path)
-    write_result(run)
-    record = {"config": json.loads((run / "config.json").read_text())}
-    record["phases"] = [{"steps": 9, "step_seconds": 0.04, "without_reduction_seconds": 0.03}]
-    (run / "communication.json").write_text(json.dumps(record))
-    assert f"<td>{8.5 / 4:.1f} s ({100 * 8.5 / 4 / 20:.1f} %)</td>" in tables.time_table([read(run)])
+    assert tables.time_table([read(write_run(tmp_path))]).count(">not measured</td>") == len(PARTS) + 1
 
 
 def test_differences_table_lists_the_fields_that_differ(tmp_path):
-    runs = [read(write_run(tmp_path / name, seed=seed)) for name, seed in (("a", 0), ("b", 7))]
+    runs = [read(write_run(tmp_path / name, seed=seed), name) for name, seed in (("a", 0), ("b", 7))]
     table = tables.differences_table(runs)
-    assert "<th>seed</th><td>0</td><td>7</td>" in table
+    assert [*cells(table)["seed"].values()] == ["seed", "0", "7"]
     assert table.count("<tr>") == 2
 
 
-def test_numbers_table_shows_devices_of_finished_runs_only(tmp_path):
+def test_more_numbers_table_shows_devices_of_finished_runs_only(tmp_path):
     run = write_run(tmp_path)
-    assert "<th>devices</th>" not in tables.numbers_table([read(run)])
+    assert "mesh" not in tables.more_numbers_table([read(run)])
     write_result(run)
-    assert "<th>devices</th><td>4 cpu, mesh 2x2</td>" in tables.numbers_table([read(run)])
+    assert ">2x2</td>" in tables.more_numbers_table([read(run)])
 
 
 def test_classes_table_of_many_classes_folds_all_but_the_worst():

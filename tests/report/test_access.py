@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxdp.watch.access import Access, is_loopback
+from jaxdp.report.access import Access, is_loopback
 
 REBOUND = "only for this machine"
 

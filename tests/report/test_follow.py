@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import html
 import json
 import os
 import re
@@ -13,17 +14,22 @@ import pytest
 from helpers.report import write_result, write_run
 from helpers.watch import append, training_record
 
-from jaxdp.config import Stop
+from jaxdp.config import Phase, Schedule, Stop
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
+from jaxdp.report import follow
+from jaxdp.report.follow import WatchedRun
+from jaxdp.report.progress import card as card_of
+from jaxdp.report.progress import messages_html
 from jaxdp.setup import run_dir
-from jaxdp.watch import runs
-from jaxdp.watch.page import card, messages_block
-from jaxdp.watch.runs import WatchedRun
+
+
+def card(run):
+    run.refresh()
+    return card_of(run.seen())
 
 
 def status(run):
-    run.refresh()
     return card(run).status
 
 
@@ -32,7 +38,6 @@ def test_run_with_early_stopping_says_so_while_it_trains_and_why_it_ended(tmp_pa
     append(path, *(training_record(step) for step in range(2, 6)))
     run = WatchedRun(path, "run")
     with run_dir.lock_run_dir(path):
-        run.refresh()
         assert re.fullmatch(r"about [\d:]+, unless it stops early", card(run).facts["remaining"])
     write_result(path, stopped_early=True, stop_reason="eval_loss did not improve for 3 evaluations", best_samples=2000)
     assert status(run) == "finished early: eval_loss did not improve for 3 evaluations"
@@ -64,7 +69,7 @@ def test_run_is_followed_from_its_beginning_to_its_end(tmp_path):
         append(path, training_record(1))
         assert status(run) == "training"
         assert run.history.records[-1]["step"] == 1
-    assert status(run) == "not running, last log line less than a minute ago"
+    assert status(run) == "killed, or its process was lost, last log line less than a minute ago"
     write_result(path)
     assert status(run) == "finished"
     shutil.rmtree(path)
@@ -75,7 +80,22 @@ def test_killed_run_says_when_it_last_wrote(tmp_path, old):
     run = WatchedRun(write_run(tmp_path), "run")
     for seconds, ago in ((100, "1 minute ago"), (601, "10 minutes ago"), (7200, "2 hours ago"), (3 * 86_400, "3 days ago")):
         old(tmp_path, seconds)
-        assert status(run) == f"not running, last log line {ago}"
+        assert status(run) == f"killed, or its process was lost, last log line {ago}"
+
+
+def test_killed_run_stands_out_and_gives_the_command_that_continues_it(tmp_path):
+    path = write_run(tmp_path / "my run")
+    found = card(WatchedRun(path, "run"))
+    assert found.kind == "killed"
+    text = html.unescape(re.sub("<.*?>", "", found.hint))
+    assert text.endswith(f"jaxdp train --config '{path}/config.json' --workdir '{path}'")
+
+
+def test_position_never_exceeds_the_epochs_of_the_run(tmp_path):
+    """A last step may reach beyond the end."""
+    path = write_run(tmp_path, epochs=2.0, batch=(Phase(),), schedule=Schedule(warmup_epochs=0.0))
+    append(path, training_record(21))
+    assert card(WatchedRun(path, "run")).facts["epoch"] == "2.00 of 2"
 
 
 def test_run_that_trains_without_a_log_line_for_long_says_so(tmp_path, old):
@@ -105,11 +125,11 @@ def test_end_of_a_session_is_shown_until_the_next_begins(tmp_path):
 
 def test_log_that_grows_without_a_lock_is_of_another_machine(tmp_path, monkeypatch):
     run = WatchedRun(write_run(tmp_path), "run")
-    assert status(run).startswith("not running")
+    assert status(run).startswith("killed")
     append(tmp_path, training_record(1))
     assert status(run) == "training"
-    monkeypatch.setattr(runs, "UNLOCKED_GROWTH_SECONDS", 0.0)
-    assert status(run).startswith("not running")
+    monkeypatch.setattr(follow, "UNLOCKED_GROWTH_SECONDS", 0.0)
+    assert status(run).startswith("killed")
 
 
 def test_last_lines_of_a_process_that_ends_are_not_of_another_machine(tmp_path):
@@ -117,7 +137,7 @@ def test_last_lines_of_a_process_that_ends_are_not_of_another_machine(tmp_path):
     with run_dir.lock_run_dir(tmp_path):
         assert status(run) == "training"
         append(tmp_path, training_record(1))
-    assert status(run).startswith("not running")
+    assert status(run).startswith("killed")
 
 
 @pytest.mark.parametrize(
@@ -143,14 +163,14 @@ def test_damaged_directory_is_shown_as_such_until_it_is_mended(tmp_path, name, c
     path.rmdir() if content is None else path.unlink()
     if before is not None:
         path.write_text(before)
-    assert status(run).startswith("not running")
+    assert status(run).startswith("killed")
 
 
 def test_directory_that_cannot_be_entered_is_not_taken_for_an_empty_one(tmp_path):
     path = tmp_path / "loop"
     path.symlink_to(path)
     run = WatchedRun(path, "run")
-    assert status(run) == "cannot be read (Too many levels of symbolic links)"
+    assert status(run) == "its config.json cannot be read (Too many levels of symbolic links)"
     path.unlink()
     assert status(run) == "waiting for a run in this directory"
 
@@ -162,20 +182,16 @@ def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "run_config", fail)
+        patch.setattr(follow, "assemble", fail)
         assert status(run) == status(run) == "cannot be read (Input/output error)"
-    assert status(run).startswith("not running")
-    assert run.changes == 2
+    assert status(run).startswith("killed")
 
 
 def test_unchanged_directory_is_not_read_again(tmp_path, monkeypatch):
     run = WatchedRun(write_run(tmp_path), "run")
-    run.refresh()
-    monkeypatch.setattr(runs, "assemble", None)
-    monkeypatch.setattr(runs, "run_config", None)
-    for _ in range(3):
-        run.refresh()
-    assert run.changes == 1
+    assert run.refresh()
+    monkeypatch.setattr(follow, "assemble", None)
+    assert not any(run.refresh() for _ in range(3))
     assert run.problem is None
 
 
@@ -227,7 +243,7 @@ def test_sessions_that_begin_or_end_at_different_checkpoints_are_listed_one_by_o
     log.close()
     run = WatchedRun(path, "run")
     run.refresh()
-    texts = re.findall(r"<li>(.*?)</li>", messages_block([run]).html)
+    texts = re.findall(r"<li>(.*?)</li>", messages_html([run.seen()]))
     found = [re.sub(r"<.*?>", "", text).rpartition("/")[2] for text in texts]
     assert found == [
         "stopped by SIGTERM after step 300 (2 times)",
@@ -236,3 +252,20 @@ def test_sessions_that_begin_or_end_at_different_checkpoints_are_listed_one_by_o
         "stopped by SIGTERM after step 200",
         "100: epoch 1.00, step 100",
     ]
+
+
+def test_messages_that_repeat_are_shown_once_and_the_newest_first(tmp_path):
+    run = write_run(tmp_path / "run")
+    log = EventLog(run)
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        log.write("message", letter)
+    for share in range(30):
+        log.write("message", f"devices waited {share} % of the time\non rank 1")
+    log.close()
+    watched = WatchedRun(run, "run")
+    watched.refresh()
+    text = messages_html([watched.seen()])
+    assert text.count("devices waited 29 %") == text.count("devices waited") == 1
+    assert "(30 times)" in text
+    assert re.findall("<li>(.)</li>", text) == [*"zyxwvutsrqponmlkjih"]
+    assert f"Earlier messages are in {run}/events.jsonl." in text

@@ -13,24 +13,24 @@ from helpers.report import write_result, write_run
 from helpers.watch import append, serving, training_record
 
 from jaxdp.loggers.events import EventLog
+from jaxdp.report import follow, page
 from jaxdp.setup import run_dir
-from jaxdp.watch import board, page
 
 pytestmark = pytest.mark.slow
 
 PHONE = 375
 STATUS = "(document.querySelector('.status')?.textContent ?? '')"
 PERCENT = "(document.querySelector('progress')?.value ?? 0)"
-DRAWN = "document.querySelectorAll('.plot[tabindex]').length >= 2"
+CURVES, RESULTS = "document.querySelector('#section-3')", "document.querySelector('#section-2')"
+DRAWN = "document.querySelectorAll('.plot[tabindex]').length >= 8"
 FOCUSED = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.tagName"
 
 
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch):
-    """Figures are drawn with the priority of the tests; a page without scripts loads itself again soon."""
-    monkeypatch.setattr(board, "NICE", 0)
-    monkeypatch.setattr(board, "SCAN_SECONDS", 0.2)
-    monkeypatch.setattr(board, "DRAW_SECONDS", 1.0)
+    """Runs are read and drawn often, pages ask often, and a page without scripts loads itself again soon."""
+    monkeypatch.setattr(follow, "LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(follow, "SHARE", 1.0)
     monkeypatch.setattr(page, "REFRESH_SECONDS", 1)
 
 
@@ -86,7 +86,7 @@ def test_real_run_is_followed_from_before_its_start_over_its_death_to_its_result
             browser.wait("document.title.startsWith(document.querySelector('progress').value + ' % · run')")
             browser.wait(DRAWN)
             browser.wait(f"{PERCENT} >= 10")  # there are checkpoints of six epochs to resume from
-        assert browser.wait(f"{STATUS}.startsWith('not running, last log line') && {PERCENT}") < 100
+        assert browser.wait(f"{STATUS}.startsWith('killed, or its process was lost') && {PERCENT}") < 100
         with training(path) as process:
             browser.wait(f"{STATUS} === 'training'")
             _, error = process.communicate(timeout=300)
@@ -95,31 +95,25 @@ def test_real_run_is_followed_from_before_its_start_over_its_death_to_its_result
         accuracy = json.loads((path / "result.json").read_text())["accuracy"]
         text = browser.evaluate("document.querySelector('article').textContent")
         assert f"held-out accuracy{100 * accuracy:.2f}\N{NO-BREAK SPACE}%" in text
-        browser.wait(f"document.querySelector('#numbers').textContent.includes('accuracy, last{100 * accuracy:.2f} %')")
-        browser.wait("document.querySelector('#time img') !== null")
-        assert "resuming from" in browser.evaluate("document.querySelector('#messages').textContent")
+        browser.wait(f"document.querySelector('main').textContent.includes('{100 * accuracy:.2f} %')")
+        browser.wait("document.querySelector('.beside img') !== null")
+        assert "resuming from" in browser.evaluate("document.querySelector('#section-1').textContent")
 
 
 def test_everything_is_reached_with_the_keyboard_in_the_order_of_the_page(browse, runs):
     with serving(*runs) as client, browse(client.url, width=PHONE, height=800) as browser:
         browser.wait(DRAWN)
-        scrolling = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
-        browser.wait(f"{scrolling} >= 4")  # the pictures have their sizes
         order = []
-        for _ in range(20):
+        for _ in range(40):
             browser.press("Tab")
             if (name := browser.evaluate(FOCUSED)) == "BODY" or name in order:
                 break
             order.append(name)
             assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-        assert order[:3] == [
-            "Results: table, scrolls sideways",
-            "Loss and accuracy against epochs and against time; arrow keys show the values",
-            "Learning rate, momentum, global batch and images per second against epochs; arrow keys show the values",
-        ]
-        assert len(order) == browser.evaluate(scrolling)
-        browser.evaluate("document.querySelector('#curves .plot').focus()")
-        shown = "(tip => tip.hidden ? '' : tip.textContent)(document.querySelector('#curves output'))"
+        assert order[:2] == [f"Loss against {what}; arrow keys show the values" for what in ("epochs", "time")]
+        assert "More numbers: table, scrolls sideways" in order
+        browser.evaluate(f"{CURVES}.querySelector('.plot').focus()")
+        shown = f"(tip => tip.hidden ? '' : tip.textContent)({CURVES}.querySelector('output'))"
         values = []
         for key in ("ArrowRight", "ArrowLeft", "ArrowDown", "Escape"):
             browser.press(key)
@@ -134,22 +128,22 @@ def test_everything_is_reached_with_the_keyboard_in_the_order_of_the_page(browse
 def test_updates_keep_the_focus_the_scrolling_and_the_value_that_is_read(browse, runs):
     with serving(*runs) as client, browse(client.url, width=PHONE, height=800) as browser:
         browser.wait(DRAWN)
-        table, digest = "document.querySelector('#results .wide')", "document.querySelector('#{}').dataset.digest"
-        before = browser.evaluate(digest.format("results"))
-        browser.evaluate(f"{table}.focus(), {table}.scrollLeft = 50, window.scrollTo(0, 400)")
+        table = "[...document.querySelectorAll('.wide')].at(-1)"
+        browser.evaluate(f"{table}.focus(), {table}.scrollLeft = 50")
         append(runs[0], training_record(60))
-        browser.wait(f"{digest.format('results')} !== '{before}'")
-        assert browser.evaluate(f"[document.activeElement === {table}, {table}.scrollLeft, window.scrollY]") == [True, 50, 400]
-        browser.evaluate("document.querySelector('#curves .plot').focus()")
+        browser.wait("document.querySelector('dd').textContent === '6.00 of 7'")
+        browser.wait("[...document.querySelectorAll('td')].some(cell => cell.textContent === '6.00')")
+        assert browser.evaluate(f"[document.activeElement === {table}, {table}.scrollLeft]") == [True, 50]
+        browser.evaluate(f"{CURVES}.querySelector('.plot').focus()")
         browser.press("ArrowLeft")
-        curves = browser.evaluate(digest.format("curves"))
-        write_result(runs[0])  # the curves are drawn at once
-        browser.wait(f"{digest.format('time')} !== '' && document.querySelector('.status').textContent === 'finished'")
-        server_has_new = f"(await (await fetch('blocks?have=')).json()).blocks.curves.digest !== '{curves}'"
+        before = browser.evaluate(f"{CURVES}.querySelector('img').src")
+        append(runs[0], training_record(64))
+        browser.wait("document.querySelector('dd').textContent === '6.40 of 7'")
+        server_has_new = f"!(await (await fetch('/')).text()).includes(new URL('{before}').pathname.slice(1))"
         browser.wait(f"(async () => {server_has_new})()")
-        assert browser.evaluate(digest.format("curves")) == curves
+        assert browser.evaluate(f"{CURVES}.querySelector('img').src") == before
         browser.press("Escape")
-        browser.wait(f"{digest.format('curves')} !== '{curves}'")
+        browser.wait(f"{CURVES}.querySelector('img').src !== '{before}'")
 
 
 CONTRAST = """
@@ -159,14 +153,25 @@ CONTRAST = """
     const [red, green, blue] = parts.map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
   };
-  const page = light(getComputedStyle(document.body).backgroundColor);
+  const behind = element => {
+    const color = getComputedStyle(element).backgroundColor;
+    return color === "rgba(0, 0, 0, 0)" ? behind(element.parentElement) : light(color);
+  };
   const texts = document.querySelectorAll("h1, h2, h3, p, dt, dd, li, th, td");
   return Math.min(...[...texts].filter(element => element.textContent.trim()).map(element => {
-    const text = light(getComputedStyle(element).color);
+    const text = light(getComputedStyle(element).color), page = behind(element);
     return (Math.max(text, page) + 0.05) / (Math.min(text, page) + 0.05);
   }));
 })()
 """
+
+
+OUTSIDE = """
+[...document.querySelectorAll("#section-2 td, img")].filter(element => {
+  const box = element.getBoundingClientRect();
+  return box.width && (box.left < 0 || box.right > innerWidth);
+}).map(element => element.textContent || element.alt)
+"""  # cells of the results and pictures that can only be seen by scrolling sideways
 
 
 def test_page_fits_phones_and_is_readable_in_light_and_dark(browse, runs, tmp_path):
@@ -174,10 +179,11 @@ def test_page_fits_phones_and_is_readable_in_light_and_dark(browse, runs, tmp_pa
     with pytest.raises(ValueError, match="x"), EventLog(failed).session(KeyError):
         raise ValueError("x" * 300)
     with serving(*runs, failed) as client:
-        for width in (PHONE, 1280):
+        for width in (PHONE, 420, 1000, 1600):
             with browse(client.url, width=width, height=800) as browser:
                 browser.wait(DRAWN)
                 assert browser.evaluate("document.documentElement.scrollWidth") <= width
+                assert browser.evaluate(OUTSIDE) == []
                 for scheme in ("light", "dark"):
                     browser.media(prefers_color_scheme=scheme)
                     assert browser.evaluate(CONTRAST) >= 4.5
@@ -199,15 +205,12 @@ def test_page_says_when_the_server_has_ended_and_goes_on_when_it_is_back(browse,
 
 
 def test_page_without_scripts_is_complete_and_loads_itself_again(browse, runs):
-    with serving(*runs) as client:
-        client.blocks()
-        with browse(client.url, scripts=False) as browser:
-            document = "document.querySelector('article').textContent"
-            assert "training" in browser.evaluate(document)
-            append(runs[0], training_record(64))
-            browser.wait(
-                "document.querySelector('#curves img')?.complete && document.querySelector('dd').textContent === '6.40 of 7'"
-            )
+    with serving(*runs) as client, browse(client.url, scripts=False) as browser:
+        document = "document.querySelector('article').textContent"
+        assert "training" in browser.evaluate(document)
+        append(runs[0], training_record(64))
+        drawn = "document.querySelector('#section-3 img')?.complete"  # no document while it loads again
+        browser.wait(f"{drawn} && document.querySelector('dd')?.textContent === '6.40 of 7'")
 
 
 def test_token_of_the_address_opens_the_page_and_leaves_the_address(browse, runs):

@@ -3,7 +3,7 @@
 import pytest
 from helpers.watch import training_record
 
-from jaxdp.watch.pace import measure
+from jaxdp.report.pace import measure
 
 
 def steps(numbers, **fields):

@@ -1,0 +1,148 @@
+"""What `jaxdp watch` serves: the page of runs, read again when they change, and made only when somebody asks for it."""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxdp.errors import ConfigError, first_line, printable
+from jaxdp.files import CONFIG
+from jaxdp.records import EVENTS, LOG
+from jaxdp.report import page, plots
+from jaxdp.report.plots import Picture
+from jaxdp.report.progress import Seen
+from jaxdp.report.run_files import local_run_files
+from jaxdp.report.run_history import History, assemble, labels_of
+from jaxdp.report.summary import read_records
+from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use, run_config
+
+SOURCES = (CONFIG, LOG, RESULT, EVENTS, CHECKPOINTS)
+LEAST_SECONDS, SHARE = 1.0, 0.05  # between two readings, or two drawings; of the time of one core that they may take
+UNLOCKED_GROWTH_SECONDS = 120.0  # a log that grows without a lock is of another machine: how long it then may pause
+MAX_PICTURES = 400  # that are kept, so that a slow viewer still finds those of its page
+
+
+class WatchedRun:
+    """A run, updated by `refresh`. history, problem: see `Seen`."""
+
+    def __init__(self, path: Path, label: str) -> None:
+        self.path, self.label = path, label
+        self.history: History | None = None
+        self.problem: str | None = None
+        self._seen: tuple = ()
+        self._grew = float("-inf")
+
+    def refresh(self) -> bool:
+        """Read the run again if its files have changed; whether they have. Raises nothing."""
+        files = tuple(map(self._identity, SOURCES))
+        log, before = files[1], self._seen[1] if self._seen else None
+        locked = in_use(self.path)
+        if log and before and log[0] == before[0] and log[1] > before[1] and not locked and not self._seen[-1]:
+            self._grew = time.monotonic()
+        running = files[2] is None and (locked or time.monotonic() - self._grew < UNLOCKED_GROWTH_SECONDS)
+        seen = (*files, running, locked)
+        if seen == self._seen and self.problem is None:  # a problem may have been of the moment
+            return False
+        self._seen, self.history, self.problem = seen, None, None
+        if files[0] is not None:
+            self._read(running)
+        return True
+
+    def _read(self, running: bool) -> None:
+        try:
+            run_files = local_run_files(self.path, is_running=running)
+            config, (records, damaged) = run_config(self.path), read_records(self.path)
+            self.history = assemble(run_files, self.label, config=config, records=records, damaged=damaged)
+        except ConfigError as error:
+            self.problem = error.reason
+        except Exception as error:  # whatever this directory holds, the page shows the other runs
+            self.problem = f"cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
+
+    def _identity(self, name: str) -> tuple[int, int, int] | None:
+        """Identity, size and time of a file that the state depends on; None for a missing one."""
+        try:
+            status = os.stat(self.path / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:  # such as a missing permission; `_read` finds it too
+            return (0, 0, error.errno or 0)
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def seen(self) -> Seen:
+        return Seen(self.label, self.path, self.history, self.problem, seconds_since_written(self.path / LOG))
+
+
+def seconds_since_written(path: Path) -> float | None:
+    """Seconds since a file was last written, by the clocks of this machine and of the file system; None without the file.
+
+    Only shown: nothing is decided by it, as both clocks can be set.
+    """
+    try:
+        return max(0.0, time.time() - os.stat(path).st_mtime)
+    except OSError:
+        return None
+
+
+class Board:
+    """The page of the runs in some directories. All methods may be called by many threads."""
+
+    def __init__(self, workdirs: Sequence[str | Path]) -> None:
+        names = [printable(label) for label in labels_of(workdirs)]
+        self.runs = [WatchedRun(Path(os.path.abspath(path)), name) for path, name in zip(workdirs, names, strict=True)]
+        self._lock = threading.Lock()
+        self._page = ""
+        self._next_look = self._next_drawing = float("-inf")
+        self._pictures: dict[str, Picture] = {}
+        self._kept: dict[str, bytes] = {}
+        self._undrawn, self._drawing, self._problem = True, False, ""
+
+    def page(self) -> str:
+        """The page now."""
+        with self._lock:
+            began = time.monotonic()
+            if began >= self._next_look:
+                self._undrawn |= any([run.refresh() for run in self.runs])
+                if self._undrawn and not self._drawing and began >= self._next_drawing:
+                    self._undrawn, self._drawing = False, True
+                    histories = [run.history for run in self.runs if run.history is not None]
+                    threading.Thread(target=self._draw, args=(histories,), name="drawing", daemon=True).start()
+                seen = [run.seen() for run in self.runs]
+                self._page = page.page(seen, self._pictures, _url, follows=True, foot=self._problem)
+                self._next_look = _pause_after(began)
+            return self._page
+
+    def picture(self, digest: str) -> bytes | None:
+        """The PNG of a figure on a recent page."""
+        with self._lock:
+            return self._kept.get(digest)
+
+    def _draw(self, histories: list[History]) -> None:
+        began, pictures, problem = time.monotonic(), dict[str, Picture](), ""
+        try:
+            pictures = plots.draw(histories) if histories else {}
+        except Exception as error:  # the progress of the runs is still shown
+            problem = f"The curves could not be drawn ({type(error).__name__}: {first_line(error)})."
+        with self._lock:
+            self._pictures, self._problem, self._drawing = pictures, problem, False
+            for picture in pictures.values():
+                self._kept.pop(_digest(picture), None)  # to the end, as the newest
+                self._kept[_digest(picture)] = picture.png
+            while len(self._kept) > MAX_PICTURES:
+                del self._kept[next(iter(self._kept))]
+            self._next_look, self._next_drawing = float("-inf"), _pause_after(began)
+
+
+def _pause_after(began: float) -> float:
+    """When work that began then and has ended now may be done again: training needs the processor too."""
+    now = time.monotonic()
+    return now + max(LEAST_SECONDS, (now - began) / SHARE)
+
+
+def _url(name: str, picture: Picture) -> str:
+    return f"figures/{_digest(picture)}.png"
+
+
+def _digest(picture: Picture) -> str:
+    return hashlib.blake2b(picture.png, digest_size=8).hexdigest()

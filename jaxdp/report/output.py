@@ -1,0 +1,161 @@
+"""The report as files: the page without external files, its figures as PNG, and tables as CSV."""
+
+import base64
+import dataclasses
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
+from jaxdp.choices import SOURCES
+from jaxdp.config import Mesh
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
+from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
+from jaxdp.report.page import page
+from jaxdp.report.plots import Picture, check_number, draw
+from jaxdp.report.progress import Seen
+from jaxdp.report.run_history import History, check_workdirs, read_all
+
+PAGE = "report.html"
+GENERATOR = '<meta name="generator" content="jaxdp report">'
+FILES = '<meta name="files" content="{}">'
+
+PathLike = str | os.PathLike
+
+
+def write(
+    workdirs: PathLike | Sequence[PathLike],
+    output: PathLike | None = None,
+    *,
+    evaluate: bool = True,
+    checkpoint: str = "result",
+    datasets: tuple | None = None,
+    info: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Write report.html with its figures and CSV files for one or more runs; returns the path of the page.
+
+    workdirs: the directory or URL of a run, or a list of them. output: directory of the page; None: WORKDIR/report for one run,
+    ./report for several or a URL. evaluate: evaluate the held-out images by class, on the accelerators of this machine or on
+    one CPU device. checkpoint: the checkpoint for it: result (the newest, or with early stopping the best), newest, best, or
+    its number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. info: receives progress lines.
+    Replaces an earlier report in the directory.
+
+    Raises ConfigError for a directory without a run, and for files that no report has written and this one would overwrite.
+    """
+    workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
+    workdirs = [expand_user(workdir, "WORKDIR") for workdir in workdirs]
+    output = None if output is None else expand_user(output, "--output")
+    check_workdirs(workdirs)
+    if output == "":
+        raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
+    check_local(output, "--output")
+    if output is not None and Path(output).suffix == Path(PAGE).suffix and not Path(output).is_dir():
+        reason = f"must be a directory, which receives {PAGE} and its figures"
+        raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
+    check_number(workdirs)
+    runs = read_all(workdirs)
+    default = Path(workdirs[0]) / "report" if len(workdirs) == 1 and not is_url(workdirs[0]) else Path("report")
+    folder = default if output is None else Path(output)
+    _make_directory(folder)
+    old_files = _files_of_earlier_report(folder)
+    if evaluate:
+        _check_checkpoint(runs, checkpoint)
+    confusions = [_evaluate(run, checkpoint, datasets) if evaluate else "skipped: --no-evaluate" for run in runs]
+    if evaluate:
+        for run, confusion in zip(runs, confusions, strict=True):
+            if isinstance(confusion, str):
+                info(f"{run.label}: accuracy by class {confusion}")
+    pictures = draw(runs, confusions)
+    files = {f"{name}.png": picture.png for name, picture in pictures.items()}
+    for number, confusion in enumerate(confusions, 1):
+        if isinstance(confusion, Confusion):
+            files[f"classes-{number}.csv"] = classes_csv(confusion)
+            files[f"confusions-{number}.csv"] = confusions_csv(confusion)
+    seen = [Seen(run.label, run.path, run) for run in runs]
+    head, foot = (
+        GENERATOR + FILES.format(" ".join(files)),
+        f"Written by jaxdp report on {time.strftime('%Y-%m-%d at %H:%M:%S')}.",
+    )
+    html = page(seen, pictures, _inline, confusions=confusions, head=head, foot=foot)
+    files = {PAGE: html.encode()} | files  # first: it lists the files of the report
+    for name in files:
+        if name not in old_files and (folder / name).exists():
+            raise _foreign_file(folder, name)
+    _replace_files(folder, files)
+    for name in old_files - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    return folder / PAGE
+
+
+def _inline(name: str, picture: Picture) -> str:
+    return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
+
+
+def _make_directory(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = no_directory_reason(folder, error)
+        raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
+
+
+def _files_of_earlier_report(folder: Path) -> set[str]:
+    """The files in the directory that an earlier report has written. Raises ConfigError for a foreign report.html."""
+    if not (folder / PAGE).exists():
+        return set()
+    try:
+        text = read_regular(folder / PAGE)[:2000].decode(errors="replace")
+    except NotRegularError:
+        raise _foreign_file(folder, PAGE) from None
+    if GENERATOR not in text:
+        raise _foreign_file(folder, PAGE)
+    names = re.search(FILES.format(r"([a-z0-9. -]*)"), text)
+    return {PAGE, *(names[1].split() if names else ())}
+
+
+def _foreign_file(folder: Path, name: str) -> ConfigError:
+    reason = f"contains a {name} that no report has written"
+    return ConfigError("--output", str(folder), reason=reason, hint="give another directory")
+
+
+def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
+    """Raise ConfigError if no run has a checkpoint of this name."""
+    known = {str(samples) for run in runs for samples in run.files.samples}
+    if checkpoint not in (*CHECKPOINT_NAMES, *known):
+        hint = f"give {', '.join(CHECKPOINT_NAMES)}, or its number of samples"
+        raise ConfigError("--checkpoint", checkpoint, reason="not found", hint=hint)
+
+
+def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusion | str:
+    """The run's confusion matrix, or why it is missing."""
+    if run.status == "running":
+        return "skipped: the run is still training and uses its devices; write the report again when it has finished"
+    is_given = SOURCES[run.config.data.source].from_python
+    if is_given and datasets is None:
+        return "missing: the run was given its images from Python; pass them to jaxdp.report.write as datasets"
+    from jaxdp.inference.evaluate import confusion_matrix
+
+    try:
+        config = dataclasses.replace(run.config, mesh=Mesh())
+        given = datasets if is_given else None
+        metrics, counts, names = confusion_matrix(config, run.files.workdir, checkpoint, datasets=given)
+    except (ConfigError, RuntimeError, OSError) as error:
+        return f"missing: {first_line(error)}"
+    caption = f"{metrics['checkpoint']}, epoch {metrics['epoch']:.2f}: {100 * metrics['eval_accuracy']:.2f} % of "
+    return Confusion(counts, names, caption + f"{metrics['eval_examples']} held-out images")
+
+
+def _replace_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all files to a temporary directory, then move them. Raises OSError before any is moved if the disk is full."""
+    with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as temporary:
+        try:
+            for name, data in files.items():
+                (Path(temporary) / name).write_bytes(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+        for name in files:
+            (Path(temporary) / name).replace(folder / name)

@@ -1,0 +1,165 @@
+"""The HTTP server of `jaxdp watch`: the page and its figures. Requests name no files."""
+
+import base64
+import errno
+import gzip
+import hashlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from jaxdp.errors import ConfigError
+from jaxdp.report.access import Access, is_loopback
+from jaxdp.report.follow import Board
+from jaxdp.report.page import SCRIPT, STYLE
+
+FIRST_PORT, MAX_TRIED_PORTS = 8600, 100
+TIMEOUT_SECONDS = 20.0  # for a request, and to take each part of an answer
+PART = 2**14  # bytes
+HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+
+
+def _allowed(text: str) -> str:
+    """The source expression of an inline script or style in a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+HEADERS = {
+    "Content-Security-Policy": (
+        f"default-src 'none'; style-src {_allowed(STYLE)}; script-src {_allowed(SCRIPT)}; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Listens on an address from its construction on. board: what is shown."""
+
+    daemon_threads = True  # a slow viewer does not delay the end
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], board: Board) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.board = board
+        super().__init__(address, Handler)
+        self.access = Access.for_address(address[0], self.server_port)
+
+    def server_bind(self) -> None:
+        """Bind without the look-up of the machine's name, which `HTTPServer` needs for CGI and which may take seconds."""
+        super(ThreadingHTTPServer, self).server_bind()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Viewers that go away are no error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD."""
+
+    server: Server
+    timeout = TIMEOUT_SECONDS
+
+    def do_GET(self) -> None:
+        access = self.server.access
+        try:
+            url = urlsplit(self.path)
+            refusal = access.refusal(self.headers.get("Host"), url.query, self.headers.get("Cookie"))
+        except ValueError:
+            return self.send_error(HTTPStatus.BAD_REQUEST)
+        if refusal is not None:
+            return self.send_error(HTTPStatus.FORBIDDEN, explain=refusal)
+        if url.path == "/":
+            cookie = {"Set-Cookie": access.set_cookie()} if access.has_token(url.query) else {}
+            return self._answer(self.server.board.page().encode("utf-8", "replace"), HTML, cookie)
+        picture = self.server.board.picture(url.path.removeprefix("/figures/").removesuffix(".png"))
+        if picture is not None:
+            return self._answer(picture, "image/png", {"Cache-Control": "private, max-age=3600, immutable"})
+        self.send_error(HTTPStatus.NOT_FOUND)
+
+    do_HEAD = do_GET
+
+    def _answer(
+        self, data: bytes, kind: str, headers: dict[str, str] | None = None, *, status: HTTPStatus = HTTPStatus.OK
+    ) -> None:
+        own = {"Content-Type": kind, "Cache-Control": "no-store"}
+        if kind == HTML:
+            own["ETag"] = f'"{hashlib.blake2b(data, digest_size=8).hexdigest()}"'
+            if self.headers.get("If-None-Match") == own["ETag"]:
+                status, data = HTTPStatus.NOT_MODIFIED, b""
+            elif "gzip" in self.headers.get("Accept-Encoding", ""):
+                data, own = gzip.compress(data, compresslevel=1), own | {"Content-Encoding": "gzip"}
+        own["Content-Length"] = str(len(data))
+        self.send_response(status)
+        for name, value in (HEADERS | own | (headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            for start in range(0, len(data), PART):  # the time-out is that of a part: slow viewers are served too
+                self.wfile.write(data[start : start + PART])
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """One line of text, in place of a page."""
+        status = HTTPStatus(code)
+        self.close_connection = True
+        self._answer(f"jaxdp watch: {explain or message or status.phrase.lower()}\n".encode(), TEXT, status=status)
+
+    def version_string(self) -> str:
+        return "jaxdp"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+def listen(workdirs: Sequence[str | Path], host: str | None = None, port: int | None = None) -> tuple[Server, str]:
+    """(server, URL) for runs. host: None for 127.0.0.1. port: None for the first free one from 8600 on; 0 for any free one.
+
+    Raises ConfigError if it cannot listen there.
+    """
+    if port is not None and not 0 <= port < 2**16:
+        raise ConfigError("--port", port, reason="must be from 0 to 65535", hint="0 chooses a free port")
+    address, board = _resolve(host), Board(workdirs)
+    ports = range(FIRST_PORT, FIRST_PORT + MAX_TRIED_PORTS) if port is None else [port]
+    for tried in ports:
+        try:
+            server = Server((address, tried), board)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and tried != ports[-1]:
+                continue
+            if error.errno == errno.EADDRNOTAVAIL:
+                hint = "0.0.0.0 means all of them"
+                raise ConfigError("--host", host, reason="not an address of this machine", hint=hint) from None
+            reason = "in use by another process" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)
+            raise ConfigError("--port", tried, reason=reason, hint="use another, or 0 for any free port") from None
+        return server, _url(server, address, host)
+    raise AssertionError
+
+
+def _resolve(host: str | None) -> str:
+    """The IP address of a host name or address."""
+    if host is None:
+        return "127.0.0.1"
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE) if host.strip() else []
+    except (OSError, UnicodeError):
+        found = []
+    if not found:
+        reason = "not a host name or address"
+        raise ConfigError("--host", host, reason=reason, hint="use an address of this machine, or 0.0.0.0 for all of them")
+    return str(found[0][4][0])
+
+
+def _url(server: Server, address: str, host: str | None) -> str:
+    """The address for people, with the token. A server on all interfaces is named like the machine."""
+    name = socket.gethostname() if address in ("0.0.0.0", "::") else address if host is None else host
+    query = "" if is_loopback(address) else f"?token={server.access.token}"
+    return f"http://{f'[{name}]' if ':' in name else name}:{server.server_port}/{query}"

@@ -1,0 +1,292 @@
+"""The HTTP interface of `jaxdp watch`, on directories without training."""
+
+import base64
+import hashlib
+import json
+import re
+import socket
+import time
+from html.parser import HTMLParser
+
+import pytest
+from helpers.report import write_result, write_run
+from helpers.watch import append, serving, training_record
+
+from jaxdp.errors import ConfigError
+from jaxdp.loggers.events import EventLog
+from jaxdp.report import follow, server
+from jaxdp.report.plots import Picture
+from jaxdp.report.server import listen
+from jaxdp.setup import run_dir
+
+HOSTILE = '<img src=x onerror="alert(1)">&amp;\u202e$x$'
+
+
+@pytest.fixture(autouse=True)
+def prompt(monkeypatch):
+    """Every request looks at the directories."""
+    monkeypatch.setattr(follow, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(follow, "SHARE", float("inf"))
+
+
+@pytest.fixture
+def no_drawing(monkeypatch):
+    """A picture without matplotlib, which says how many records it was drawn of."""
+    drawn = []
+
+    def draw(runs):
+        drawn.append([len(run.records) for run in runs])
+        return {"loss": Picture("curves", "Loss", b"\x89PNG" + str(drawn[-1]).encode())}
+
+    monkeypatch.setattr(follow.plots, "draw", draw)
+    return drawn
+
+
+def wait_for(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def picture_of(client):
+    """The path of the picture on the page once it is drawn."""
+    return wait_for(lambda: re.search(r"figures/[0-9a-f]{16}\.png", client.get()[2]))[0]
+
+
+def test_page_is_complete_without_scripts_and_loads_nothing_from_elsewhere(tmp_path):
+    first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second", seed=7)
+    write_result(second)
+    with serving(first, second, tmp_path / "later") as client:
+        picture_of(client)
+        status, headers, text = client.get()
+        assert status == 200
+        headings = re.findall("<h2[^>]*>(.*?)</h2>", text)
+        assert (headings[0], headings[-1]) == ("Progress", "More numbers")
+        assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in text
+        for source in re.findall(r"""(?:src|href)="([^"]*)""", text):
+            assert re.fullmatch(r"data:,|figures/[0-9a-f]{16}\.png", source)
+            if source != "data:,":
+                status, found, body = client.get(f"/{source}")
+                assert (status, found["X-Content-Type-Options"]) == (200, "nosniff")
+                assert body.startswith(b"\x89PNG")
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):  # the policy admits exactly these
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() in policy
+    assert not re.search(r"\sstyle=|\son\w+=\"", text.partition("<script>")[0])
+    assert (headers["Cache-Control"], headers["Referrer-Policy"], headers["Server"]) == ("no-store", "no-referrer", "jaxdp")
+
+
+class Outline(HTMLParser):
+    """Checks the nesting of a page; keeps the levels of its headings, its landmarks, ids and references to ids."""
+
+    VOID = frozenset(["meta", "link", "img", "path", "circle"])
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.levels, self.landmarks, self.ids, self.references = [], [], [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.references += [value for name, value in attrs if name == "aria-labelledby"]
+        self.levels += [int(tag[1])] if tag in ("h1", "h2", "h3") else []
+        self.landmarks += [tag] if tag in ("header", "main", "footer") else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_page_has_landmarks_headings_in_order_and_names_for_what_it_shows(no_drawing, tmp_path):
+    with serving(write_run(tmp_path / "a"), write_run(tmp_path / "b")) as client:
+        picture_of(client)
+        outline = Outline(client.get()[2])
+    assert outline.landmarks == ["header", "main", "footer"]
+    assert outline.levels[0] == 1
+    assert all(after <= before + 1 for before, after in zip(outline.levels, outline.levels[1:], strict=False))
+    assert len(set(outline.ids)) == len(outline.ids)
+    assert set(outline.references) <= set(outline.ids)
+
+
+def test_page_follows_the_run_and_is_sent_only_when_it_has_changed(no_drawing, tmp_path):
+    run = write_run(tmp_path / "run", accuracies=())
+    with run_dir.lock_run_dir(run), serving(run) as client:
+        picture_of(client)
+        tag = client.get()[1]["ETag"]
+        assert client.get(**{"If-None-Match": tag})[0] == 304
+        append(run, *map(training_record, range(2, 20)))
+        status, headers, text = client.get(**{"If-None-Match": tag})
+        assert (status, headers["ETag"] != tag) == (200, True)
+        assert "<dt>remaining</dt><dd>about 0:51</dd>" in text
+        assert "<title>27 % · run</title>" in text
+        assert ">run: training 20 %</p>" in text
+
+
+def test_figures_are_drawn_again_when_runs_change_and_old_ones_stay_for_slow_viewers(no_drawing, tmp_path):
+    run = write_run(tmp_path / "run")
+    with serving(run) as client:
+        name = picture_of(client)
+        for _ in range(5):
+            client.get()
+        assert no_drawing == [[5]]
+        append(run, training_record(50))
+        wait_for(lambda: name not in client.get()[2])
+        assert no_drawing == [[5], [6]]
+        assert client.get(f"/{name}")[2] == b"\x89PNG[5]"
+
+
+def test_busy_log_is_drawn_seldom(no_drawing, tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run")
+    with serving(run) as client:
+        picture_of(client)
+        monkeypatch.setattr(follow, "LEAST_SECONDS", 3600.0)
+        client.server.board._next_drawing = time.monotonic() + 3600
+        client.server.board._next_look = float("-inf")
+        append(run, training_record(50))
+        client.get()
+        assert no_drawing == [[5]]
+
+
+def test_error_of_drawing_is_shown_and_progress_goes_on(tmp_path, monkeypatch):
+    def fail(runs):
+        raise ZeroDivisionError("<x>")
+
+    monkeypatch.setattr(follow.plots, "draw", fail)
+    with serving(write_run(tmp_path / "run")) as client:
+        text = wait_for(lambda: next((page for page in [client.get()[2]] if "could not be drawn" in page), None))
+    assert "(ZeroDivisionError: &lt;x&gt;)" in text
+    assert '<article class="killed"' in text
+
+
+def test_hostile_names_and_messages_are_text(tmp_path):
+    run = write_run(tmp_path / HOSTILE.replace("/", ""))
+    (run / "classes.json").write_text(json.dumps([HOSTILE] * 10))
+    log = EventLog(run)
+    log.write("message", HOSTILE + "\x1b[31m</script>\nsecond line")
+    log.close()
+    append(run, training_record(9, slowest_rank=1, waiting_share=0.5, **{HOSTILE: HOSTILE}))
+    with serving(run, tmp_path / "<b>later") as client:
+        picture_of(client)
+        text = client.get()[2]
+    content = text.partition("<script>")[0]
+    assert not [found for found in ("<img src=x", "<b>", "\x1b", "\u202e", "</script>") if found in content]
+    assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;amp;\\u202e$x$" in text
+    Outline(text)
+
+
+@pytest.mark.parametrize("path", ["/../server.py", "/figures/../../x", "/%2e%2e/etc/passwd", "/figures/", "//etc/passwd", "/x"])
+def test_other_paths_are_not_found(no_drawing, tmp_path, path):
+    with serving(write_run(tmp_path / "run")) as client:
+        status, headers, body = client.get(path)
+        assert (status, body) == (404, "jaxdp watch: not found\n")
+        assert "Content-Security-Policy" in headers
+
+
+def test_page_on_localhost_is_for_requests_to_localhost(no_drawing, tmp_path):
+    with serving(write_run(tmp_path / "run")) as client:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", client.url)
+        for path in ("/", "/figures/x.png"):
+            status, _, body = client.get(path, host="evil.example")
+            assert status == 403
+            assert body.startswith("jaxdp watch: this page is only for this machine")
+        status, headers, body = client.get(method="HEAD")
+        assert (status, body) == (200, "")
+        assert int(headers["Content-Length"]) > 1000
+        assert "Set-Cookie" not in headers
+        assert client.get(method="POST")[0] == 501
+        assert client.get("//[")[0] in (400, 404)
+
+
+def test_page_on_all_interfaces_needs_the_token_of_its_address(no_drawing, tmp_path):
+    with serving(write_run(tmp_path / "run"), host="0.0.0.0") as client:
+        token = client.server.access.token
+        assert client.url == f"http://{socket.gethostname()}:{client.server.server_port}/?token={token}"
+        for path in ("/", "/figures/x.png", "/?token=wrong"):
+            assert client.get(path, host="machine")[0] == 403
+        status, headers, text = client.get(f"/?token={token}", host="machine")
+        assert status == 200
+        assert token not in text
+        cookie = headers["Set-Cookie"]
+        assert re.fullmatch(rf"jaxdp_watch_\d+={token}; HttpOnly; SameSite=Strict; Path=/", cookie)
+        assert client.get("/", host="machine", Cookie=cookie.partition(";")[0])[0] == 200
+
+
+def test_silent_connections_keep_nobody_out(no_drawing, tmp_path):
+    with serving(write_run(tmp_path / "run")) as client:
+        silent = [socket.create_connection(("127.0.0.1", client.server.server_port)) for _ in range(100)]
+        assert client.get()[0] == 200
+        for connection in silent:
+            connection.close()
+
+
+def test_slow_viewer_receives_the_whole_page(no_drawing, tmp_path, monkeypatch):
+    """A megabyte, of which a part arrives at once and the rest takes longer than the time-out of a part."""
+    monkeypatch.setattr(server.Handler, "timeout", 1.2)
+    monkeypatch.setattr(follow.page, "page", lambda *_, **__: "x" * 10**6)
+    with serving(write_run(tmp_path / "run")) as client, socket.socket() as viewer:
+        viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        viewer.connect(("127.0.0.1", client.server.server_port))
+        viewer.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        received, started = b"", time.monotonic()
+        while data := viewer.recv(2**16):
+            received += data
+            time.sleep(0.001 if time.monotonic() - started > 1.6 else 0.05)
+    assert len(received.partition(b"\r\n\r\n")[2]) == 10**6
+
+
+def test_page_is_compressed_for_those_who_ask(no_drawing, tmp_path):
+    with serving(write_run(tmp_path / "run")) as client:
+        plain = client.get(method="HEAD")[1]
+        packed = client.get(method="HEAD", **{"Accept-Encoding": "br, gzip"})[1]
+    assert (plain["Content-Encoding"], packed["Content-Encoding"]) == (None, "gzip")
+    assert int(packed["Content-Length"]) < int(plain["Content-Length"]) / 2
+
+
+def test_viewer_that_goes_away_prints_nothing(no_drawing, tmp_path, capfd):
+    with serving(write_run(tmp_path / "run")) as client:
+        for _ in range(5):
+            connection = socket.create_connection(("127.0.0.1", client.server.server_port))
+            connection.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            connection.close()
+        assert client.get()[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_port_that_is_taken_is_an_error_or_left_out(tmp_path, monkeypatch, free_port):
+    run = write_run(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", free_port)):
+        with pytest.raises(ConfigError) as error:
+            listen([run], port=free_port)
+        assert str(error.value) == f"--port={free_port}: in use by another process; use another, or 0 for any free port"
+        monkeypatch.setattr(server, "FIRST_PORT", free_port)
+        found, url = listen([run])
+        found.server_close()
+        assert url != f"http://127.0.0.1:{free_port}/"
+        monkeypatch.setattr(server, "MAX_TRIED_PORTS", 1)
+        with pytest.raises(ConfigError, match="in use by another process"):
+            listen([run])
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [
+        (None, -1, "--port=-1: must be from 0 to 65535; 0 chooses a free port"),
+        (None, 65536, "--port=65536: must be from 0 to 65535; 0 chooses a free port"),
+        ("", 0, "--host='': not a host name or address; use an address of this machine, or 0.0.0.0 for all of them"),
+        ("a..b", 0, "--host='a..b': not a host name or address; use an address of this machine, or 0.0.0.0 for all of them"),
+        ("192.0.2.1", 0, "--host='192.0.2.1': not an address of this machine; 0.0.0.0 means all of them"),
+    ],
+)
+def test_unusable_addresses_are_errors_in_one_line(tmp_path, host, port, message):
+    with pytest.raises(ConfigError) as error:
+        listen([tmp_path], host, port)
+    assert str(error.value) == message
