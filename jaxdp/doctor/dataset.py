@@ -8,7 +8,6 @@ import numpy as np
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.datasets import stated_classes
-from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.loader import DataError, DecodedImages
 from jaxdp.data.sources import open_splits
 from jaxdp.doctor.check_result import Problem, ResultBuilder
@@ -24,15 +23,14 @@ def check_data(result: ResultBuilder, config: Config) -> None:
     splits = _splits(result, config)
     for name, split in splits:
         result.ok(f"{name}: {plural(len(split), 'image', ',')}")
+        loader, first = _loader(split, name, config), np.arange(1)
         try:
-            image = split[0][0]
-            if isinstance(image, bytes):
-                decode(image)
-        except ImageError as error:
-            message = f"cannot read the first image of {name}: {error}"
-            result.error(message, HINT)
-        except StorageError as error:
-            result.error(f"cannot read the first image of {name}: {error}", "see docs/data.md")
+            loader.batch(first, first)
+        except DataError as error:
+            hint = "see docs/data.md" if isinstance(error.__cause__, StorageError) else "correct the data set"
+            result.error(f"cannot read the first image of {name}: {error}", hint)
+        for reason in loader.bad_images.values():
+            result.error(f"cannot read the first image of {name}: {reason}", HINT)
     if not splits:
         return
     if warnings := [text for _, split in splits for text in getattr(split, "warnings", ())]:
@@ -52,15 +50,7 @@ def check_images(result: ResultBuilder, config: Config, info: Callable[[str], No
     for name, split in _splits(result, config):
         total = plural(len(split), "image", ",")
         info(f"decoding {total} of {name} ...")
-        loader = DecodedImages(
-            split,
-            transform=lambda pixels, out, position: None,
-            size=1,
-            classes=_class_count(split),
-            threads=config.data.threads,
-            on_bad_image="ignore",
-            kind=f"image of {name}",
-        )
+        loader = _loader(split, name, config)
         for start in range(0, len(split), IMAGES_AT_A_TIME):
             rows = np.arange(start, min(start + IMAGES_AT_A_TIME, len(split)))
             loader.read_ahead([rows])
@@ -93,6 +83,14 @@ def _splits(result: ResultBuilder, config: Config) -> list[tuple[str, Any]]:
         return []
 
 
-def _class_count(split: Any) -> int:
-    """The number of classes; the largest one for data given by a function that does not state it."""
-    return stated_classes(split) or MAX_CLASSES
+def _loader(split: Any, name: str, config: Config) -> DecodedImages:
+    """Decodes the images of a split, and does nothing with them."""
+    return DecodedImages(
+        split,
+        transform=lambda pixels, out, position: None,
+        size=1,
+        classes=stated_classes(split) or MAX_CLASSES,  # of data given by a function that does not state it
+        threads=config.data.threads,
+        on_bad_image="ignore",
+        kind=f"image of {name}",
+    )

@@ -1,9 +1,11 @@
 """Check of the recipe's data set."""
 
-import functools
+from functools import partial
 
+import numpy as np
 from helpers.doctor import run_check
 
+import jaxdp
 from jaxdp.config import Config, Data, Model
 from jaxdp.doctor import dataset
 
@@ -19,7 +21,7 @@ def test_check_images_decodes_every_image_and_lists_those_that_cannot_be_used(tm
 
     def check(on_bad_image):
         config = Config(data=Data(source="folder", directory=str(tmp_path), on_bad_image=on_bad_image))
-        return run_check(functools.partial(dataset.check_images, info=lines.append), config)
+        return run_check(partial(dataset.check_images, info=lines.append), config)
 
     result = check("stop")
     assert (result.status, result.message.count("00002.jpg")) == ("error", 1)
@@ -33,8 +35,35 @@ def test_check_images_decodes_every_image_and_lists_those_that_cannot_be_used(tm
 
 
 def test_check_images_of_generated_data_needs_no_files():
-    result = run_check(functools.partial(dataset.check_images, info=print), Config(data=Data(source="synthetic")))
+    result = run_check(partial(dataset.check_images, info=print), Config(data=Data(source="synthetic")))
     assert (result.status, result.message) == ("ok", "synthetic: no files needed")
+
+
+class Items:
+    """Ten items; a label that is none in the second."""
+
+    classes = 2
+
+    def __init__(self, first):
+        self.first = first
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return {"image": self.first if index == 0 else np.zeros((8, 8), np.uint8), "label": 5 if index == 1 else 0}
+
+
+def test_items_that_are_dicts_are_read_as_in_training():
+    def check(first, function=dataset.check_data):
+        jaxdp.register_dataset("items", lambda data: (Items(first), Items(first)))
+        return run_check(function, Config(data=Data(source="items"), model=Model(classes=2)))
+
+    result = check(np.zeros((8, 8, 3), np.uint8))
+    assert (result.status, result.message) == ("ok", "train: 10 images; evaluation: 10 images; 2 classes")
+    result = check(np.zeros((8, 8, 3), np.float32))
+    assert "cannot read the first image of train: expected uint8 pixels" in result.message
+    assert "image of train 1: the label 5 is not an integer" in check(b"", partial(dataset.check_images, info=print)).message
 
 
 def test_check_data_reports_missing_splits_damaged_images_and_too_many_classes(tmp_path):
