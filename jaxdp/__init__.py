@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # what type checkers see; the names are those of the table be
     from jaxdp.registration import register_strategy as register_strategy
     from jaxdp.session import train as train
     from jaxdp.training.callback import Callback as Callback
+    from jaxdp.training.own_loop import create_state as create_state
     from jaxdp.training.result import TrainResult as TrainResult
-    from jaxdp.training.state import create_state as create_state
     from jaxdp.training.step import make_train_step as make_train_step
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ _MODULE_OF = {
     "Callback": "jaxdp.training.callback",
     "Config": "jaxdp.config",
     "ConfigError": "jaxdp.errors",
-    "create_state": "jaxdp.training.state",
+    "create_state": "jaxdp.training.own_loop",
     "evaluate": "jaxdp.inference.evaluate",
     "first_gradient": "jaxdp.analysis.first_gradient",
     "load_config": "jaxdp.recipes",

@@ -593,12 +593,6 @@ class Finetune(Section):
     head_multiplier: Positive = 1.0
     """Learning rate of the classifier relative to that of the other layers"""
 
-    def check(self) -> None:
-        """Frozen parts have given weights: those of a file, or of `initial_params`, whose digest is known."""
-        if self.frozen_stages and self.weights is self.digest is None:
-            hint = "use --finetune.weights FILE, or omit it"
-            raise ConfigError("finetune.frozen_stages", self.frozen_stages, reason="requires finetune.weights", hint=hint)
-
 
 @dataclass(frozen=True)
 class Mesh(Section):

@@ -91,9 +91,9 @@ def suggest(word: str, choices: Iterable[object]) -> str:
     return (f"did you mean {near}? " if near else "") + f"choose from {', '.join(names)}"
 
 
-def one_of(field: str, value: str, choices: Iterable[object]) -> ConfigError:
+def one_of(field: str, value: object, choices: Iterable[object]) -> ConfigError:
     """The error for a value that must be one of `choices`."""
-    return ConfigError(field, value, reason="invalid choice", hint=suggest(value, choices))
+    return ConfigError(field, value, reason="invalid choice", hint=suggest(str(value), choices))
 
 
 def first_line(error: BaseException, otherwise: str | None = None) -> str:

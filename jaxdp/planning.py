@@ -134,8 +134,9 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
     mesh if there are several. processes: default one per host; every phase uses the same number of devices of each.
     Raises ConfigError if a phase cannot be formed.
     """
-    if devices < 1:
-        raise ConfigError("devices", devices, reason="must be at least 1")
+    for name, count in (("devices", devices), ("hosts", hosts)):
+        if count < 1:
+            raise ConfigError(name, count, reason="must be at least 1")
     _check_warm_up(config)
     check_class_weights(config)
     check_targets(config)  # again, now that the number of classes is known

@@ -65,7 +65,7 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     """
     if isinstance(overrides, str):
         raise ConfigError("overrides", overrides, reason="must be a list of flags", hint=f"give {overrides.split()}")
-    config, flags = _load(str(path_or_name)).config, list(overrides)
+    config, flags = _load(str(path_or_name)).config, [*map(str, overrides)]
     if flags:
         recipe = adapt(config, flags)
         config = validate(apply_flags(recipe.config, flags))
@@ -178,8 +178,7 @@ def reset_for_network(config: Config, flags: list[str]) -> Config:
 def scale_schedule(config: Config, flags: list[str]) -> Config:
     """`config` with phase ends, warm-up and schedule boundaries scaled if `flags` change the number of epochs.
 
-    `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them. `--schedule-from-now`
-    keeps warm-up and boundaries: they are of a schedule that has only the added epochs.
+    `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them.
     """
     keep = "--no-scale-schedule" in flags or not (config.scale_schedule or "--scale-schedule" in flags)
     try:
@@ -196,13 +195,10 @@ def scale_schedule(config: Config, flags: list[str]) -> Config:
             return epochs
         return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
 
-    from_now = any(flag.replace("_", "-") == "--schedule-from-now" for flag in flags)
     batch = tuple(
         dataclasses.replace(phase, until_epoch=scaled(f"batch.{index}.until-epoch", phase.until_epoch))
         for index, phase in enumerate(config.batch)
     )
-    if from_now:
-        return dataclasses.replace(config, batch=batch)
     schedule = dataclasses.replace(
         config.schedule,
         warmup_epochs=scaled("schedule.warmup-epochs", config.schedule.warmup_epochs),

@@ -8,7 +8,7 @@ from typing import Any
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Source
 from jaxdp.config import LARGEST, Schedule
 from jaxdp.errors import ConfigError, first_line, kind_of
-from jaxdp.registry import Choice
+from jaxdp.registry import Choice, ChoiceEntry, Choices
 from jaxdp.schedules import SCHEDULES, Position
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
 
@@ -18,6 +18,12 @@ def _check_function(register: str, name: str, function: object, *, example: str)
     if not callable(function):
         hint = f"for example jaxdp.{register}({name!r}, {example})"
         raise ConfigError(register, name, reason=f"{kind_of(function)} cannot be called", hint=hint)
+
+
+def _other(table: Choices[ChoiceEntry]) -> ChoiceEntry:
+    """The entry of names that are not built in."""
+    assert table.other is not None
+    return table.other
 
 
 def register_dataset(name: str, factory: Callable) -> None:
@@ -91,7 +97,7 @@ def register_optimizer(name: str, build: Callable, *, elementwise: bool = False)
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
     _check_function("register_optimizer", name, build, example="lambda config, rate, momentum: optax.lion(rate, momentum)")
-    entry = dataclasses.replace(OPTIMIZERS[name], shards=elementwise)  # that of any other name: all fields are used
+    entry = dataclasses.replace(_other(OPTIMIZERS), shards=elementwise)
     OPTIMIZERS.register(name, entry, build)
 
 
@@ -107,7 +113,7 @@ def register_loss(name: str, loss: Callable[[Any, Any], Any]) -> None:
     from jaxdp.losses import of_targets  # needs JAX
 
     _check_function("register_loss", name, loss, example="lambda logits, targets: ((logits - targets) ** 2).mean(-1)")
-    LOSSES.register(name, LOSSES[name], of_targets(loss))
+    LOSSES.register(name, _other(LOSSES), of_targets(loss))
 
 
 def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
@@ -120,7 +126,7 @@ def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
     _check_function("register_schedule", name, rate, example="lambda epoch: 0.1 * 0.97**epoch")
-    SCHEDULES.register(name, SCHEDULES[name], lambda schedule, at: _rate_of(rate, schedule, at))
+    SCHEDULES.register(name, _other(SCHEDULES), lambda schedule, at: _rate_of(rate, schedule, at))
 
 
 def _rate_of(rate: Callable[[float], Any], schedule: Schedule, at: Position) -> float:
@@ -149,7 +155,7 @@ def register_augmentation(name: str, change: Callable[[Any, Any], Any]) -> None:
     from jaxdp.augmentations import apply  # needs JAX
 
     _check_function("register_augmentation", name, change, example="lambda image, key: 1 - image")
-    AUTO_AUGMENTS.register(name, AUTO_AUGMENTS[name], partial(apply, name=name, change=change))
+    AUTO_AUGMENTS.register(name, _other(AUTO_AUGMENTS), partial(apply, name=name, change=change))
 
 
 def model_hint(name: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxdp.errors import ConfigError
 from jaxdp.registry import Choice, Choices
 
 if TYPE_CHECKING:  # the config has these tables
@@ -26,8 +27,10 @@ class Position(NamedTuple):
 
 
 def learning_rate(schedule: "Schedule", epoch: float, *, epochs: float, global_batch: int) -> float:
-    """The learning rate of a schedule at `epoch`, not before its beginning, of a run of `epochs` with this global batch."""
+    """The learning rate of a schedule at `epoch` of a run of `epochs`. Raises ConfigError before the schedule begins."""
     first = schedule.from_epoch
+    if epoch < first:
+        raise ConfigError("epoch", epoch, reason=f"the schedule begins at epoch {first:g}")
     return SCHEDULES.implementation(schedule.name)(schedule, Position(epoch - first, epochs - first, global_batch))
 
 
@@ -128,10 +131,10 @@ MOMENTUM_RULES = Choices(
 
 
 def momentum(rule: str, base: float, *, global_batch: int) -> float:
-    """The momentum of a batch phase. base: momentum at MOMENTUM_BATCH.
+    """The momentum of a batch phase. base: momentum at MOMENTUM_BATCH. Raises ConfigError for an unknown rule.
 
-    noise_scale: learning rate / (batch * (1 - momentum)) is constant (Smith & Le, arXiv 1710.06451), so 1 - momentum shrinks as
-    the batch grows. as_printed: the formula printed by Mikami et al. (section 2.1), in which 1 - momentum grows with the batch;
-    the result is negative if the batch exceeds MOMENTUM_BATCH / (1 - base). constant: `base`.
+    noise_scale: learning rate / (batch * (1 - momentum)) is constant (Smith & Le, arXiv 1710.06451). as_printed: the formula
+    printed by Mikami et al. (section 2.1); negative if the batch exceeds MOMENTUM_BATCH / (1 - base). constant: `base`.
     """
+    MOMENTUM_RULES.check(rule)
     return MOMENTUM_RULES[rule].momentum(base, global_batch)

@@ -37,7 +37,7 @@ from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
 from jaxdp.models.weights import NamedTensors
 from jaxdp.planning import Plan
-from jaxdp.setup import consistency, run_dir, schedule_restart
+from jaxdp.setup import consistency, continued, run_dir
 from jaxdp.setup.memory import out_of_memory_as_config_error
 from jaxdp.setup.prepare import (
     SavedBatches,
@@ -307,12 +307,12 @@ class _Session:
             datasets=self.datasets,
             group=group,
             saved_batches=saved_batches,
-            **self._adjustment(path, origin),
+            adjust=self._adjustment(path, origin),
             run=signals.run_in_thread,
         )
         fingerprint = signals.run_in_thread(data_fingerprint, config, datasets)
         consistency.check(group, lambda: fingerprint)
-        config = plan.config
+        kept, config = continued.kept_ends(config, plan.config), plan.config
         check = partial(check_fits, plan=plan, data_fingerprint=fingerprint, accept_changes=accept_changes)
         if origin is not None:
             if not accept_changes:
@@ -327,6 +327,7 @@ class _Session:
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
+            remarks += kept
             if self.mirror is None:
                 consistency.check_shared_directory(group, path)
             if finetune.is_missing(config, weights):
@@ -350,13 +351,17 @@ class _Session:
             trackers.send_finished()
             return result
 
-    def _adjustment(self, path: Path, origin: Manifest | None) -> dict[str, Any]:
-        """What `prepare` does for `schedule_from_now`. All processes call this."""
-        if not self.schedule_from_now:
-            return {}
-        continued = schedule_restart.read_continued(path, origin) if self.signals.group.is_rank0 else None
-        continued = self.signals.group.broadcast_object("what the run continues", continued)
-        return {"adjust": partial(schedule_restart.restarted, run=schedule_restart.Continued(*continued))}
+    def _adjustment(self, path: Path, origin: Manifest | None) -> Callable[[Config, int], Config]:
+        """What a run takes from the checkpoint that it continues, a function of (config, images). All processes call this."""
+        group, restarts = self.signals.group, self.schedule_from_now
+        found = continued.read_continued(path, origin, verified=restarts) if group.is_rank0 else None
+        run = continued.Continued(*group.broadcast_object("what the run continues", found))
+
+        def adjusted(config: Config, examples: int) -> Config:
+            config = continued.with_ended_phases(config, run.ended)
+            return continued.with_new_schedule(config, examples, run=run) if restarts else config
+
+        return adjusted
 
     def _show_finished(
         self, path: Path, config: Config, result_text: str, *, manifest: Manifest | None, remarks: list[str]

@@ -18,6 +18,7 @@ import jaxdp
 from jaxdp.config import Config, Model, Optimizer, Phase
 from jaxdp.models import resnet
 from jaxdp.records import read_log
+from jaxdp.training.state import make_placement
 
 STEPS, BATCH, MOMENTUM, DECAY, SMOOTHING = 9, 16, 0.8, 0.01, 0.1
 
@@ -92,7 +93,9 @@ def test_program_in_flax_and_optax_with_the_parts_follows_train_across_a_plain_o
     assert losses[-1] < losses[0]
 
 
-def test_own_loop_around_the_step_equals_train_bitwise(config, tmp_path):
+@pytest.mark.parametrize("update", ["replicated", "sharded"])
+def test_own_loop_around_the_step_equals_train_bitwise(config, tmp_path, update):
+    config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update=update))
     jaxdp.train(config, tmp_path)
     model, mesh, data = jaxdp.models.create(config.model), jaxdp.make_mesh(2, 2), jaxdp.data.open_datasets(config)
     step = jaxdp.make_train_step(config, model, mesh, pixel_stats=(data.mean, data.std))
@@ -105,7 +108,8 @@ def test_own_loop_around_the_step_equals_train_bitwise(config, tmp_path):
             state, metrics = step(state, batch, values)
             losses.append(float(metrics["loss"]))
     assert losses == losses_of(tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, state.params["net"], jaxdp.load_params(tmp_path)["params"])
+    params, _ = make_placement(config, model, mesh).evaluated(state)
+    jax.tree.map(np.testing.assert_array_equal, params["net"], jaxdp.load_params(tmp_path)["params"])
 
 
 SECTIONS = (Path(__file__).parent.parent / "docs/parts.md").read_text().split("\n## ")[1:]

@@ -26,6 +26,10 @@ def test_load_config_of_an_invalid_json_file_names_it(tmp_path, text, message):
         load_config(saved)
 
 
+def test_load_config_with_numbers_in_the_flags_is_that_with_their_text():
+    assert load_config("digits", ["--epochs", 3]) == load_config("digits", ["--epochs", "3"])
+
+
 def test_load_config_by_name_and_by_path_are_equal(tmp_path):
     by_name = load_config("digits")
     assert by_name == load_config(find_config("digits"))

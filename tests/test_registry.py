@@ -14,9 +14,9 @@ from PIL import Image
 
 import jaxdp
 from jaxdp import models
-from jaxdp.choices import MODELS, OPTIMIZERS
+from jaxdp.choices import LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.cli import main
-from jaxdp.config import Config, Model, Optimizer, Phase, Reduce
+from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate
 from jaxdp.inference.export import export
@@ -25,6 +25,7 @@ from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.registry import Registry
+from jaxdp.schedules import SCHEDULES
 
 
 class Linear:
@@ -236,6 +237,45 @@ def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
     assert statistics["mean"].shape == (3,)
     assert np.all(np.abs(statistics["mean"]) < 1.5)
     assert np.all((statistics["var"] > 0.2) & (statistics["var"] < 1.5))
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        jaxdp.register_augmentation,
+        jaxdp.register_dataset,
+        jaxdp.register_loss,
+        jaxdp.register_model,
+        jaxdp.register_optimizer,
+        jaxdp.register_schedule,
+        jaxdp.register_strategy,
+    ],
+)
+@pytest.mark.parametrize("name", [["a"], None, "Mine", ""])
+def test_a_name_that_is_none_is_refused(register, name):
+    with pytest.raises(ConfigError, match=r"^name=.*: must consist of lower-case letters, digits and _"):
+        register(name, lambda *_: None)
+
+
+def test_predictions_need_no_registered_loss_schedule_and_data(tiny, tmp_path):
+    jaxdp.register_loss("squared", lambda logits, targets: ((logits - targets) ** 2).mean(-1))
+    jaxdp.register_schedule("constant", lambda epoch: 0.1)
+    images, labels = np.zeros((16, 16, 16, 3), np.uint8), np.arange(16) % 6
+    jaxdp.register_dataset("gray", lambda data: ((images, labels), (images, labels)))
+    config = dataclasses.replace(
+        tiny,
+        epochs=1.0,
+        batch=(Phase(8),),
+        data=Data(source="gray", image_size=16),
+        optimizer=Optimizer(loss="squared"),
+        schedule=Schedule("constant"),
+    )
+    jaxdp.train(config, tmp_path)
+    for table, name in ((LOSSES, "squared"), (SCHEDULES, "constant"), (SOURCES, "gray")):
+        del table.entries[name]
+    assert jaxdp.predict(tmp_path, images[:2]).classes.shape == (2, 5)
+    with pytest.raises(ConfigError, match=r"optimizer\.loss='squared': unknown name; .*register_loss"):
+        jaxdp.evaluate(None, tmp_path)
 
 
 PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text()

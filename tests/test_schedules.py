@@ -179,3 +179,15 @@ def test_momentum_of_each_rule_has_the_tabulated_values(batch):
     assert schedules.momentum("noise_scale", 0.9, global_batch=batch) == pytest.approx(by_noise, abs=5e-7)
     assert schedules.momentum("as_printed", 0.9, global_batch=batch) == pytest.approx(printed, abs=5e-7)
     assert schedules.momentum("constant", 0.9, global_batch=batch) == 0.9
+
+
+@pytest.mark.parametrize(("epoch", "first"), [(-1.0, 0.0), (29.0, 30.0)])
+def test_rate_before_the_schedule_is_refused(epoch, first):
+    schedule = dataclasses.replace(SONY_B, from_epoch=first)
+    with pytest.raises(ConfigError, match=rf"^epoch={epoch}: the schedule begins at epoch {first:g}"):
+        schedules.learning_rate(schedule, epoch, epochs=90.0, global_batch=256)
+
+
+def test_unknown_momentum_rule_names_the_rules():
+    with pytest.raises(ConfigError, match=r"^optimizer\.momentum_rule='typo': unknown name; choose from constant, noise_scale"):
+        schedules.momentum("typo", 0.9, global_batch=256)

@@ -20,7 +20,7 @@ from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.bench import roofline
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
-from jaxdp.config import Config
+from jaxdp.config import Config, Schedule
 from jaxdp.errors import ConfigError, plural
 from jaxdp.sizes import model_summary
 from jaxdp.xla import kernels
@@ -70,24 +70,37 @@ def count_devices(config: Config) -> int:
     return int(process.stdout)
 
 
-def time_first_steps(config: Config, batch: int) -> dict[str, dict]:
+RECIPE = """
+from jaxdp.recipes import load_config, register_from
+
+register_from({recipe!r})
+
+
+def config():
+    return load_config({config!r})
+"""
+
+
+def time_first_steps(config: Config, batch: int, recipe: str) -> dict[str, dict]:
     """{"cold", "warm"}: seconds until the first step of `jaxdp train`, with an empty and with a full compilation cache.
 
-    Runs two commands of one step each, on synthetic images. Call it before JAX starts in this process.
+    Runs two commands of one step each, on synthetic images, with the parts that `recipe` registers. Call it before JAX starts
+    in this process.
     """
     synthetic: dict[str, Any] = {"source": "synthetic", "directory": None, "train_split": "train", "eval_split": None}
     data = dataclasses.replace(config.data, **synthetic, train_examples=batch, eval_examples=batch)
     logging = dataclasses.replace(config.logging, tensorboard=False)
     phase = dataclasses.replace(config.batch[0], global_batch=batch, until_epoch=None)
-    schedule = dataclasses.replace(config.schedule, name="cosine", warmup_epochs=0.0, boundaries=())
+    schedule = Schedule(name="cosine", warmup_epochs=0.0)
     config = dataclasses.replace(config, data=data, logging=logging, batch=(phase,), schedule=schedule, epochs=1.0)
     seconds = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = dataclasses.replace(config, compile=dataclasses.replace(config.compile, cache=str(folder / "cache")))
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+        (folder / "recipe.py").write_text(RECIPE.format(recipe=recipe, config=str(folder / "config.json")))
         for cache in CACHES:
-            command = [sys.executable, "-m", "jaxdp", "train", "--config", str(folder / "config.json"), "--json"]
+            command = [sys.executable, "-m", "jaxdp", "train", "--config", str(folder / "recipe.py"), "--json"]
             began = time.monotonic()
             process = subprocess.run([*command, "--workdir", str(folder / cache)], capture_output=True, text=True)
             if process.returncode:

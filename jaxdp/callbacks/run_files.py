@@ -37,7 +37,8 @@ def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     names = {line.partition(":")[0].partition(".")[0] for line in changes(saved, config)}
     if samples >= plan.total_samples or names.isdisjoint({"epochs", "batch", "schedule"}):
         return None
-    spans = phases.phase_steps(saved.batch, saved.epochs, round(samples / manifest.epoch))
+    examples = round(samples / manifest.epoch) if samples else plan.examples
+    spans = phases.phase_steps(saved.batch, saved.epochs, examples)
     index = max(index for index, (first, steps) in enumerate(spans) if steps and first <= samples)
     batch = saved.batch[index].global_batch
     try:

@@ -242,7 +242,7 @@ def _bench_step(options: Step, flags: list[str]) -> None:
     if options.starts:
         batch = checked_batch(bench.count_devices(config))
         Screen(sys.stderr).info("running two commands of one step each to time their start ...")
-        starts = bench.time_first_steps(config, batch)
+        starts = bench.time_first_steps(config, batch, options.config)
     config, devices = _start(options)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
     batch = checked_batch(mesh.size)

@@ -268,8 +268,8 @@ def resized(config: Config, open_training: Callable[[Config], DecodedSource]) ->
 
 
 def stated_classes(source: ItemSource) -> int | None:
-    """The number of classes that a source states in its attribute `classes`, a number or a list of names."""
-    classes: Any = getattr(source, "classes", None)
+    """The number of classes that a source states in its attribute `classes`, a number or a list of names, or `class_names`."""
+    classes: Any = getattr(source, "classes", None) or _class_names(source)
     return int(classes) if isinstance(classes, (int, np.integer)) else len(classes) if classes else None
 
 

@@ -14,6 +14,7 @@ from jaxdp.data.given import ArrayItems, as_source
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import DecodedImages
 from jaxdp.data.prefetch import BatchSource, DeviceIterator
+from jaxdp.data.synthetic import SyntheticSource
 from jaxdp.errors import ConfigError, kind_of
 from jaxdp.parallel.mesh import make_mesh
 
@@ -47,7 +48,9 @@ class Loader(Iterator[dict[str, jax.Array]]):
         image_size: int | None = None,
     ) -> None:
         self.source, self.mesh = _as_batches(dataset, image_size), mesh or make_mesh()
-        if batch < 1 or batch % self.mesh.size:
+        for field, value, least in (("batch", batch, 1), ("seed", seed, 0), ("start", start, 0), ("end", end or 0, 0)):
+            _check_count(field, value, least=least)
+        if batch % self.mesh.size:
             reason = f"cannot be divided among {self.mesh.size} devices"
             raise ConfigError("batch", batch, reason=reason, hint=f"use a multiple of {self.mesh.size}")
         self.batch, self.seed, self.end = batch, seed, sys.maxsize if end is None else end
@@ -80,8 +83,9 @@ class Loader(Iterator[dict[str, jax.Array]]):
             if state[name] != own:
                 reason = f"the state of the loader has {name}={state[name]}, this loader {own}"
                 raise ConfigError("state", reason=reason, hint="open the loader with the seed and the data of the state")
+        _check_count("samples", state["samples"], least=0)
         self.close()
-        self._open(int(state["samples"]))
+        self._open(state["samples"])
 
     def close(self) -> None:
         """Stop loading."""
@@ -94,11 +98,20 @@ class Loader(Iterator[dict[str, jax.Array]]):
         self.close()
 
 
+def _check_count(field: str, value: object, *, least: int) -> None:
+    if not isinstance(value, (int, np.integer)) or value < least:
+        raise ConfigError(field, value, reason=f"must be a whole number, at least {least}")
+
+
 def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
     """The data set as a source of batches of one image size."""
-    if hasattr(dataset, "batch"):
+    if isinstance(dataset, (ArraySource, DecodedImages, SyntheticSource)):  # of `open_datasets`
         return dataset
+    if image_size is not None:
+        _check_count("image_size", image_size, least=1)
     items = as_source(dataset, "training")
+    if hasattr(items, "__len__") and not len(items):
+        raise ConfigError("dataset", reason="there are no images")
     if isinstance(items, ArrayItems) and image_size is None:
         images = items.images.reshape(*items.images.shape[:3], -1)  # [N, H, W, 1 or 3]
         return ArraySource(np.broadcast_to(images, (*images.shape[:3], 3)), items.labels)

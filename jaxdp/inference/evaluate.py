@@ -21,6 +21,7 @@ from jaxdp.inference.real_labels import RealLabels
 from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import CLASSES, class_names, read_run_text, run_config
 from jaxdp.training import evaluation
+from jaxdp.validation import validate
 from jaxdp.xla.jax_options import own_options
 
 
@@ -107,7 +108,8 @@ def _evaluate(
     on_batch: Callable | None = None,
     real_labels: str | Path | None = None,
 ) -> dict[str, Any]:
-    source = (run_config(workdir) if config is None else config).data.source
+    config = validate(run_config(workdir) if config is None else config)
+    source = config.data.source
     if SOURCES[source].from_python and datasets is None:
         call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
         reason, hint = "the run was given its images from Python", f"pass them in Python: {call}"

@@ -222,9 +222,9 @@ def load_run(workdir: str | Path, checkpoint: str = "result", config: Config | N
     """Restore a checkpoint of the run in `workdir`, a directory or URL, on all devices of this machine.
 
     checkpoint: see `choose_checkpoint`. config: the run's config with changes; None for the run's own. Raises ConfigError if
-    the checkpoint is missing, corrupt, or of another model.
+    the checkpoint is missing, corrupt, or of another model, and if model or optimizer are not registered.
     """
-    config = run_config(workdir) if config is None else validate(config)
+    config = config or run_config(workdir)
     with open_checkpoint(workdir, checkpoint) as manifest:
         return load_checkpoint(manifest, config)
 

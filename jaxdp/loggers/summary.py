@@ -13,14 +13,15 @@ def show_result(screen: Quiet, result: TrainResult, path: Path) -> None:
     """Show the summary of a finished run. path: its directory, or its local copy."""
     skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
     top5 = "" if result.top5 is None else f"top-5 {100 * result.top5:.2f} %, "
-    length = f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}"
-    is_best, reason = result.best_epoch is not None, f"; stopped early: {result.stop_reason}" * result.stopped_early
+    reason = f"; stopped early: {result.stop_reason}" * result.stopped_early
+    length = f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}{reason}"
+    is_best = result.best_epoch is not None
     screen.info(
         f"accuracy {100 * result.accuracy:.2f} %  ({top5}{plural(result.eval_examples, 'held-out image')})  "
         + (f"at epoch {result.best_epoch:.1f}, of the best checkpoint" if is_best else f"after {length}")
     )
     if is_best:
-        screen.info(f"trained for {length}{reason}")
+        screen.info(f"trained for {length}")
     sessions, of_the_last = (f" in {result.sessions} sessions", " of the last") if result.sessions > 1 else ("", "")
     first_step = f"first step{of_the_last} after {result.seconds_to_first_step:.0f} s"
     screen.info(

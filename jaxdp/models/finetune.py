@@ -47,6 +47,9 @@ def from_tree(config: Config, tree: Any) -> NamedTensors:
 
 def _checked_array(name: str, leaf: Any) -> np.ndarray:
     """A leaf of `initial_params` as float32. Raises ConfigError for other types and values that are not finite."""
+    if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        hint = "give whole arrays, as jax.experimental.multihost_utils.process_allgather returns them with tiled=True"
+        raise ConfigError(ARGUMENT, reason=f"{name} is on devices of several processes", hint=hint)
     array = np.asarray(leaf)
     if not jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
         raise ConfigError(ARGUMENT, reason=f"{name} has dtype {array.dtype}", hint="convert it to float32")
@@ -69,11 +72,14 @@ def read_weights(
 
     saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the parameters: if the file is
     missing, or `initial_params` is, they are None. given: those of `initial_params`. Raises ConfigError if the file cannot be
-    used, if the parameters have another digest than the config, or are of another ResNet.
+    used, if the parameters have another digest than the config, or are of another ResNet, and for frozen parts without them.
     """
     finetune = config.finetune
     is_absent = given is None and (finetune.weights is None or not os.path.exists(finetune.weights))
     if is_absent and finetune.digest in (None, saved_digest) and (saved_digest or finetune.weights is None):
+        if finetune.frozen_stages and saved_digest is None:
+            hint = f"use --{FIELD} FILE, or {ARGUMENT} in Python, or omit it"
+            raise ConfigError("finetune.frozen_stages", finetune.frozen_stages, reason="requires finetune.weights", hint=hint)
         return with_digest(config, saved_digest), None
     if given is None and finetune.weights is None:
         reason = "it is of parameters that are not given"

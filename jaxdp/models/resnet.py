@@ -7,14 +7,17 @@ compiles much faster than 54 draws.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any, get_args
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxdp.config import BlurPool
+from jaxdp.errors import ConfigError, one_of
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, count_values, moments, moments_in_one_reduction
 from jaxdp.models.blur import BLURRED_POOLS, blur, blurs_input, pool_padding
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
@@ -41,6 +44,13 @@ STEMS: dict[str, tuple[str, ...]] = {
     "deep": ("stem_conv1", "stem_bn1", "stem_conv2", "stem_bn2", "stem_conv3", "bn1"),
 }
 HEAD = ("fc_kernel", "fc_bias")
+CHOICES: dict[str, Iterable[Any]] = {
+    "depth": BLOCKS,
+    "stem": STEMS,
+    "shortcut": ("strided", "pooled"),
+    "blur_pool": get_args(BlurPool),
+    "convolution": ("direct", "product", "by_platform"),
+}
 
 
 def he_std(_: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
@@ -238,6 +248,19 @@ class ResNet(nn.Module):
     drop_path: float = 0.0
     momentum: float = 0.9
     draws: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a name that it does not know, and for a number out of range."""
+        for field, choices in CHOICES.items():
+            if getattr(self, field) not in choices:
+                raise one_of(field, getattr(self, field), choices)
+        for field in ("classes", "width"):
+            if getattr(self, field) < 1:
+                raise ConfigError(field, getattr(self, field), reason="must be at least 1")
+        for field in ("momentum", "drop_path"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise ConfigError(field, getattr(self, field), reason="must be from 0 to 1")
+        super().__post_init__()
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:

@@ -30,7 +30,7 @@ def build_optimizer(
     subtree of the parameters; the default is 1. `update` takes the sums of squares of the whole tensors as `squares` if
     gradient and parameters are shards.
     """
-    build = _registered if config.name in OPTIMIZERS.registered else CONSTRUCTORS[config.name]
+    build = _registered if config.name in OPTIMIZERS.registered else OPTIMIZERS.implementation(config.name)
     rule = build(config, learning_rate, momentum)
     rule = optax.with_extra_args_support(optax.chain(rule, *([_scale_subtrees(multipliers)] if multipliers else [])))
 

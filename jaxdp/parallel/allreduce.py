@@ -323,8 +323,8 @@ def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: i
         raise one_of("strategy", strategy, STRATEGIES)
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ConfigError("bucket_bytes", bucket_bytes, reason="must be positive", hint="None packs all into one bucket")
-    if wire_dtype is not None and jnp.dtype(wire_dtype).name not in WIRE_BYTES:
-        raise one_of("wire_dtype", jnp.dtype(wire_dtype).name, WIRE_BYTES)
+    if wire_dtype is not None and not any(jnp.dtype(name) == wire_dtype for name in WIRE_BYTES):
+        raise one_of("wire_dtype", getattr(wire_dtype, "__name__", str(wire_dtype)), WIRE_BYTES)
     for leaf in jax.tree.leaves(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError("tree", reason=f"has a leaf of dtype {leaf.dtype}; leaves must be floating-point")

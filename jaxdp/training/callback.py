@@ -159,7 +159,8 @@ class Callbacks:
             return error
         if callback not in self.users or isinstance(error, OneLine):
             raise error
-        advice = f"; {INSTEAD_OF_CHANGES}" if isinstance(error, FrozenInstanceError) else ""
+        changes = isinstance(error, FrozenInstanceError) or "has no setter" in str(error)
+        advice = f"; {INSTEAD_OF_CHANGES}" if changes else ""
         failure = CallbackError(f"the callback {what}{advice}")
         failure.__cause__ = error
         return failure

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.config import at_image_size
+from jaxdp.config import Config, at_image_size
 from jaxdp.data.chunks import image_bytes, rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
 from jaxdp.training.clock import Clock
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxdp.checkpoint.manifest import Manifest
     from jaxdp.data.datasets import Datasets
     from jaxdp.distributed.preemption import SignalHandler
-    from jaxdp.planning import PlannedPhase
+    from jaxdp.planning import Plan, PlannedPhase
     from jaxdp.training.callback import Callbacks
     from jaxdp.training.step_compiler import StepCompiler
 
@@ -85,7 +85,7 @@ class Run:
         """compiler: of the plan's programs. data_fingerprint: digests of the data. status: shows the current activity, such as
         "compiling". resume_action: what resumes the run, as the subject of a sentence. started: `time.monotonic()` at the start
         of the command."""
-        self.compiler, self.plan, self.config, self.model = compiler, compiler.plan, compiler.plan.config, compiler.model
+        self.compiler, self.model = compiler, compiler.model
         self.devices, self.datasets, self.data_fingerprint = compiler.devices or jax.devices(), datasets, data_fingerprint
         self.workdir, self.location, self.checkpoints, self.callbacks = workdir, location, checkpoints, callbacks
         self.signals, self.processes, self.info, self.status = signals, signals.group, info, status
@@ -113,6 +113,16 @@ class Run:
         self.next_record: dict[str, Any] = {}  # values of `log` for the step that is started next
         self.before_manifest: Callable[[], None] = lambda: None  # called on rank 0 before a checkpoint is complete
         self._predictor = cache(self._make_predictor)
+
+    @property
+    def plan(self) -> "Plan":
+        """What the run does."""
+        return self.compiler.plan
+
+    @property
+    def config(self) -> Config:
+        """What is trained."""
+        return self.compiler.plan.config
 
     @property
     def is_rank0(self) -> bool:

@@ -136,7 +136,7 @@ def abstract_state(config: Config, model: Network, mesh: Mesh | AbstractMesh) ->
 def create_state(config: Config, model: Network, mesh: Mesh) -> TrainState:
     """The state before the first step, drawn from `config.seed`, whole on every device. All seeds share one compiled program.
 
-    For a step with `reduce.update sharded`, pass it to `make_placement(config, model, mesh).place`.
+    `jaxdp.create_state` places it for the step.
     """
 
     def initial(seed: jax.Array) -> TrainState:

@@ -251,7 +251,7 @@ def make_train_step(
 
     config: its augmentation, loss, optimizer and reduction are those of the step. model: `jaxdp.models.create(config.model)`.
     pixel_stats: mean and standard deviation of pixels, 0 to 255, with which images are normalized.
-    state: of `create_state`, as `make_placement(config, model, mesh)` places it.
+    state: of `jaxdp.create_state`, or as `make_placement(config, model, mesh)` places it.
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32}, rows sharded over all devices. With
     `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
     argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the

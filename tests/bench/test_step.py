@@ -6,7 +6,7 @@ import pytest
 
 from jaxdp.bench import roofline
 from jaxdp.bench import step as bench_step
-from jaxdp.config import Config, Data, Model, Reduce
+from jaxdp.config import Config, Data, Model, Optimizer, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.sizes import model_summary
@@ -70,9 +70,29 @@ def test_check_impossible_step_raises(tiny, batch, change, message):
         bench_step.check(config, batch, devices=4)
 
 
+RECIPE = """
+import jaxdp
+
+jaxdp.register_loss("squared", lambda logits, targets: ((logits - targets) ** 2).mean(-1))
+
+
+def config():
+    return jaxdp.load_config("digits", ["--optimizer.loss", "squared"])
+"""
+
+
 @pytest.mark.slow
-def test_time_first_steps_with_cold_and_warm_cache(tiny, monkeypatch):
-    seconds = bench_step.time_first_steps(dataclasses.replace(tiny, model=Model(depth=18, width=4, stem="small", classes=6)), 8)
+def test_time_first_steps_with_cold_and_warm_cache(tiny, tmp_path):
+    """Of a config that goes on with a new schedule, with a loss that its recipe registers."""
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(RECIPE)
+    config = dataclasses.replace(
+        tiny,
+        model=Model(depth=18, width=4, stem="small", classes=6),
+        optimizer=Optimizer(loss="squared"),
+        schedule=dataclasses.replace(tiny.schedule, from_epoch=2.0),
+    )
+    seconds = bench_step.time_first_steps(config, 8, str(recipe))
     assert list(seconds) == ["cold", "warm"]
     for start in seconds.values():
         assert 0 < start["to_first_step"] < start["whole_command"]

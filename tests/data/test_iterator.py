@@ -58,12 +58,51 @@ def test_items_and_gray_arrays_become_images_of_one_size():
     ("make", "message"),
     [
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 9), f"batch=9: cannot be divided among {jax.device_count()} devices"),
+        (lambda: jaxdp.data.Loader((IMAGES[:0], LABELS[:0]), 8), "dataset: there are no images"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), -8), "batch=-8: must be a whole number, at least 1"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8.0), "batch=8.0: must be a whole number"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, seed=-1), "seed=-1: must be a whole number, at least 0"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, start=-8), "start=-8: must be a whole number, at least 0"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, end=1.5), "end=1.5: must be a whole number"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, image_size=0), "image_size=0: must be a whole number, at least 1"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state({"seed": 1, "examples": 30, "samples": 0}), "has seed=1"),
+        (
+            lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state({"seed": 0, "examples": 30, "samples": -8}),
+            "samples=-8: must be a whole number, at least 0",
+        ),
     ],
 )
 def test_invalid_arguments_are_errors(make, message):
     with pytest.raises(jaxdp.ConfigError, match=message):
         make()
+
+
+class WithBatch:
+    """As data sets of Hugging Face and Grain: items, and a method `batch` that means something else."""
+
+    def __len__(self):
+        return len(LABELS)
+
+    def __getitem__(self, index):
+        return {"image": IMAGES[index], "label": LABELS[index]}
+
+    def batch(self, batch_size):
+        raise AssertionError
+
+
+class IteratorWithBatch:
+    """As `tf.data.Dataset`."""
+
+    def batch(self, batch_size):
+        raise AssertionError
+
+
+def test_a_method_batch_of_other_libraries_is_not_called():
+    with jaxdp.data.Loader(WithBatch(), 8, image_size=6) as loader:
+        batch = next(loader)
+    np.testing.assert_array_equal(batch["images"], IMAGES[np.asarray(batch["labels"])])
+    with pytest.raises(jaxdp.ConfigError, match="an instance of IteratorWithBatch is no data set"):
+        jaxdp.data.Loader(IteratorWithBatch(), 8)
 
 
 PROGRAM = f"""

@@ -87,6 +87,12 @@ def test_labels_of_all_integer_and_boolean_types_are_accepted(dtype, shape):
                 sources.open_datasets(Config(data=Data(source="given", image_size=32)), pairs)
 
 
+def test_names_of_classes_state_their_number():
+    source = type("Named", (list,), {"class_names": ["a", "b", "c"]})([(np.zeros((8, 8), np.uint8), 0)] * 2)
+    datasets = sources.open_datasets(Config(data=Data(source="given", image_size=32)), (source, source))
+    assert (datasets.class_count, datasets.classes) == (3, ("a", "b", "c"))
+
+
 def test_number_of_classes_that_no_source_states_is_required():
     config = Config(data=Data(source="given", image_size=32))
     pair = [[(smooth_image(), label) for label in (0, 1)] for _ in range(2)]

@@ -1,10 +1,12 @@
 """Check of the recipe's data set."""
 
-import functools
+from functools import partial
 
+import numpy as np
 from helpers.doctor import run_check
 
-from jaxdp.config import Config, Data
+import jaxdp
+from jaxdp.config import Config, Data, Model
 from jaxdp.doctor import dataset
 
 
@@ -19,7 +21,7 @@ def test_check_images_decodes_every_image_and_lists_those_that_cannot_be_used(tm
 
     def check(on_bad_image):
         config = Config(data=Data(source="folder", directory=str(tmp_path), on_bad_image=on_bad_image))
-        return run_check(functools.partial(dataset.check_images, info=lines.append), config)
+        return run_check(partial(dataset.check_images, info=lines.append), config)
 
     result = check("stop")
     assert (result.status, result.message.count("00002.jpg")) == ("error", 1)
@@ -33,5 +35,28 @@ def test_check_images_decodes_every_image_and_lists_those_that_cannot_be_used(tm
 
 
 def test_check_images_of_generated_data_needs_no_files():
-    result = run_check(functools.partial(dataset.check_images, info=print), Config(data=Data(source="synthetic")))
+    result = run_check(partial(dataset.check_images, info=print), Config(data=Data(source="synthetic")))
     assert (result.status, result.message) == ("ok", "synthetic: no files needed")
+
+
+class Items:
+    """Ten items; a label that is none in the second."""
+
+    classes = 2
+
+    def __init__(self, first):
+        self.first = first
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return {"image": self.first if index == 0 else np.zeros((8, 8), np.uint8), "label": 5 if index == 1 else 0}
+
+
+def test_items_that_are_dicts_are_read_as_in_training():
+    jaxdp.register_dataset("items", lambda data: (Items(b""), Items(b"")))
+    config = Config(data=Data(source="items"), model=Model(classes=2))
+    result = run_check(partial(dataset.check_images, info=print), config)
+    assert "image of train 1: the label 5 is not an integer" in result.message
+    assert "1 of 10 images of train cannot be used: image of train 0 " in result.message

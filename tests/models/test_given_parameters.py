@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx, traverse_util
 from helpers.flax_nets import LinenNet, NnxNet, StagedLinenNet, StagedNnxNet
+from helpers.processes import ROOT, launch, wait_for_exit
 from helpers.runs import Interrupted, Recorder, outcome, train_shown, train_until
 from safetensors.numpy import load_file, save_file
 
@@ -227,3 +228,31 @@ def test_unusable_initial_params_are_refused_in_one_line(tiny, tmp_path, given, 
         train(tiny, tmp_path / "run", initial_params=given())
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+OF_TWO_PROCESSES = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+import jax, numpy as np, jaxdp
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxdp.models.finetune import from_tree
+
+jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], 2, int(os.environ["JAX_PROCESS_ID"]))
+mesh, kernel = jax.make_mesh((2,), ("processes",)), np.ones((8, 6), np.float32)
+for spec in (PartitionSpec(), PartitionSpec("processes")):
+    array = jax.make_array_from_callback(kernel.shape, NamedSharding(mesh, spec), lambda index: kernel[index])
+    try:
+        given = from_tree(jaxdp.load_config("digits"), {{"params": {{"kernel": array}}}})
+        assert np.array_equal(given.tensors["params/kernel"], kernel)
+    except jaxdp.ConfigError as error:
+        assert spec != PartitionSpec()
+        print("refused:", error, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_initial_params_on_devices_of_several_processes_are_refused_unless_each_has_them_whole(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(OF_TWO_PROCESSES)
+    out, _ = wait_for_exit(launch(2, tmp_path, command=[str(program)]))
+    assert out.count("refused: initial_params: params/kernel is on devices of several processes; give whole arrays") == 2

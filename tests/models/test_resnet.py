@@ -9,6 +9,7 @@ import pytest
 
 from jaxdp import models
 from jaxdp.config import Model
+from jaxdp.errors import ConfigError
 from jaxdp.models import resnet
 from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm
 from jaxdp.models.summary import summary
@@ -34,6 +35,25 @@ def test_classifier_starts_from_the_frequency_of_its_classes():
     np.testing.assert_allclose(jax.nn.sigmoid(params.pop("fc_bias")), np.full(6, 1 / 7), rtol=1e-6)
     np.testing.assert_array_equal(usual.pop("fc_bias"), 0)
     jax.tree.map(np.testing.assert_array_equal, params, usual)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("depth", 19, "choose from 18, 34"),
+        ("stem", "deeper", "did you mean deep"),
+        ("shortcut", "pool", "did you mean pooled"),
+        ("blur_pool", "all", "choose from none"),
+        ("convolution", "fast", "choose from direct"),
+        ("classes", 0, "must be at least 1"),
+        ("width", -4, "must be at least 1"),
+        ("momentum", 1.5, "must be from 0 to 1"),
+        ("drop_path", -0.1, "must be from 0 to 1"),
+    ],
+)
+def test_module_with_a_value_that_it_does_not_know_is_refused(field, value, message):
+    with pytest.raises(ConfigError, match=rf"^{field}={value!r}: .*{message}"):
+        models.ResNet(**{"depth": 18, "classes": 6} | {field: value})
 
 
 def test_module_updates_running_statistics_as_flax_does():

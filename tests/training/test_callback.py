@@ -122,8 +122,10 @@ class Asks(Callback):
 
 
 def test_run_saves_evaluates_and_stops_after_the_step_that_is_running(rare, tmp_path):
-    result = train(rare, tmp_path, callbacks=[Asks()])
+    screen = Recorder()
+    result = train_shown(rare, tmp_path, screen=screen, callbacks=[Asks()])
     assert (result.steps, result.stopped_early, result.stop_reason) == (10, True, "it is good enough")
+    assert any(line.endswith("10 steps; stopped early: it is good enough") for line in screen.lines)
     assert [manifest.samples for manifest in read_manifests(tmp_path / "checkpoints")] == [80, 32]
     evaluated = [record["step"] for record in read_log(tmp_path / "metrics.jsonl") if "eval_loss" in record]
     assert evaluated == [7, 10]
@@ -314,6 +316,19 @@ class Edits(Callback):
 
 
 @pytest.mark.parametrize("callback", [Replaces, Edits])
+class ReplacesConfig(Callback):
+    def after_step(self, run, metrics):
+        if metrics["step"] == 5:
+            run.config = dataclasses.replace(run.config, seed=1)
+
+
+class ReplacesPlan(Callback):
+    def after_step(self, run, metrics):
+        if metrics["step"] == 5:
+            run.plan = dataclasses.replace(run.plan, phases=run.plan.phases[:1])
+
+
+@pytest.mark.parametrize("callback", [Replaces, Edits, ReplacesConfig, ReplacesPlan])
 def test_freezing_by_a_callback_is_refused_with_what_to_use_and_changes_nothing(rare, tmp_path, callback):
     train(rare, tmp_path / "uninterrupted")
     with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze layers until an epoch, "):

@@ -7,7 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder, outcome, tensorboard_scalars, train_shown, train_until
+from helpers.runs import Recorder, outcome, read_records, tensorboard_scalars, train_shown, train_until
 
 import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, train
@@ -60,6 +60,53 @@ def test_sessions_that_were_killed_before_they_saved_count(tiny, tmp_path):
     result = train_shown(tiny, tmp_path, screen=screen)
     assert result.sessions == json.loads((tmp_path / "result.json").read_text())["sessions"] == 4
     assert any(f" in 4 sessions, first step of the last after {result.seconds_to_first_step:.0f} s" in x for x in screen.lines)
+
+
+def in_phases(config, *, epochs, first_end):
+    batch = (Phase(10, until_epoch=first_end), Phase(25))
+    return dataclasses.replace(config, epochs=epochs, batch=batch, mesh=Mesh(cpu_devices=1))
+
+
+def test_more_epochs_keep_the_ends_of_phases_before_the_checkpoint(tiny, tmp_path):
+    """`--epochs` scales them in the config. The second time the ratio to the first run is another one."""
+    train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
+    for epochs, samples in ((4.0, 200), (6.0, 300)):
+        screen, longer = Recorder(), in_phases(tiny, epochs=epochs, first_end=epochs / 2)
+        assert train_shown(longer, tmp_path, screen=screen, accept_changes=True).samples == samples
+        assert "batch.0 has ended before the checkpoint: it keeps its end, epoch 1" in screen.lines
+        train(longer, tmp_path)  # finished: the same config
+    batches = {record["samples"]: record["global_batch"] for record in read_records(tmp_path) if "loss" in record}
+    assert {batch for samples, batch in batches.items() if samples > 50} == {25}
+
+
+def test_more_epochs_scale_the_end_of_a_phase_that_has_not_ended(tiny, tmp_path):
+    train_until(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, step=3)
+    train(in_phases(tiny, epochs=4.0, first_end=2.0), tmp_path, accept_changes=True)
+    batches = {record["samples"]: record["global_batch"] for record in read_records(tmp_path) if "loss" in record}
+    assert {batch for samples, batch in batches.items() if samples <= 100} == {10}
+    assert batches[125] == 25
+
+
+def test_phases_of_another_recipe_are_those_of_the_recipe(tiny, tmp_path):
+    train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
+    other = dataclasses.replace(tiny, epochs=4.0, batch=(Phase(5, until_epoch=3.0), Phase(25)), mesh=Mesh(cpu_devices=1))
+    train(other, tmp_path, accept_changes=True)
+    batches = {record["samples"]: record["global_batch"] for record in read_records(tmp_path) if "loss" in record}
+    assert [batches[105], batches[150], batches[175]] == [5, 5, 25]
+
+
+class SavesFirst(jaxdp.Callback):
+    def before_step(self, run, batch):
+        if run.progress.steps == 0:
+            run.save()
+
+
+def test_checkpoint_before_the_first_step_can_be_continued_with_changes(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=1, callbacks=[SavesFirst()])
+    assert latest_valid(tmp_path / "checkpoints").samples == 0
+    screen = Recorder()
+    train_shown(dataclasses.replace(tiny, epochs=4.0), tmp_path, screen=screen, accept_changes=True)
+    assert any("learning rate and batch stay the same here" in line for line in screen.lines)
 
 
 def train_until_stopped(config, workdir, when):

@@ -10,6 +10,7 @@ from helpers.runs import Recorder, outcome, read_records, train_shown, train_unt
 
 import jaxdp
 from jaxdp import ConfigError, train
+from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.config import Checkpoint, Config, Mesh, Phase, Schedule
 from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import adapt
@@ -118,8 +119,22 @@ def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
 
 def test_warm_up_of_a_recipe_is_not_scaled_to_the_length_of_the_whole_run():
     """Phases are: their ends are epochs of the run."""
+
+
+def test_epochs_scale_a_recipe_in_python_as_on_the_command_line():
+
     recipe = Config(epochs=10.0, batch=(Phase(8, 5.0), Phase(16)), schedule=Schedule(warmup_epochs=1.0))
     flags = ["--epochs", "20"]
-    scaled, anew = (adapt(recipe, [*flags, *more]).config for more in ([], ["--schedule-from-now"]))
-    assert (scaled.schedule.warmup_epochs, anew.schedule.warmup_epochs) == (2.0, 1.0)
-    assert scaled.batch == anew.batch == (Phase(8, 10.0), Phase(16))
+    in_python, of_command = (adapt(recipe, [*flags, *more]).config for more in ([], ["--schedule-from-now"]))
+    assert in_python == of_command
+    assert (of_command.schedule.warmup_epochs, of_command.batch) == (2.0, (Phase(8, 10.0), Phase(16)))
+
+
+def test_damaged_newest_checkpoint_begins_the_new_schedule_at_the_one_before(short, tmp_path):
+    train_shown(short, tmp_path, screen=Quiet())
+    newest, older, *_ = checkpoint_paths(tmp_path / "checkpoints")
+    file = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    file.write_bytes(bytes(file.stat().st_size))
+    continued(longer(short, 2.0), tmp_path)
+    assert run_config(tmp_path).schedule.from_epoch == int(older.name) / 50 == 0.8
+    assert rates(tmp_path)[50] == 0.0  # the first of the warm-up, 40 images seen
