@@ -1,7 +1,6 @@
 """The list of checks of `jaxdp doctor`, and their table."""
 
 from functools import partial
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +10,7 @@ from jaxdp.distributed import launchers
 from jaxdp.doctor import cuda, dataset, jax_probe, machine, network, packages, storage
 from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run_concurrently
 from jaxdp.files import is_url
-from jaxdp.storage.local import run_copy
+from jaxdp.setup.run_dir import local_workdir
 
 TIMEOUT_SECONDS = 60.0  # of all checks together, after the probe of JAX
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -30,7 +29,7 @@ def run_checks(
     workdir: a directory or URL. images_per_second: training speed of one device, if known. detect: returns the processes of the
     run. Never raises, and takes at most the timeouts of the JAX probe and of the other checks.
     """
-    path = run_copy(config.storage, workdir) if is_url(workdir) else Path(workdir)
+    path = local_workdir(workdir, config)
     probe = jax_probe.probe_with_deadline(config)
     gpus = sum(device["platform"] in ("gpu", "cuda") for device in probe.devices)
     checks: dict[str, Check] = {

@@ -37,9 +37,6 @@ from jaxdp.models import preprocessing, weights
 from jaxdp.models.finetune import module_variables
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.setup.run_dir import CHECKPOINTS, lock_run_dir, run_config
-from jaxdp.storage.local import temporary_directory
-from jaxdp.storage.location import ObjectNotFoundError, storage_errors
-from jaxdp.storage.remote_reader import download_checkpoint, list_manifests
 from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, validate
 from jaxdp.xla.jax_options import own_options
@@ -111,6 +108,10 @@ def _list_local(workdir: Path) -> list[tuple[dict[str, Any], Manifest | None]]:
 
 def _list_remote(url: str) -> list[tuple[dict[str, Any], Manifest | None]]:
     """`_list_local` for a run at a URL; downloads every checkpoint, one at a time."""
+    from jaxdp.cloud.local import temporary_directory
+    from jaxdp.cloud.location import ObjectNotFoundError, storage_errors
+    from jaxdp.cloud.remote_run import list_manifests
+
     rows = []
     remote, names, manifests = list_manifests(url)
     for name in reversed(names):
@@ -226,6 +227,9 @@ def load_run(workdir: str | Path, checkpoint: str = "result", config: Config | N
     config = run_config(workdir) if config is None else validate(config)
     if not is_url(workdir):
         return _load(choose_checkpoint(workdir, checkpoint), config)
+    from jaxdp.cloud.local import temporary_directory
+    from jaxdp.cloud.remote_run import download_checkpoint
+
     with temporary_directory(config.storage) as folder:
         return _load(
             download_checkpoint(

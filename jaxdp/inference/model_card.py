@@ -28,8 +28,6 @@ from jaxdp.inference.markdown import escape, table, yaml_string
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
 from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text, run_config
-from jaxdp.storage.local import temporary_directory
-from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 from jaxdp.training.result import TrainResult
 from jaxdp.validation import flatten
 
@@ -73,6 +71,9 @@ def write_card(
     if not is_url(workdir):
         manifest = choose_checkpoint(workdir, Path(exported["checkpoint"]).name if exported else checkpoint)
         return _write(path, Path(workdir), manifest, exported=file, is_best=is_best)
+    from jaxdp.cloud.local import temporary_directory
+    from jaxdp.cloud.remote_run import download_checkpoint, download_run_files
+
     config = run_config(workdir)
     with temporary_directory(config.storage) as folder:
         url, copy = workdir, Path(folder)

@@ -21,13 +21,13 @@ import jaxdp
 from jaxdp import models
 from jaxdp.checkpoint.manifest import CorruptCheckpoint, read_manifest
 from jaxdp.cli import main
+from jaxdp.cloud.remote_run import RemoteRun
 from jaxdp.config import Checkpoint, Config, Data, Mesh, Model, Stop
 from jaxdp.errors import ConfigError, printable
 from jaxdp.inference.export import export
 from jaxdp.inference.model_card import recipe_source, write_card
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.storage.remote_run import RemoteRun
 from jaxdp.training.state import create_state
 
 NASTY = [
