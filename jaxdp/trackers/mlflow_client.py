@@ -145,9 +145,11 @@ class MlflowClient:
     def _upload(self, path: Path, folder: str | None = None) -> None:
         """Upload a file or a directory. A server may store metrics, but no files: then the run goes on without them."""
         if not self._files_refused:
-            upload = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
             try:
-                upload(self._run_id, str(path), folder)
+                if path.is_dir():
+                    self.client.log_artifacts(self._run_id, str(path), folder)
+                else:
+                    self.client.log_artifact(self._run_id, str(path), folder)
             except Exception as error:
                 if _is_outage(error):
                     raise Unavailable(_reason(error)) from error

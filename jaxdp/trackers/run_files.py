@@ -82,7 +82,7 @@ class TrackerState:
 
     def __init__(self, workdir: Path, tracker: str, target: str) -> None:
         self.path, self.target = workdir / FOLDER / f"{tracker}.json", target
-        saved = None
+        saved: Any = None
         with suppress(OSError, ValueError):
             saved = json.loads(read_text(self.path))
         is_valid = isinstance(saved, dict) and isinstance(saved.get("id"), str) and saved.get("target") == target
@@ -184,7 +184,8 @@ def run_facts(workdir: Path, location: str, command: str = "") -> RunFacts:
     manifests = list(read_manifests(workdir / CHECKPOINTS))
     checkpoint = f"{location}/{CHECKPOINTS}/{manifests[0].samples}" if manifests else ""
     about = {"directory": location, "host": socket.gethostname(), "checkpoint": checkpoint}
-    config, best, plot = flatten(config), None, workdir / "training.png"
+    config, plot = flatten(config), workdir / "training.png"
+    best: Path | None = None
     if config.get("logging.send_checkpoint") and result and manifests:
         names = named_checkpoints(manifests, config["stop.metric"])
         best = workdir / CHECKPOINTS / str(names.get("best", names["newest"]))
