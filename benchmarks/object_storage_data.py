@@ -33,11 +33,11 @@ import numpy as np
 import jaxdp
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.input import make_images
+from jaxdp.cloud.location import CONNECTIONS, open_location
 from jaxdp.config import Storage
 from jaxdp.data import prefetch, sources
 from jaxdp.data.loader import DecodedImages
 from jaxdp.data.transforms import training_transform
-from jaxdp.storage.location import CONNECTIONS, open_location
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))

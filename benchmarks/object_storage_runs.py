@@ -30,9 +30,9 @@ from pathlib import Path
 from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manifest import read_manifest
+from jaxdp.cloud.remote_run import download_checkpoint, read_run_file
 from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import TIMING
-from jaxdp.storage.remote_reader import download_checkpoint, read_run_file
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))

@@ -1,6 +1,7 @@
 """The callbacks of a run: which ones its configuration attaches, and in which order they are called."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from jaxdp.callbacks.audit import Audit
 from jaxdp.callbacks.checkpoint_interval import CheckpointInterval
@@ -8,11 +9,16 @@ from jaxdp.callbacks.checks import StepChecks
 from jaxdp.callbacks.early_stopping import EarlyStopping
 from jaxdp.callbacks.run_files import RunFiles
 from jaxdp.config import Config
-from jaxdp.loggers.callbacks import Console, MetricsFile, Plot, RecordWriter, open_tensorboard
+from jaxdp.loggers.callbacks import Console, MetricsFile, Plot
 from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.events import EventLog
 from jaxdp.loggers.profile import Profile
+from jaxdp.loggers.tensorboard import TensorBoard
 from jaxdp.loggers.warnings import InputAdvice, Stragglers
 from jaxdp.training.callback import Callback, Callbacks
+
+if TYPE_CHECKING:
+    from jaxdp.cloud.mirror import Mirror, MirrorFollower
 
 
 def callbacks_of(
@@ -22,15 +28,17 @@ def callbacks_of(
     processes: int,
     is_rank0: bool,
     screen: Quiet,
-    trackers: Callback | None = None,
-    uploads: Callback | None = None,
+    events: EventLog,
+    trackers: Iterable[Callback] = (),
+    mirror: "Mirror | MirrorFollower | None" = None,
 ) -> Callbacks:
-    """The callbacks of a run. users: those that the user has given. trackers, uploads: of a run that has them."""
+    """The callbacks of a run. users: those that the user has given. trackers, mirror: of a run that has them."""
     guard, logging = config.guard, config.logging
     own: list[Callback | None] = [
         RunFiles() if is_rank0 else None,
+        *(trackers if is_rank0 else ()),
         StepChecks(),
-        uploads,
+        _uploads(mirror) if mirror else None,
         Stragglers() if processes > 1 else None,
         InputAdvice() if is_rank0 else None,
         Audit(guard.audit_every_steps) if guard.audit_every_steps else None,
@@ -42,9 +50,15 @@ def callbacks_of(
     loggers: list[Callback | None] = [
         Plot(),  # drawn when the log is closed: `on_end` is called in the reverse order
         MetricsFile(),
-        RecordWriter("TensorBoard", open_tensorboard) if logging.tensorboard else None,
-        trackers,
+        TensorBoard() if logging.tensorboard else None,
+        events,
         Console(screen),
     ]
     present = [callback for callback in loggers if callback] if is_rank0 else []
     return Callbacks([callback for callback in own if callback], users, present)
+
+
+def _uploads(mirror: "Mirror | MirrorFollower") -> Callback:
+    from jaxdp.callbacks.uploads import Uploads  # and what a run at a URL needs
+
+    return Uploads(mirror)

@@ -6,7 +6,6 @@ tables in `choices.py` and `schedules.py`. The fields that only some choices rea
 their section inherits; the tables at the end of the sections name the record of each choice.
 """
 
-import os
 import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -708,8 +707,7 @@ class Storage(Section):
     """Runs and data at URLs (s3://BUCKET/PATH, gs://BUCKET/PATH)."""
 
     directory: str = "auto"
-    """Directory for local copies of runs and data at URLs. auto: jaxdp/storage
-    in XDG_CACHE_HOME or ~/.cache"""
+    """Directory for local copies of runs and data at URLs. auto: jaxdp/storage in XDG_CACHE_HOME or ~/.cache"""
     cache_gigabytes: Positive = 100.0
     """Largest size of the local copies of data, in GB; what was used least recently is removed first"""
 
@@ -731,6 +729,8 @@ class Logging(Section):
     """Project of Weights & Biases to send the run to; offline with WANDB_MODE=offline"""
     mlflow: str | None = None
     """Tracking URI of the MLflow server to send the run to, such as http://localhost:5000"""
+    send_checkpoint: bool = False
+    """Sending of the best checkpoint to them at the end of the run"""
     profile: str | None = None
     """Steps to profile, as FIRST,COUNT with the run's first step as 1; the trace is written to the directory `profile`"""
 
@@ -743,10 +743,7 @@ class Logging(Section):
             reason = r"must be a name of 1 to 128 characters without / \ # ? % :"
             raise ConfigError("logging.wandb", self.wandb, reason=reason, hint="WANDB_ENTITY names a team")
         if self.mlflow is not None and not MLFLOW_URI.fullmatch(self.mlflow):
-            hint, path = "for example http://localhost:5000, of `mlflow server`", re.sub("^file:(//)?", "", self.mlflow)
-            if re.fullmatch(r"[^\s:]+", path) and path.isprintable():
-                file = f"{os.path.normpath(os.path.expanduser(path)).removesuffix('.db')}.db"
-                hint = f"for a file on this machine use sqlite:///{file} with `pip install mlflow`"
+            hint = "for example http://localhost:5000, of `mlflow server`, or sqlite:///FILE.db with `pip install mlflow`"
             raise ConfigError("logging.mlflow", self.mlflow, reason="must be the URI of an MLflow server", hint=hint)
 
     @property

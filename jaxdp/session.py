@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
@@ -17,8 +17,6 @@ from jaxdp.callbacks.early_stopping import too_few_evaluations
 from jaxdp.checkpoint.listing import Retention, latest_valid, read_manifests
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
-from jaxdp.cloud.mirror import Mirror, MirrorFollower, Uploads, location_of
-from jaxdp.cloud.remote_workdir import open_remote_workdir
 from jaxdp.config import Config, Finetune
 from jaxdp.data.datasets import Datasets
 from jaxdp.distributed import runtime, supervisor
@@ -28,15 +26,15 @@ from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.status_files import Failure
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import CHECKPOINTS, expand_user, is_url
-from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.console import Quiet, Screen
-from jaxdp.loggers.events import EventLog, RecordedScreen
+from jaxdp.loggers.events import EventLog
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.plan_table import start_table
 from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
 from jaxdp.models.weights import NamedTensors
 from jaxdp.planning import Plan
+from jaxdp.records import MESSAGE
 from jaxdp.setup import consistency, continued, run_dir
 from jaxdp.setup.memory import out_of_memory_as_config_error
 from jaxdp.setup.prepare import (
@@ -50,10 +48,7 @@ from jaxdp.setup.prepare import (
 )
 from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.sizes import model_summary
-from jaxdp.storage.local import temporary_directory
-from jaxdp.storage.remote_reader import download_checkpoint
-from jaxdp.storage.status_board import Folder
-from jaxdp.trackers.supervisor import Trackers, check_packages
+from jaxdp.trackers.tracker import Tracker, check_packages, trackers_of
 from jaxdp.training.callback import Callback, Callbacks
 from jaxdp.training.loop import fit
 from jaxdp.training.result import TrainResult
@@ -61,6 +56,10 @@ from jaxdp.training.run import Run
 from jaxdp.training.start import StartPoint
 from jaxdp.validation import changes, check_type, validate, with_choices
 from jaxdp.xla import jax_options
+
+if TYPE_CHECKING:
+    from jaxdp.cloud.mirror import Mirror, MirrorFollower
+    from jaxdp.distributed.status_files import Board
 
 
 def train(
@@ -108,6 +107,15 @@ def train(
         initial_params=initial_params,
         command=Command(),
     )
+
+
+def board_opener(url: str | None) -> "Callable[[], Board] | None":
+    """What opens the status files of a run at a URL; None for a run in a directory."""
+    if url is None:
+        return None
+    from jaxdp.cloud.remote_run import Folder
+
+    return partial(Folder, url)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +174,7 @@ def run_session(
             guard=config.guard,
             while_waiting=signals.raise_if_signaled,
             directory=path,
-            open_board=partial(Folder, url) if url else None,
+            open_board=board_opener(url),
         )
         if group.failure is not None:
             raise TrainingError("the processes of this run have failed before; start all of them again")
@@ -251,13 +259,17 @@ class _Session:
     started: float
     signals: SignalHandler
     notes: Sequence[str]
-    mirror: Mirror | MirrorFollower | None = None  # of a run at a URL
+    mirror: "Mirror | MirrorFollower | None" = None  # of a run at a URL
 
     def run_at_url(self, url: str) -> TrainResult:
         """Train in the local copy of a run at a URL."""
+        from jaxdp.cloud.remote_workdir import open_remote_workdir
+
         self.signals.group.set_activity("start", detail=f"opening {url}")
         storage, start_new = self.config.storage, self.resume == "never"
-        with open_remote_workdir(url, storage, start_new=start_new, signals=self.signals, screen=self.screen) as remote:
+        with open_remote_workdir(
+            url, storage, start_new=start_new, signals=self.signals, lock=run_dir.lock_run_dir, info=self.screen.info
+        ) as remote:
             resume = "auto" if start_new else self.resume
             session = dataclasses.replace(self, workdir=remote.path, resume=resume, mirror=remote.mirror)
             return session.run()
@@ -284,6 +296,9 @@ class _Session:
         return chosen or self._download_origin(url or str(self.resume), stack)
 
     def _download_origin(self, url: str, stack: ExitStack) -> Manifest:
+        from jaxdp.cloud.local import temporary_directory
+        from jaxdp.cloud.remote_run import download_checkpoint
+
         folder = Path(stack.enter_context(temporary_directory(self.config.storage)))
         return self.signals.run_in_thread(download_checkpoint, url, "--resume", folder)
 
@@ -323,8 +338,8 @@ class _Session:
         if weights is not None:
             initial_values()  # refuses those of another model, before the run has a directory
 
-        trackers = self._trackers(config, path, datasets.classes)
-        with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
+        trackers = trackers_of(config) if group.is_rank0 else []
+        with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
             remarks += kept
@@ -348,8 +363,14 @@ class _Session:
             if manifest is not None and origin is None:
                 check(manifest)
             result = self._show_finished(path, config, result_text, manifest=manifest, remarks=remarks)
-            trackers.send_finished()
+            for tracker in trackers:
+                tracker.send_finished(path, self._location(path), info=self.screen.info, while_waiting=self._waiting)
             return result
+
+    def _waiting(self) -> str | None:
+        """Say that the run makes progress; returns why it is to stop, if it is."""
+        self.signals.group.status.record_progress()
+        return self.signals.stop_reason
 
     def _adjustment(self, path: Path, origin: Manifest | None) -> Callable[[Config, int], Config]:
         """What a run takes from the checkpoint that it continues, a function of (config, images). All processes call this."""
@@ -371,8 +392,8 @@ class _Session:
             retention = Retention(config.checkpoint.keep, config.stop.metric)
             if manifest is not None:
                 retention.continue_from(manifest)
-            self.mirror.begin(retention)
-        result = run_dir.read_result(location_of(path, self.mirror), result_text)
+            self.mirror.begin(retention, self.screen.info)
+        result = run_dir.read_result(self._location(path), result_text)
         for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
             self.screen.info(remark)
         return _show_and_check(self.screen, result, path)
@@ -388,7 +409,7 @@ class _Session:
         data_fingerprint: dict[str, str],
         saved_batches: SavedBatches | None,
         start: StartPoint,
-        trackers: Trackers,
+        trackers: Sequence[Tracker],
         remarks: list[str],
     ) -> TrainResult:
         """Train in the locked directory `path`. summary: see `model_summary`. remarks: to show after the table at the start."""
@@ -396,15 +417,11 @@ class _Session:
         screen.table(start_table(plan, runtime.describe(devices, group), summary))
         events = EventLog(path if group.is_rank0 else None)
         with events.session(Stopped), _stops_before_training(signals, screen.resume_action):
-            recorded = RecordedScreen(screen, events)
-            info = trackers.info = recorded.info
-            if isinstance(self.mirror, Mirror):
-                self.mirror.info = info
+            info = events.recorded(screen.info)
+            screen.when_lost(partial(events.write, MESSAGE))
             warnings = _warnings(plan, group, saved_batches=saved_batches, has_batch_norm=bool(summary["statistics"]))
             for remark in [*self.notes, *remarks, *datasets.warnings, *warnings]:
                 info(remark)
-            group.set_activity("start", detail="connecting to trackers")
-            trackers.connect()
             model = models.create(config.model)
             reductions = reductions_of_run(plan, model, path, devices=devices, signals=signals, info=info)
             run = Run(
@@ -412,25 +429,33 @@ class _Session:
                 datasets,
                 path,
                 data_fingerprint=data_fingerprint,
-                location=location_of(path, self.mirror),
+                location=self._location(path),
                 signals=signals,
                 checkpoints=self._checkpoints(config, path, info),
-                callbacks=self._callbacks(config, recorded, trackers),
+                callbacks=self._callbacks(config, events, trackers),
                 info=info,
-                status=recorded.status,
-                resume_action=recorded.resume_action,
+                status=screen.status,
+                resume_action=screen.resume_action,
                 started=self.started,
             )
             events.position = run.position
             with out_of_memory_as_config_error(run):
                 result = fit(run, start)
         group.set_activity("finish")
-        group.all_gather_object(
-            "the end of the run", None, while_waiting=lambda: None
-        )  # everything is saved: ignore stop requests
-        result = _show_and_check(screen, result, path)
-        trackers.finish("finished")
+        outcome = "failed"
+        try:
+            # Everything is saved: ignore stop requests.
+            group.all_gather_object("the end of the run", None, while_waiting=lambda: None)
+            result = _show_and_check(screen, result, path)
+            outcome = "finished"
+        finally:
+            for tracker in trackers:
+                tracker.finish(outcome)
         return result
+
+    def _location(self, path: Path) -> str:
+        """Where the run is, for its user: its URL or directory."""
+        return str(path if self.mirror is None else self.mirror.remote.location)
 
     def _checkpoints(self, config: Config, path: Path, info: Callable[[str], Any]) -> CheckpointManager:
         return CheckpointManager(
@@ -442,32 +467,17 @@ class _Session:
             metric=config.stop.metric,
         )
 
-    def _trackers(self, config: Config, path: Path, class_names: Sequence[str]) -> Trackers:
-        group, signals = self.signals.group, self.signals
-
-        def while_waiting() -> str | None:
-            group.status.record_progress()  # waiting for a tracker is no hang
-            return signals.stop_reason
-
-        return Trackers(
-            config if group.is_rank0 else None,
-            path,
-            class_names=class_names,
-            info=self.screen.info,
-            while_waiting=while_waiting,
-            url=None if self.mirror is None else self.mirror.remote.location.url,
-        )
-
-    def _callbacks(self, config: Config, screen: Quiet, trackers: Trackers) -> Callbacks:
+    def _callbacks(self, config: Config, events: EventLog, trackers: Sequence[Tracker]) -> Callbacks:
         group = self.signals.group
         return callbacks_of(
             config,
             self.callbacks,
             processes=group.num_processes,
             is_rank0=group.is_rank0,
-            screen=screen,
-            trackers=RecordWriter("Trackers", lambda run: trackers) if trackers.targets else None,
-            uploads=Uploads(self.mirror) if self.mirror is not None else None,
+            screen=self.screen,
+            events=events,
+            trackers=trackers,
+            mirror=self.mirror,
         )
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:

@@ -11,6 +11,7 @@ from helpers.runs import train_shown
 
 import jaxdp
 from jaxdp.cli import main
+from jaxdp.cloud.local import local_directory
 from jaxdp.config import Compile, Config, Data, Finetune, Storage
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import ImageFolder, find_images
@@ -21,7 +22,6 @@ from jaxdp.inference.predict import Images
 from jaxdp.loggers.console import Quiet
 from jaxdp.report import report
 from jaxdp.setup import run_dir, tuning
-from jaxdp.storage.local import local_directory
 from jaxdp.validation import validate
 from jaxdp.xla.options import cache_directory
 

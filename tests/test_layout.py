@@ -16,14 +16,14 @@ FOLDERS = [
     "xla optim",
     "distributed parallel",
     "checkpoint",
-    "storage",
+    "cloud",
     "models data",
     "planning",
     "sizes",
     "training",
     "setup",
     "callbacks loggers",
-    "trackers cloud",
+    "trackers",
     "attached",
     "session",
     "inference analysis",
@@ -142,6 +142,13 @@ def test_importing_jaxdp_starts_nothing():
     assert out.strip() == "[]"
 
 
+def test_what_urls_need_is_not_imported_without_one():
+    modules = "jaxdp.session, jaxdp.data.sources, jaxdp.inference.load_run, jaxdp.report.run_files, jaxdp.watch.runs"
+    code = f"import sys, {modules}; print([m for m in sys.modules if m.startswith(('jaxdp.cloud', 'fsspec', 'obstore'))])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
 def test_the_training_step_knows_no_network():
     code = (
         "import sys, jaxdp.training.step; print([m for m in ('flax', 'jaxdp.models', 'jaxdp.data.loader') if m in sys.modules])"
@@ -173,7 +180,7 @@ def test_no_time_is_taken_from_a_clock_that_can_be_set():
     with old ones fails, and is repeated. When a signal arrived is known only as the time of a file; if the clock is set within
     2 s of it, a third signal still counts.
     """
-    names = ("report/follow.py", "storage/fast_reader.py", "loggers/tensorboard.py", "distributed/preemption.py")
+    names = ("report/follow.py", "cloud/fast_reader.py", "loggers/tensorboard.py", "distributed/preemption.py")
     exempt = {PACKAGE / name for name in names}
     for path in sorted({*PACKAGE.rglob("*.py")} - exempt):
         found = re.search(r"\btime\.(time|time_ns|ctime)\(|\bdatetime\b|\bst_[mc]time\b", path.read_text())

@@ -156,17 +156,17 @@ def test_project_that_weights_and_biases_refuses_is_an_error(project):
         validate(Config(logging=Logging(wandb=project)))
 
 
-@pytest.mark.parametrize(
-    ("uri", "works"),
-    [
-        ("./mlruns", "sqlite:///mlruns.db"),
-        ("file:mlruns", "sqlite:///mlruns.db"),
-    ],
-)
-def test_a_directory_in_place_of_an_mlflow_server_names_the_uri_that_works(uri, works):
-    with pytest.raises(ConfigError, match=f"; for a file on this machine use {works} with `pip install mlflow`$"):
+@pytest.mark.parametrize("uri", ["", "runs", "./mlruns", "file:///tmp/x", "http://", "http://a b", "localhost:5000"])
+def test_uri_that_is_no_mlflow_server_is_an_error(uri):
+    with pytest.raises(ConfigError, match=r"^logging\.mlflow=.*: must be the URI of an MLflow server; .* sqlite:///FILE.db"):
         validate(Config(logging=Logging(mlflow=uri)))
-    validate(Config(logging=Logging(mlflow=works)))
+
+
+@pytest.mark.parametrize("uri", ["https://me:secret@host/mlflow", "https://secret@host", "postgresql://me:secret@host/db"])
+def test_password_in_a_uri_is_an_error_that_does_not_show_it(uri):
+    with pytest.raises(ConfigError, match=r"must not hold a password .*; set MLFLOW_TRACKING_USERNAME and") as error:
+        validate(Config(logging=Logging(mlflow=uri)))
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import dataclasses
 import faulthandler
 import os
 import sys
-from functools import partial
 from typing import IO, TYPE_CHECKING, Annotated
 
 from jaxdp.cli import STARTED
@@ -85,9 +84,8 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     from jaxdp.files import is_url
     from jaxdp.loggers.console import Screen
     from jaxdp.records import to_json
-    from jaxdp.session import Command, run_session
+    from jaxdp.session import Command, board_opener, run_session
     from jaxdp.setup import run_dir
-    from jaxdp.storage.status_board import Folder
 
     document = _stdout_for_the_document() if options.json else None
     launch = options.launch
@@ -97,7 +95,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         guard=config.guard,
         while_waiting=signals.raise_if_signaled,
         directory=run_dir.local_workdir(options.workdir, config),
-        open_board=partial(Folder, url) if url else None,
+        open_board=board_opener(url),
         coordinator=launch.coordinator,
         processes=launch.processes,
         rank=launch.rank,

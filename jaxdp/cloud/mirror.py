@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxdp.checkpoint.listing import UNFINISHED, Retention, checkpoint_paths, remove
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
@@ -24,14 +22,12 @@ from jaxdp.checkpoint.manifest import (
     read_manifest,
     state_files,
 )
+from jaxdp.cloud.lease import Lease, LeaseLost
+from jaxdp.cloud.patience import Patience
+from jaxdp.cloud.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import StorageError, TrainingError, first_line, plural
 from jaxdp.files import CHECKPOINTS, LOG, RESULT, read_regular
-from jaxdp.storage.lease import Lease, LeaseLost
-from jaxdp.storage.patience import Patience
-from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
-from jaxdp.training.callback import Callback
-from jaxdp.training.run import Run
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts
 DRAIN_SECONDS = 600.0  # without any success, after which the end of a run no longer waits for uploads
@@ -54,9 +50,8 @@ class Mirror:
         group: ProcessGroup,
         complete_here: bool,
         every_seconds: float,
-        info: Callable[[str], Any],
     ) -> None:
-        self.remote, self.workdir, self.lease, self.group, self.info = remote, workdir, lease, group, info
+        self.remote, self.workdir, self.lease, self.group = remote, workdir, lease, group
         self.complete_here, self.every_seconds = complete_here, every_seconds
         self.bytes_uploaded = self.checkpoints_uploaded = 0
         self._pending: set[int] = set()
@@ -72,9 +67,9 @@ class Mirror:
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
-    def begin(self, retention: Retention) -> None:
-        """Start uploading; `retention` says which checkpoints are kept."""
-        self.retention = retention
+    def begin(self, retention: Retention, info: Callable[[str], Any]) -> None:
+        """Start uploading; `retention` says which checkpoints are kept. info: shows a line."""
+        self.retention, self.info = retention, info
         self._thread.start()
 
     def enqueue(self, samples: int) -> None:
@@ -351,7 +346,7 @@ class MirrorFollower:
         self.remote, self.workdir, self.group, self.complete_here = remote, workdir, group, shares_directory
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
-    def begin(self, retention: Retention) -> None:
+    def begin(self, retention: Retention, info: Callable[[str], Any]) -> None:
         self._thread.start()
 
     def enqueue(self, samples: int) -> None:
@@ -400,21 +395,3 @@ def _error_of(function: Callable[[], None]) -> str | None:
     except OSError as error:
         return first_line(error)
     return None
-
-
-class Uploads(Callback):
-    """Starts the uploads of a run at a URL, and ends the run if another process has taken it over."""
-
-    def __init__(self, mirror: Mirror | MirrorFollower) -> None:
-        self.mirror = mirror
-
-    def on_start(self, run: Run) -> None:
-        self.mirror.begin(run.checkpoints.retention)
-
-    def before_step(self, run: Run, batch: dict[str, jax.Array]) -> None:
-        self.mirror.check()
-
-
-def location_of(workdir: Path, mirror: Mirror | MirrorFollower | None) -> str:
-    """Where a run is, for its user: the URL of its mirror, or its directory."""
-    return str(workdir if mirror is None else mirror.remote.location)

@@ -3,33 +3,31 @@
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
+from jaxdp.cloud.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
+from jaxdp.cloud.local import run_copy
+from jaxdp.cloud.location import PROTOCOLS, Location, open_location, storage_errors
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
+from jaxdp.cloud.patience import open_patiently
+from jaxdp.cloud.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
 from jaxdp.errors import ConfigError, StorageError, TrainingError
-from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT, read_text, write_atomically
-from jaxdp.loggers.console import Quiet, Screen
-from jaxdp.records import EVENTS
-from jaxdp.setup import tuning
-from jaxdp.setup.run_dir import CLASSES, lock_run_dir
-from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
-from jaxdp.storage.local import run_copy
-from jaxdp.storage.location import PROTOCOLS, Location, open_location, storage_errors
-from jaxdp.storage.patience import open_patiently
-from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
+from jaxdp.files import CHECKPOINTS, CONFIG, read_text, write_atomically
 
 FIELD = "--workdir"
 UPLOAD_SECONDS = 30.0  # between uploads of the log: few requests, and as fresh as `jaxdp watch` needs it
 LEASE_SECONDS = 60.0  # without renewal, after which another process may take over: longer than usual outages
-CONTINUED = (CONFIG, LOG, RESULT, CLASSES, EVENTS, tuning.FILE)  # files that the local copy of a run has
+CONTINUED = (".json", ".jsonl")  # endings of files that the local copy of a run has
 STATE = "copy.json"  # beside the local copy: the token of the lease under which it was made, and whether it was completed
+Lock = Callable[[Path], AbstractContextManager]
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,17 @@ class RemoteWorkdir:
 
 @contextmanager
 def open_remote_workdir(
-    url: str, storage: Storage, *, start_new: bool, signals: SignalHandler, screen: Screen | Quiet
+    url: str, storage: Storage, *, start_new: bool, signals: SignalHandler, lock: Lock, info: Callable[[str], Any]
 ) -> Iterator[RemoteWorkdir]:
     """Hold the run at a URL, and upload it from its local copy until the caller has ended.
 
-    start_new: take NAME-2, NAME-3, ... if the URL holds a run. All processes call this. Raises ConfigError if the URL cannot be
-    read or written, or if another process trains there, and TrainingError if the last uploads fail.
+    lock: holds a local directory for this process. start_new: take NAME-2, NAME-3, ... if the URL holds a run. All processes
+    call this. Raises ConfigError if the URL cannot be read or written, or if another process trains there, and TrainingError if
+    the last uploads fail.
     """
     group = signals.group
     with ExitStack() as stack:
-        holder = _Holder(url, storage, signals=signals, screen=screen)
+        holder = _Holder(url, storage, signals=signals, lock=lock, info=info)
         if group.is_rank0:
             signals.run_in_thread(holder.acquire, start_new, stack)
         url, token = group.broadcast_object("run at a URL", [holder.url, holder.token])
@@ -81,7 +80,6 @@ def open_remote_workdir(
                 group=group,
                 complete_here=complete_here,
                 every_seconds=UPLOAD_SECONDS,
-                info=screen.info,
             )
         try:
             yield RemoteWorkdir(path, mirror)
@@ -92,7 +90,7 @@ def open_remote_workdir(
             try:
                 mirror.close(group.status.record_progress)
             except TrainingError as error:
-                screen.info(str(error))
+                info(str(error))
             raise
         group.set_activity("finish", detail="uploading")
         mirror.close(group.status.record_progress)
@@ -112,8 +110,8 @@ def _download_checkpoint(url: str, name: str | None, path: Path) -> None:
 class _Holder:
     """Rank 0's part: acquires the lease and fills the local copy. The fields are set by `acquire`."""
 
-    def __init__(self, url: str, storage: Storage, *, signals: SignalHandler, screen: Screen | Quiet) -> None:
-        self.url, self.storage, self.signals, self.screen = url, storage, signals, screen
+    def __init__(self, url: str, storage: Storage, *, signals: SignalHandler, lock: Lock, info: Callable[[str], Any]) -> None:
+        self.url, self.storage, self.signals, self.lock, self.info = url, storage, signals, lock, info
         self.token = ""
         self.lease: Lease | None = None
         self._previous: LeaseRecord | None = None
@@ -130,7 +128,7 @@ class _Holder:
             self.url, self.remote = location.url, RemoteRun(location)
             self.path = run_copy(self.storage, self.url)
             try:
-                stack.enter_context(lock_run_dir(_state_folder(self.path)))
+                stack.enter_context(self.lock(_state_folder(self.path)))
             except ConfigError as error:
                 raise ConfigError(FIELD, self.url, reason=error.reason, hint=error.hint) from None
             state = _read_state(self.path)
@@ -154,13 +152,13 @@ class _Holder:
         self._is_same_copy = same and bool(state.get("complete")) and self._is_ahead()
         _write_state(self.path, token=self.token, complete=self._is_same_copy)
         if not self.lease.is_exclusive:
-            self.screen.info(
+            self.info(
                 f"warning: {self.url} does not support conditional writes, so two runs that start there at the same moment may "
                 "not notice each other"
             )
 
     def _open(self, url: str) -> Location:
-        return open_patiently(url, FIELD, notice=self.screen.info, while_waiting=self._check_stop)
+        return open_patiently(url, FIELD, notice=self.info, while_waiting=self._check_stop)
 
     def _next_free(self, location: Location) -> Location:
         """The first of NAME, NAME-2, NAME-3, ... without a run."""
@@ -186,9 +184,7 @@ class _Holder:
         return (self.path / CONFIG).exists() and max(here, default=-1) >= max(there, default=-1)
 
     def _report_wait(self, lease: LeaseRecord) -> None:
-        self.screen.info(
-            f"{self.url} was in use by {lease.holder}; waiting up to {lease.seconds:.0f} s to see whether it still is"
-        )
+        self.info(f"{self.url} was in use by {lease.holder}; waiting up to {lease.seconds:.0f} s to see whether it still is")
 
     def _check_stop(self) -> None:
         self.signals.group.status.record_progress()
@@ -201,7 +197,7 @@ class _Holder:
         all processes see this copy.
         """
         if self._is_same_copy and complete_here:
-            self.screen.info(f"{self.url} continues from its local copy in {self.path}")
+            self.info(f"{self.url} continues from its local copy in {self.path}")
             return None
         with storage_errors(self.url, FIELD):
             name = self._download()
@@ -214,7 +210,7 @@ class _Holder:
         files = self.remote.files(self._previous)
         if CONFIG in files:
             for file in files:
-                if file in CONTINUED or file.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
+                if file.endswith(CONTINUED) or file.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
                     self.remote.download_file(file, self.path)
         assert self.lease is not None
         adopted = [name for word in self.lease.record.adopted or [] if (name := RemoteName.parse(word))]
@@ -230,12 +226,12 @@ class _Holder:
             reasons = "; ".join(reason for _, reason in corrupt)
             raise TrainingError(f"no checkpoint in {self.url} is valid ({reasons}); to start over, use --resume never")
         for name, reason in corrupt:
-            self.screen.info(f"skipped the checkpoint of samples {name.samples}: {reason}")
+            self.info(f"skipped the checkpoint of samples {name.samples}: {reason}")
             self.remote.reject(name, reason)
         if not valid:
             return None
         self.remote.download_log(valid[0], self.path)
-        self.screen.info(f"downloaded {self.remote.url_of(valid[0])}")
+        self.info(f"downloaded {self.remote.url_of(valid[0])}")
         return valid[0]
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from jaxdp.config import Config
+from jaxdp.data import progress
 from jaxdp.data.datasets import FileSource, Splits
 from jaxdp.data.image_folder import LocalFolders
 from jaxdp.files import is_url
@@ -16,7 +17,7 @@ class Folder(FileSource):
         directory = config.data.directory or ""
         if not is_url(directory):
             return LocalFolders(Path(directory))
-        from jaxdp.data.remote import open_remote  # and the client of object storage, which a local disk does not need
+        from jaxdp.cloud.source import Source  # and the client of object storage, which a local disk does not need
         from jaxdp.data.remote_folder import RemoteFolders
 
-        return RemoteFolders(open_remote(config))
+        return RemoteFolders(Source(directory, config.storage, progress.report))

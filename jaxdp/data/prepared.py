@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
+from jaxdp.data import progress
 from jaxdp.data.datasets import FileSource, Splits, stated_classes
 from jaxdp.data.tfds import Copies, TfdsSource, open_builder
 from jaxdp.errors import ConfigError
@@ -25,10 +26,10 @@ class Prepared(FileSource):
         """See `FileSource.data_set`."""
         copies: Copies | None = None
         if is_url(config.data.directory or ""):
-            from jaxdp.data.remote import open_remote  # and the client of object storage, which a local disk does not need
+            from jaxdp.cloud.source import Source  # and the client of object storage, which a local disk does not need
             from jaxdp.data.remote_prepared import RemotePrepared
 
-            copies = RemotePrepared(open_remote(config), config.data.source)
+            copies = RemotePrepared(Source(config.data.directory or "", config.storage, progress.report), config.data.source)
         return PreparedSplits(config, copies)
 
 

@@ -1,7 +1,6 @@
 """Random access to the examples in array_record and TFRecord files, without TensorFlow; files are checked when opened."""
 
 import os
-import resource
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 
 from jaxdp.data.decode import ImageError
 from jaxdp.errors import ConfigError, first_line
-from jaxdp.files import open_regular
+from jaxdp.files import allow_open_files, open_regular
 
 HEADER, FOOTER = 12, 4  # bytes around a TFRecord's data: its length with a checksum, and the checksum of the data
 CHECK_THREADS = 8
@@ -138,14 +137,6 @@ def check_array_record(path: str, expected: int) -> None:
         raise damaged(path, first_line(error, "truncated")) from None
     if count != expected:
         raise damaged(path, f"{count} records, expected {expected}")
-
-
-def allow_open_files(count: int) -> None:
-    """Raise the limit of open files to more than `count`: ImageNet has 1,024, all held open, and the usual limit is 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + 512
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard))
 
 
 def masked_checksum(data: bytes) -> bytes:

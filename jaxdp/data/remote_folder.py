@@ -8,6 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.read_ahead import ReadAhead
+from jaxdp.cloud.source import Source
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import (
     EXTENSIONS,
@@ -19,17 +22,14 @@ from jaxdp.data.image_folder import (
     match_classes,
     similar_splits,
 )
-from jaxdp.data.read_ahead import ReadAhead
-from jaxdp.data.remote import Remote
 from jaxdp.errors import ConfigError, printable
 from jaxdp.files import LARGEST
-from jaxdp.storage.objects import ObjectInfo
 
 
 class RemoteFolders(Folders):
     """Splits at a URL."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Source) -> None:
         self.remote, self.place = remote, remote.url
 
     @cached_property
@@ -51,7 +51,7 @@ class RemoteFolders(Folders):
 class RemoteFolder:
     """The encoded images of a split at a URL, ordered by class and name. labels: indices into `classes`."""
 
-    remote: Remote
+    remote: Source
     paths: list[str]
     objects: list[ObjectInfo]
     labels: list[int]
@@ -63,7 +63,7 @@ class RemoteFolder:
         object.__setattr__(self, "ahead", ReadAhead(self._read, lambda index: self.objects[index].size, self.remote.daemons))
 
     @classmethod
-    def open(cls, remote: Remote, split: str, classes: list[str] | None = None) -> "RemoteFolder":
+    def open(cls, remote: Source, split: str, classes: list[str] | None = None) -> "RemoteFolder":
         """List a split: one request for it, and one for every 1,000 images of a class and each of its folders.
 
         classes: those of the training split, which this split must have too. Raises ConfigError as `ImageFolder.open`.

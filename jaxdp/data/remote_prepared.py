@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.source import Source
 from jaxdp.data.records import READERS, Records
-from jaxdp.data.remote import Remote
 from jaxdp.data.remote_records import RemoteArrayRecords
 from jaxdp.errors import ConfigError
 from jaxdp.files import write_atomically
-from jaxdp.storage.objects import ObjectInfo
 
 SHARD = re.compile(r"-\d{5,}-of-\d{5,}$")
 
@@ -25,7 +25,7 @@ class RemotePrepared:
     data set. objects: of all files, by name relative to the URL.
     """
 
-    def __init__(self, remote: Remote, name: str) -> None:
+    def __init__(self, remote: Source, name: str) -> None:
         """name: as for tensorflow-datasets. Raises ConfigError if it is not at the URL."""
         self.remote, self.url, base = remote, remote.location.url, re.split("[/:]", name)[0]
         with remote.opening():

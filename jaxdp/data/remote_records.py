@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.read_ahead import Daemons, ReadAhead
+from jaxdp.cloud.source import BUSY_SECONDS, DOWNLOADS, FILES, Source
 from jaxdp.data.array_record_index import BLOCK, POSTSCRIPT_BYTES, UnknownFormatError, footer_start, record_ranges
 from jaxdp.data.decode import ImageError
-from jaxdp.data.read_ahead import Daemons, ReadAhead
-from jaxdp.data.records import Records, allow_open_files, check_array_record, count_examples, damaged, skip_image_decoding
-from jaxdp.data.remote import BUSY_SECONDS, DOWNLOADS, FILES, Remote
+from jaxdp.data.records import Records, check_array_record, count_examples, damaged, skip_image_decoding
 from jaxdp.errors import ConfigError, StorageError, first_line
-from jaxdp.storage.objects import ObjectInfo
+from jaxdp.files import allow_open_files
 
 
 class Shard:
@@ -27,7 +28,7 @@ class Shard:
     records that are being read: array_record's reader decodes them, and checks their checksums.
     """
 
-    def __init__(self, remote: Remote, name: str, info: ObjectInfo, *, records: int) -> None:
+    def __init__(self, remote: Source, name: str, info: ObjectInfo, *, records: int) -> None:
         self.remote, self.name, self.info, self.records = remote, name, info, records
         self.lock = threading.Lock()
         self.local: Any = None  # the reader of the local copy
@@ -142,7 +143,7 @@ class Shard:
 class RemoteArrayRecords(Records):
     """The examples of a split in array_record files at a URL."""
 
-    def __init__(self, remote: Remote, features: Any, shards: list[tuple[Shard, range]]) -> None:
+    def __init__(self, remote: Source, features: Any, shards: list[tuple[Shard, range]]) -> None:
         """shards: with the records of the split in each."""
         self.remote, self.features = remote, features
         self.shards, self.records = [shard for shard, _ in shards], [records for _, records in shards]
@@ -153,7 +154,7 @@ class RemoteArrayRecords(Records):
 
     @classmethod
     def open(
-        cls, remote: Remote, features: Any, instructions: Sequence[Any], *, objects: Sequence[tuple[str, ObjectInfo]]
+        cls, remote: Source, features: Any, instructions: Sequence[Any], *, objects: Sequence[tuple[str, ObjectInfo]]
     ) -> "RemoteArrayRecords":
         """The files of tensorflow-datasets' `instructions`, of which none is read. objects: (name, information) of each."""
         _check_zstandard(remote.url)

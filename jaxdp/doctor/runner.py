@@ -3,7 +3,6 @@
 import platform
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +13,7 @@ from jaxdp.config import Config
 from jaxdp.doctor import cuda, devices, machine, storage
 from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run_concurrently
 from jaxdp.files import is_url
-from jaxdp.storage.local import run_copy
+from jaxdp.setup.run_dir import local_workdir
 
 TIMEOUT_SECONDS = 120.0  # of all checks together
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -22,7 +21,7 @@ COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 def run_checks(config: Config, workdir: str) -> list[CheckResult]:
     """Run every check and return the results in the order in which they are printed. workdir: a directory or URL."""
-    path = run_copy(config.storage, workdir) if is_url(workdir) else Path(workdir)
+    path = local_workdir(workdir, config)
     parts = sizes.model_summary(config)["state_bytes"]
     state_bytes = sum(parts.values()) - parts["gradients"]
     checks: dict[str, Check] = {

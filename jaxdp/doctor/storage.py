@@ -5,13 +5,14 @@ import time
 
 from jaxdp.doctor.check_result import ResultBuilder
 from jaxdp.errors import StorageError
-from jaxdp.storage.patience import open_patiently
 
 SLOW_SECONDS = 1.0  # of a request
 
 
 def check_storage(result: ResultBuilder, url: str) -> None:
     """Objects can be written, read, listed and removed at the URL of a run, and created only once. Raises ConfigError."""
+    from jaxdp.cloud.patience import open_patiently
+
     location, name, content = open_patiently(url, "--workdir"), f".doctor-{secrets.token_hex(4)}", b"x" * 1000
     began = time.monotonic()
     try:

@@ -38,9 +38,6 @@ from jaxdp.models import preprocessing, weights
 from jaxdp.models.finetune import module_variables
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.setup.run_dir import CHECKPOINTS, lock_run_dir, run_config
-from jaxdp.storage.local import temporary_directory
-from jaxdp.storage.location import ObjectNotFoundError, storage_errors
-from jaxdp.storage.remote_reader import download_checkpoint, list_manifests
 from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, validate
 from jaxdp.xla.jax_options import own_options
@@ -112,6 +109,10 @@ def _list_local(workdir: Path) -> list[tuple[dict[str, Any], Manifest | None]]:
 
 def _list_remote(url: str) -> list[tuple[dict[str, Any], Manifest | None]]:
     """`_list_local` for a run at a URL; downloads every checkpoint, one at a time."""
+    from jaxdp.cloud.local import temporary_directory
+    from jaxdp.cloud.location import ObjectNotFoundError, storage_errors
+    from jaxdp.cloud.remote_run import list_manifests
+
     rows = []
     remote, names, manifests = list_manifests(url)
     for name in reversed(names):
@@ -235,6 +236,9 @@ def open_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Iterator
     if not is_url(workdir):
         yield choose_checkpoint(workdir, checkpoint)
         return
+    from jaxdp.cloud.local import temporary_directory
+    from jaxdp.cloud.remote_run import download_checkpoint
+
     config = run_config(workdir)
     with temporary_directory(config.storage) as folder:
         place, metric = Path(folder), config.stop.metric

@@ -26,7 +26,6 @@ from jaxdp.inference.markdown import escape, table, yaml_string
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
 from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text
-from jaxdp.storage.remote_reader import download_run_files
 from jaxdp.training.result import TrainResult
 from jaxdp.validation import flatten
 from jaxdp.xla.jax_options import own_options
@@ -67,6 +66,8 @@ def write_card(
     with open_checkpoint(workdir, chosen if exported else checkpoint) as manifest:
         folder = manifest.path.parents[1]
         if is_url(workdir):
+            from jaxdp.cloud.remote_run import download_run_files
+
             download_run_files(workdir, folder, names=(CONFIG, CLASSES, RESULT), field="--workdir")
         config, best = manifest.config, manifest.metadata["progress"].get("best")
         facts = _Facts(

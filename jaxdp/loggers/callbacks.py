@@ -1,4 +1,4 @@
-"""Callbacks that show and record a run: the console, metrics.jsonl, TensorBoard, training.png, and other writers of records."""
+"""Callbacks that show and record a run: the console, metrics.jsonl and training.png."""
 
 import errno
 import os
@@ -10,7 +10,6 @@ from typing import Any
 from jaxdp.config_words import training_labels
 from jaxdp.files import open_regular
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.tensorboard import RunInfo, TensorBoard, mesh_table
 from jaxdp.records import LOG, TIMING, is_plausible, scan_log, to_json, without_nan
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
@@ -112,34 +111,6 @@ class MetricsFile(Callback):
         self.file.close()
 
 
-class RecordWriter(Callback):
-    """Passes copies of the log's records to a writer, an object with write(record) and close().
-
-    If the writer has `write_examples(record, images, labels, predicted)`, it receives a few held-out images before the record
-    of each evaluation. open: returns the writer at the start of the session. name: in messages.
-    """
-
-    detach_on_error = True
-
-    def __init__(self, name: str, open: Callable[[Run], Any]) -> None:
-        self.name, self.open = name, open
-
-    def on_start(self, run: Run) -> None:
-        self.writer = self.open(run)
-
-    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
-        if run.is_logged:
-            self.writer.write({**metrics})
-
-    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
-        if run.examples and hasattr(self.writer, "write_examples"):  # first, so that a reader of the log finds the pictures
-            self.writer.write_examples(evaluation, *run.examples)
-        self.writer.write({**evaluation})
-
-    def on_end(self, run: Run, result: TrainResult | None) -> None:
-        self.writer.close()
-
-
 class Plot(Callback):
     """Draws training.png from metrics.jsonl at the end of the session."""
 
@@ -150,13 +121,6 @@ class Plot(Callback):
 
         if records := scan_log(run.workdir / LOG, is_plausible)[0]:
             plot_training(records, run.workdir / "training.png", labels=training_labels(run.config))
-
-
-def open_tensorboard(run: Run) -> TensorBoard:
-    """The TensorBoard writer of a run."""
-    table = mesh_table(run.plan.phases, run.devices[0].device_kind, run.compiler.shown_strategy)
-    folder: Path = run.workdir / "tensorboard"
-    return TensorBoard(folder, run.progress.samples, RunInfo(run.config, table, run.datasets.classes))
 
 
 def _without_timing(record: Mapping[str, Any]) -> dict[str, Any]:

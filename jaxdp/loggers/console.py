@@ -99,6 +99,9 @@ class Quiet:
     def info(self, text: str) -> None:
         """Print a message."""
 
+    def when_lost(self, tell: Callable[[str], Any]) -> None:
+        """Call a function with `lost` once nothing is shown any more."""
+
     def table(self, table: Table) -> None:
         """Print a table."""
 
@@ -131,6 +134,7 @@ class Screen(Quiet):
         self.progress: Progress | None = None
         self.task = TaskID(0)
         self.total_steps = 0
+        self._tell_lost: Callable[[str], Any] = lambda line: None
         self.last_line = -math.inf  # monotonic time of the last step line
         self.first_step: tuple[float, int] | None = None  # monotonic time and number of this session's first step
 
@@ -143,10 +147,16 @@ class Screen(Quiet):
         if self.lost is not None:
             return
         self.lost = discard_output(self.console.file, error)
+        self._tell_lost(self.lost)
         try:
             print(f"jaxdp: {self.lost}", file=errors, flush=True)
         except OSError as stderr_error:  # `2>&1 | head`
             discard_output(errors, stderr_error)
+
+    def when_lost(self, tell: Callable[[str], Any]) -> None:
+        self._tell_lost = tell
+        if self.lost is not None:
+            tell(self.lost)
 
     def info(self, text: str) -> None:
         self.console.print(printable_lines(text), markup=False)

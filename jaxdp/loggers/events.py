@@ -7,19 +7,18 @@ started.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from rich.table import Table
-
 from jaxdp.errors import first_line
 from jaxdp.files import open_regular
-from jaxdp.loggers.console import Quiet
 from jaxdp.records import EVENTS, FAILED, FINISHED, MESSAGE, START, STOPPED
+from jaxdp.training.callback import Callback
+from jaxdp.training.run import Run
 
 
-class EventLog:
+class EventLog(Callback):
     """Appends events to the events.jsonl in a directory; None: nowhere. An event that cannot be written is lost, without an
     error.
 
@@ -35,6 +34,18 @@ class EventLog:
         with contextlib.suppress(OSError):
             self._file = open_regular(workdir / EVENTS, "ab")
             self._separator = b"\n" * (os.fstat(self._file.fileno()).st_size > 0)  # the last line may be torn
+
+    def on_start(self, run: Run) -> None:
+        self.write(START)
+
+    def recorded(self, info: Callable[[str], Any]) -> Callable[[str], None]:
+        """A function that passes a line to `info` and records it."""
+
+        def show(text: str) -> None:
+            info(text)
+            self.write(MESSAGE, text)
+
+        return show
 
     def write(self, event: str, text: str = "") -> None:
         """Append an event. text: for people."""
@@ -62,42 +73,3 @@ class EventLog:
         """Close the file; later events are lost."""
         if self._file is not None:
             self._file.close()
-
-
-class RecordedScreen(Quiet):
-    """Shows a run on another screen; records its messages, the start of its training and the loss of its output as events."""
-
-    def __init__(self, screen: Quiet, events: EventLog) -> None:
-        self.screen, self.events, self.resume_action = screen, events, screen.resume_action
-
-    def _pass_on(self, show: Callable[..., None], *arguments: Any) -> None:
-        show(*arguments)
-        if self.screen.lost != self.lost:
-            self.lost = self.screen.lost
-            self.events.write(MESSAGE, self.lost or "")
-
-    def info(self, text: str) -> None:
-        self._pass_on(self.screen.info, text)
-        self.events.write(MESSAGE, text)
-
-    def table(self, table: Table) -> None:
-        self._pass_on(self.screen.table, table)
-
-    def begin(self, total_steps: int, done: int = 0) -> None:
-        self._pass_on(self.screen.begin, total_steps, done)
-        self.events.write(START)
-
-    def status(self, text: str) -> None:
-        self._pass_on(self.screen.status, text)
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        self._pass_on(self.screen.step, record)
-
-    def evaluated(self, record: Mapping[str, Any]) -> None:
-        self._pass_on(self.screen.evaluated, record)
-
-    def end(self) -> None:
-        self._pass_on(self.screen.end)
-
-    def image(self, path: Path) -> None:
-        self._pass_on(self.screen.image, path)

@@ -193,7 +193,8 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
     words = []
     if has_batch_norm:
         words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}")
-        words += _describe_folding(plan)
+        if model.name == RESNET and model.resolved_batch_norm == "folded":
+            words.append("folded into the convolutions before it")
     if scale.name != "none":
         words.append(f"{scale.name} loss scale from {scale.initial:g}")
     if model.drop_path:
@@ -209,26 +210,6 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
     if model.remat:
         words.append("activations recomputed in the backward pass")
     return ", ".join(words)
-
-
-def _describe_folding(plan: Plan) -> list[str]:
-    """["batch norm folded into N convolutions"], or nothing with the separate form."""
-    from jaxdp.models.summary import count_folded
-
-    config = plan.config
-    if config.model.name != RESNET or config.model.resolved_batch_norm != "folded":
-        return []
-    counts = {
-        count_folded(
-            config.model,
-            (phase.image_size, phase.image_size, 3),
-            batch=phase.per_worker_batch,
-            frozen_stages=config.finetune.frozen_stages,
-        )
-        for phase in plan.phases
-    }
-    shown = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
-    return [f"batch norm folded into {shown} convolution{'s' * (counts != {1})}"]
 
 
 def _describe_stopping(plan: Plan, patience: int) -> str:

@@ -4,9 +4,9 @@ import dataclasses
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,18 +16,13 @@ from jaxdp.data.records import masked_checksum
 from jaxdp.files import open_regular
 from jaxdp.loggers.example_grid import example_grid
 from jaxdp.planning import PlannedPhase
+from jaxdp.training.callback import Callback
+from jaxdp.training.result import TrainResult
+from jaxdp.training.run import Run
 from jaxdp.validation import flatten, to_json
 
 ACCURACY_TAG = "evaluation/accuracy"
 EXAMPLES_TAG = "examples/held_out"  # not a scalar's tag: TensorBoard shows only one kind of data per tag
-
-
-class RunInfo(NamedTuple):
-    """Facts about a whole run. mesh: Markdown. class_names: may be shorter than the number of classes."""
-
-    config: Config
-    mesh: str
-    class_names: tuple[str, ...] = ()
 
 
 def mesh_table(phases: Sequence[PlannedPhase], device_kind: str, strategy_of: Callable[[PlannedPhase], str]) -> str:
@@ -42,14 +37,36 @@ def mesh_table(phases: Sequence[PlannedPhase], device_kind: str, strategy_of: Ca
     return "\n".join(rows)
 
 
-class TensorBoard:
-    """Writes every number of a record as a scalar over samples seen, so that runs of different batch sizes are comparable.
+class TensorBoard(Callback):
+    """Writes records, held-out images, the configuration and the mesh to the folder `tensorboard` of the run directory."""
 
-    The run's configuration and mesh are text summaries. The config fields are hyperparameters, which the HParams page compares
-    by the last held-out accuracy.
+    detach_on_error = True
+
+    def on_start(self, run: Run) -> None:
+        self.file = EventFile(run.workdir / "tensorboard", run.progress.samples, run.config)
+        self.file.write_text("mesh", mesh_table(run.plan.phases, run.devices[0].device_kind, run.compiler.shown_strategy))
+
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        if run.is_logged:
+            self.file.write(metrics)
+
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
+        if run.examples:
+            self.file.write_image(evaluation["samples"], example_grid(*run.examples, class_names=run.datasets.classes))
+        self.file.write(evaluation)
+
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
+        self.file.close()
+
+
+class EventFile:
+    """Events of a session. Every number of a record is a scalar over samples seen, so that runs of different batch sizes are
+    comparable.
+
+    The fields of the config are hyperparameters, which the HParams page compares by the last held-out accuracy.
     """
 
-    def __init__(self, directory: Path, samples: int, run_info: RunInfo | None = None) -> None:
+    def __init__(self, directory: Path, samples: int, config: Config) -> None:
         """samples: samples seen by the run; events beyond these, from an interrupted session, are hidden."""
         from tensorboardX.proto import event_pb2, summary_pb2
 
@@ -59,25 +76,28 @@ class TensorBoard:
         # TensorBoard reads the files of a directory in the order of their names. Each event is written at once, so that a kill
         # loses none: tensorboardX's SummaryWriter keeps them in memory for up to two minutes.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
-        self.file = open_regular(directory / name, "ab")
+        self.file, self.samples = open_regular(directory / name, "ab"), samples
         self._write(file_version="brain.Event:2")
         if samples:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(samples + 1, session_log=start)
-        self.class_names = run_info.class_names if run_info else ()
-        self.descriptions = {"eval_loss": f"Cross entropy on held-out images with {HELD_OUT_LABELS}"}
-        if run_info:
-            text = f"Cross entropy on training batches with {training_labels(run_info.config)}"
-            self.descriptions["loss"] = f"{text}; not comparable with evaluation/loss unless both have {HELD_OUT_LABELS}"
-            self._write_run_info(run_info, samples)
+        text = f"Cross entropy on training batches with {training_labels(config)}"
+        self.descriptions = {
+            "loss": f"{text}; not comparable with evaluation/loss unless both have {HELD_OUT_LABELS}",
+            "eval_loss": f"Cross entropy on held-out images with {HELD_OUT_LABELS}",
+        }
+        self.write_text("config", "".join(f"    {line}\n" for line in to_json(config).splitlines()))
+        self._write_hyperparameters(config)
 
-    def _write_run_info(self, run_info: RunInfo, samples: int) -> None:
-        from tensorboardX.summary import hparams, text
+    def write_text(self, name: str, markdown: str) -> None:
+        from tensorboardX.summary import text
 
-        config = "".join(f"    {line}\n" for line in to_json(run_info.config).splitlines())
-        self._write(samples, summary=text("config", config))
-        self._write(samples, summary=text("mesh", run_info.mesh))
-        fields = flatten(dataclasses.asdict(run_info.config))
+        self._write(self.samples, summary=text(name, markdown))
+
+    def _write_hyperparameters(self, config: Config) -> None:
+        from tensorboardX.summary import hparams
+
+        fields = flatten(dataclasses.asdict(config))
         simple = {name: v if isinstance(v, (bool, int, float, str)) else str(v) for name, v in fields.items()}
         *started, _ = hparams(simple, {ACCURACY_TAG: 0.0})  # the last summary marks the run as successful
         for summary in started:
@@ -89,7 +109,8 @@ class TensorBoard:
         length = struct.pack("<Q", len(data))
         self.file.write(length + masked_checksum(length) + data + masked_checksum(data))
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the numbers of a record."""
         values = [self._scalar(name, value) for name, value in record.items() if name not in ("step", "samples")]
         self._write(record["samples"], summary=self._summary(value=values))
 
@@ -103,13 +124,10 @@ class TensorBoard:
         self._scalars[name].simple_value = value
         return self._scalars[name]
 
-    def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
-        """Write the image of `example_grid`. arrays: images, labels and predicted classes."""
+    def write_image(self, samples: int, pixels: np.ndarray) -> None:
         from tensorboardX.summary import image
 
-        if len(arrays[0]):
-            grid = example_grid(*arrays, class_names=self.class_names)
-            self._write(record["samples"], summary=image(EXAMPLES_TAG, grid, dataformats="HWC"))
+        self._write(samples, summary=image(EXAMPLES_TAG, pixels, dataformats="HWC"))
 
     def close(self) -> None:
         self.file.close()

@@ -1,11 +1,9 @@
 """Size and cost of a network, and what it normalizes over, from abstract traces."""
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
@@ -16,7 +14,6 @@ from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError
 from jaxdp.models import create
 from jaxdp.models.batch_norm import counting_values
-from jaxdp.models.folded_batch_norm import Projection
 from jaxdp.models.registered import RegisteredModel
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
@@ -104,34 +101,6 @@ def _count_in_layers(
 
 
 _count_in_resnet = lru_cache(_count_in_layers)
-
-
-def count_folded(config: ModelConfig, image_shape: tuple[int, int, int], *, batch: int, frozen_stages: int = 0) -> int:
-    """The number of convolutions into which training folds batch normalization, with `batch` images of shape (H, W, 3)."""
-    if config.name != RESNET or config.resolved_batch_norm != "folded":
-        return 0
-    model, folded = create(config), set()
-    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))
-
-    def record(method: Callable, arguments: tuple, keywords: dict, context: nn.module.InterceptorContext) -> Any:  # noqa: PLR0917
-        result = method(*arguments, **keywords)
-        if isinstance(result, Projection):
-            folded.add(context.module.path)
-        return result
-
-    images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
-    with nn.intercept_methods(record):
-        everywhere = PartitionSpec()
-        mapped = jax.shard_map(  # for the axes of synchronized statistics
-            lambda p, s, x: model.apply(p, s, x, train=True, key=jax.random.key(0))[0],
-            mesh=abstract_mesh(1, 1),
-            in_specs=everywhere,
-            out_specs=everywhere,
-            check_vma=False,
-        )
-        jax.eval_shape(mapped, params, stats, images)
-    frozen = {name for segment in model.split_frozen(frozen_stages)[0] for name in segment}
-    return sum(path[0] not in frozen for path in folded)
 
 
 def _multiply_adds(jaxpr: Jaxpr) -> int:

@@ -11,8 +11,6 @@ from jaxdp.config import Storage
 from jaxdp.files import CONFIG, expand_user, is_url
 from jaxdp.records import LOG
 from jaxdp.setup.run_dir import CHECKPOINTS, CLASSES, RESULT, in_use
-from jaxdp.storage.local import temporary_directory
-from jaxdp.storage.remote_reader import download_run_files, list_manifests
 
 FIELD = "WORKDIR"
 
@@ -46,6 +44,9 @@ def open_run_files(workdir: str | os.PathLike) -> RunFiles:
     url = expand_user(workdir, "WORKDIR")
     if not is_url(url):
         return local_run_files(Path(url), is_running=in_use(Path(url)))
+    from jaxdp.cloud.local import temporary_directory
+    from jaxdp.cloud.remote_run import download_run_files, list_manifests
+
     copy = temporary_directory(Storage())
     path = Path(copy.name)
     try:

@@ -17,10 +17,9 @@ from jaxdp.data.loader import DataError
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import ConfigError, plural
+from jaxdp.errors import ConfigError, StorageError, plural
 from jaxdp.planning import FEW_VALUES, Plan, make_plan
 from jaxdp.setup.consistency import data_digest
-from jaxdp.storage.location import StorageError
 from jaxdp.training.step_compiler import StepCompiler
 
 Reductions = dict[tuple[int, int], Reduce]

@@ -33,13 +33,12 @@ from jaxdp.files import (
 )
 from jaxdp.records import LOG, scan_log
 from jaxdp.records import to_json as record_to_json
-from jaxdp.storage.local import run_copy
-from jaxdp.storage.remote_reader import read_run_file
 from jaxdp.training.result import TrainResult
 from jaxdp.validation import changes, from_json, to_json
 
 CLASSES, LOCK = "classes.json", ".lock"
-TRACKERS = ("logging.wandb", "logging.mlflow")  # fields that have an effect on a finished run: it is sent
+# Fields that have an effect on a finished run: it is sent.
+TRACKERS = ("logging.wandb", "logging.mlflow", "logging.send_checkpoint")
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
 PathLike = str | Path
@@ -59,8 +58,11 @@ def resolve_workdir(workdir: PathLike | None, config: Config) -> Path:
 
 def local_workdir(workdir: PathLike | None, config: Config) -> Path:
     """The run directory, or the local copy of a run at a URL."""
-    url = str(workdir).strip().rstrip("/")
-    return run_copy(config.storage, url) if is_url(workdir) else resolve_workdir(workdir, config)
+    if not is_url(workdir):
+        return resolve_workdir(workdir, config)
+    from jaxdp.cloud.local import run_copy
+
+    return run_copy(config.storage, str(workdir).strip().rstrip("/"))
 
 
 def next_free(workdir: Path) -> Path:
@@ -214,6 +216,8 @@ def run_config(workdir: PathLike) -> Config:
 def read_run_text(workdir: PathLike, name: str) -> str | None:
     """The text of a file of a run, None if it does not exist."""
     if is_url(workdir):
+        from jaxdp.cloud.remote_run import read_run_file
+
         content = read_run_file(str(workdir), name, FIELD)
         return None if content is None else content.decode()
     try:

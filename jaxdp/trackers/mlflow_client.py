@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.errors import first_line, printable
-from jaxdp.trackers.client import NO_POINT, Rejected, RunFacts, Unavailable, is_evaluation, values
-from jaxdp.trackers.run_files import TrackerState
+from jaxdp.files import CONFIG, RESULT
+from jaxdp.trackers.run_files import NO_POINT, Rejected, RunFacts, TrackerState, Unavailable, is_evaluation, values
 
 ID_TAG = "jaxdp.id"
 EXPERIMENT = "jaxdp"  # unless MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names another
@@ -34,7 +34,7 @@ REASONS = (
 
 
 class MlflowClient:
-    """A `jaxdp.trackers.client.TrackerClient`. state: its target is the tracking URI."""
+    """A `jaxdp.trackers.sender.TrackerClient`. state: its target is the tracking URI."""
 
     def __init__(self, workdir: Path, state: TrackerState, warn: Callable[[str], None]) -> None:
         for name, value in SETTINGS.items():
@@ -91,13 +91,14 @@ class MlflowClient:
         new = [Param(name, value) for name, value in config.items() if name not in self._params]
         # Parameters cannot be changed: a tag holds what a resumed run has changed.
         tags = {f"config.{name}": value for name, value in config.items() if self._params.get(name, value) != value}
-        tags |= {"directory": facts.directory, "host": facts.host, "checkpoint": facts.checkpoint or ""}
+        about = facts.about | {"mlflow.source.git.commit": facts.about["commit"].removesuffix("+changes")}
+        tags |= {name: value for name, value in about.items() if value}
         with self._requests():
             for first in range(0, len(new), MOST_PARAMS):
                 self.client.log_batch(self._run_id, params=new[first : first + MOST_PARAMS])
             self._set_tags([RunTag(name, _text(value, LONGEST_TAG)) for name, value in tags.items()])
         self._params = config | self._params
-        self._upload(self.workdir / "config.json")
+        self._upload(self.workdir / CONFIG)
 
     def _set_tags(self, tags: list[Any]) -> None:
         for first in range(0, len(tags), MOST_PARAMS):
@@ -106,6 +107,9 @@ class MlflowClient:
     def send(self, records: Sequence[dict[str, Any]], pictures: dict[int, Path]) -> None:
         from mlflow.entities import Metric
 
+        for record in filter(is_evaluation, records):  # first: what was sent is not looked at again
+            if picture := pictures.get(record["samples"]):
+                self._upload(picture, "held_out")
         batch: list[Metric] = []
         with self._requests():
             for record in records:
@@ -117,9 +121,6 @@ class MlflowClient:
                     batch = []
                 batch += metrics
             self.client.log_batch(self._run_id, metrics=batch)
-        for record in filter(is_evaluation, records):
-            if picture := pictures.get(record["samples"]):
-                self._upload(picture, "held_out")
 
     def finish(self, outcome: str, facts: RunFacts) -> None:
         from mlflow.entities import Metric, RunTag
@@ -133,32 +134,27 @@ class MlflowClient:
             with self._requests():
                 self.client.log_batch(self._run_id, metrics=metrics[:MOST_METRICS])
                 self._set_tags(others)
-            for path in (facts.plot, self.workdir / "result.json"):
+            for path in (facts.plot, self.workdir / RESULT):
                 if path is not None:
                     self._upload(path)
-        self._upload_missing(facts.pictures)
+            if facts.best is not None:
+                self._upload(facts.best, f"checkpoint/{facts.best.name}")
         with self._requests():
             self.client.set_terminated(self._run_id, status=STATUS.get(outcome, "FAILED"))
 
-    def _upload_missing(self, pictures: dict[int, Path]) -> None:
-        """Upload the pictures that did not arrive when their record did."""
-        if pictures and not self._files_refused:
-            with self._requests():
-                there = {Path(file.path).name for file in self.client.list_artifacts(self._run_id, "held_out")}
-            for path in pictures.values():
-                if path.name not in there:
-                    self._upload(path, "held_out")
-
     def _upload(self, path: Path, folder: str | None = None) -> None:
-        """Upload a file. A server may store metrics, but no files: then the run goes on without them."""
+        """Upload a file or a directory. A server may store metrics, but no files: then the run goes on without them."""
         if not self._files_refused:
             try:
-                self.client.log_artifact(self._run_id, str(path), folder)
+                if path.is_dir():
+                    self.client.log_artifacts(self._run_id, str(path), folder)
+                else:
+                    self.client.log_artifact(self._run_id, str(path), folder)
             except Exception as error:
                 if _is_outage(error):
                     raise Unavailable(_reason(error)) from error
                 self._files_refused = True
-                self.warn(f"its server does not store files ({_reason(error)}); pictures are not sent")
+                self.warn(f"its server does not store files ({_reason(error)}); the run's files are not sent")
 
     @contextmanager
     def _requests(self) -> Iterator[None]:

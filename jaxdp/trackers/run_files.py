@@ -1,21 +1,76 @@
-"""The files of a run that concern trackers: which run of a tracker it is, its pictures, and the facts that are sent."""
+"""The files of a run that concern trackers: which run of a tracker it is, its records, its pictures, and other facts."""
 
 import fcntl
 import json
+import math
+import re
 import secrets
+import shlex
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
-from jaxdp.checkpoint.listing import read_manifests
-from jaxdp.files import CHECKPOINTS, CONFIG, open_regular, read_text, write_atomically
-from jaxdp.trackers.client import RunFacts
+from jaxdp.checkpoint.listing import named_checkpoints, read_manifests
+from jaxdp.files import CHECKPOINTS, CONFIG, PASSWORD, RESULT, open_regular, read_text, write_atomically
 from jaxdp.validation import flatten
 
 FOLDER = "trackers"  # in the run directory
 PICTURE = "held_out-{}.png"  # samples of the evaluation
+LINES = 500  # records that are sent together
+NO_POINT = -1  # position before the first record
+LAST = 2  # of a run, added to the position of its last step: the point that shows the result
+SECRET = re.compile(r"(?i)passw|secret|token|credential|api.?key|auth")
+
+
+class Unavailable(Exception):
+    """The tracker does not answer, or not now: try again later."""
+
+
+class Rejected(Exception):
+    """The tracker cannot be used as it is named or set up. hint: how to fix it."""
+
+    def __init__(self, reason: str, hint: str) -> None:
+        self.reason, self.hint = reason, hint
+        super().__init__(f"{reason}; {hint}")
+
+
+def is_evaluation(record: dict[str, Any]) -> bool:
+    return "eval_accuracy" in record
+
+
+def position(record: dict[str, Any]) -> int:
+    """The number of a record in the order of the log, the same whenever a resumed run writes it again.
+
+    An evaluation comes after the step with the same samples.
+    """
+    return 3 * record["samples"] + is_evaluation(record)
+
+
+def values(record: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a record under training/ or evaluation/. null, which the log has for NaN and infinity, is NaN."""
+    group = "evaluation" if is_evaluation(record) else "training"
+    return {
+        f"{group}/{name.removeprefix('eval_')}": math.nan if value is None else value
+        for name, value in record.items()
+        if value is None or isinstance(value, (int, float))
+    }
+
+
+def next_records(log: IO[bytes]) -> list[dict[str, Any]]:
+    """The next complete records of a log that grows, at most `LINES`. Damaged lines are left out."""
+    records: list[dict[str, Any]] = []
+    while len(records) < LINES and (line := log.readline()):
+        if not line.endswith(b"\n"):  # it is being written
+            log.seek(-len(line), 1)
+            break
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("samples"), int):
+                records.append(record)
+    return records
 
 
 class TrackerState:
@@ -27,10 +82,9 @@ class TrackerState:
 
     def __init__(self, workdir: Path, tracker: str, target: str) -> None:
         self.path, self.target = workdir / FOLDER / f"{tracker}.json", target
-        try:
+        saved: Any = None
+        with suppress(OSError, ValueError):
             saved = json.loads(read_text(self.path))
-        except (OSError, ValueError):
-            saved = None
         is_valid = isinstance(saved, dict) and isinstance(saved.get("id"), str) and saved.get("target") == target
         self.fields: dict[str, Any] = saved if is_valid else {}
 
@@ -63,9 +117,7 @@ class TrackerState:
 @contextmanager
 def exclusive(workdir: Path, tracker: str) -> Iterator[None]:
     """Wait until no other process sends this run to the tracker: that of a killed session may take seconds to end."""
-    folder = workdir / FOLDER
-    folder.mkdir(exist_ok=True)
-    with open_regular(folder / f".{tracker}.lock", "ab") as lock:
+    with open_regular(workdir / FOLDER / f".{tracker}.lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -77,32 +129,72 @@ def picture_path(workdir: Path, samples: int) -> Path:
 def pictures(workdir: Path) -> dict[int, Path]:
     """Pictures of held-out examples, by samples of their evaluation."""
     before, _, after = PICTURE.partition("{}")
-    found = {}
-    for path in (workdir / FOLDER).glob(PICTURE.format("*")):
-        number = path.name.removeprefix(before).removesuffix(after)
-        if number.isdecimal():
-            found[int(number)] = path
-    return dict(sorted(found.items()))
+    numbers = (path.name.removeprefix(before).removesuffix(after) for path in (workdir / FOLDER).glob(PICTURE.format("*")))
+    return {samples: picture_path(workdir, samples) for samples in sorted(int(text) for text in numbers if text.isdecimal())}
 
 
-def run_facts(workdir: Path, url: str | None = None) -> RunFacts:
-    """The facts of the run in a directory, as its files state them now. url: of the run whose local copy this is."""
+def command_line(words: Sequence[str]) -> str:
+    """A command as one line, without passwords in URLs and the values of options that are named as secrets."""
+    shown: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        after_secret = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1] and SECRET.search(shown[-1])
+        if equals and SECRET.search(name):
+            word = f"{name}=..."
+        shown.append("..." if after_secret else PASSWORD.sub(r"\1...@", word))
+    return shlex.join(shown)
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that is the current directory, with "+changes" for changed files; None outside of one."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + "+changes" * bool(git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+class RunFacts(NamedTuple):
+    """What a tracker shows about a run beside its log.
+
+    config: all fields by dotted name. about: directory, host, command, commit and newest checkpoint, "" if unknown; paths are
+    absolute, or URLs of a run at a URL. result: fields of result.json by dotted name; empty before the end. pictures: of the
+    held-out examples, by samples. best: the directory of the best checkpoint, if it is to be sent.
+    """
+
+    name: str
+    config: dict[str, Any]
+    about: dict[str, str]
+    result: dict[str, Any]
+    pictures: dict[int, Path]
+    plot: Path | None
+    best: Path | None
+
+
+def run_facts(workdir: Path, location: str, command: str = "") -> RunFacts:
+    """The facts of the run in a directory, as its files give them now. location: the same, or the URL of the run."""
     config = json.loads(read_text(workdir / CONFIG))
     result: dict[str, Any] = {}
     with suppress(FileNotFoundError):
-        result = json.loads(read_text(workdir / "result.json"))
+        result = json.loads(read_text(workdir / RESULT)) | {"workdir": location}
     result["bad_images"] = len(result.get("bad_images", ())) or None  # how many; their names are in the file
-    manifest = next(read_manifests(workdir / CHECKPOINTS), None)
-    if url is not None and "workdir" in result:
-        result["workdir"] = url
-    plot = workdir / "training.png"
+    manifests = list(read_manifests(workdir / CHECKPOINTS))
+    checkpoint = f"{location}/{CHECKPOINTS}/{manifests[0].samples}" if manifests else ""
+    about = {"directory": location, "host": socket.gethostname(), "checkpoint": checkpoint}
+    config, plot = flatten(config), workdir / "training.png"
+    best: Path | None = None
+    if config.get("logging.send_checkpoint") and result and manifests:
+        names = named_checkpoints(manifests, config["stop.metric"])
+        best = workdir / CHECKPOINTS / str(names.get("best", names["newest"]))
     return RunFacts(
         name=config["name"],
-        config=flatten(config),
-        directory=url or str(workdir),
-        host=socket.gethostname(),
-        checkpoint=f"{url or workdir}/{CHECKPOINTS}/{manifest.samples}" if manifest else None,
+        config=config,
+        about=about | {"command": command, "commit": git_commit() or ""},
         result={name: value for name, value in flatten(result).items() if value is not None},
         pictures=pictures(workdir),
         plot=plot if plot.is_file() else None,
+        best=best,
     )

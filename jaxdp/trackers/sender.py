@@ -1,13 +1,10 @@
-"""The process that sends a run to one tracker: `python -m jaxdp.trackers.sender TRACKER CLIENT WORKDIR TARGET [URL]`.
+"""The process that sends a run to one tracker: `python -m jaxdp.trackers.sender JSON`, with the fields of `Task`.
 
-`jaxdp.trackers.supervisor` starts it and writes commands to its stdin, one line each: "start" when the log is that of this
-session, "end OUTCOME" when the session has ended. It answers on stdout with events as JSON, one line each:
+`jaxdp.trackers.tracker` starts it, reads what it prints, lines to show, and writes the outcome of the session to its stdin:
+finished, stopped or failed. It exits with code 0 when the tracker has everything, and with EXIT_CONFIG after the line
+"rejected", tab, reason, tab, hint. If stdin ends without an outcome, the run was killed: then it has `KILLED_SECONDS`.
 
-    {"connected": PLACE} | {"rejected": REASON, "hint": HINT} | {"unavailable": REASON} | {"warning": TEXT}
-    {"sent": POSITION} | {"done": true}
-
-It reads what it sends from the run directory, so nothing is lost if it, the run or the tracker dies. The outcome is "finished",
-"stopped", "failed", or "killed" if stdin ends without a command: then it has `KILLED_SECONDS` for the last lines of the log.
+It reads what it sends from the run directory, so nothing is lost if it, the run or the tracker dies.
 """
 
 import contextlib
@@ -18,17 +15,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import IO, Any, NamedTuple, Protocol
 
-from jaxdp.errors import first_line
+from jaxdp.errors import EXIT_CONFIG, first_line, printable
+from jaxdp.files import open_regular
 from jaxdp.records import LOG
-from jaxdp.trackers.client import Rejected, TrackerClient, Unavailable, position
-from jaxdp.trackers.log_tail import LogTail
-from jaxdp.trackers.run_files import TrackerState, exclusive, pictures, run_facts
+from jaxdp.trackers.run_files import (
+    Rejected,
+    RunFacts,
+    TrackerState,
+    Unavailable,
+    exclusive,
+    next_records,
+    pictures,
+    position,
+    run_facts,
+)
 
 POLL_SECONDS = 1.0
 DESCRIBE_SECONDS = 30.0  # between two looks at the newest checkpoint
@@ -36,109 +41,110 @@ KILLED_SECONDS = 10.0
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 30.0  # seconds between attempts to reach the tracker
 
 
-class Inbox:
-    """The commands received so far. outcome: of the session, None while it runs."""
+class TrackerClient(Protocol):
+    """The run of one tracker. Methods block, and raise `Unavailable` or `Rejected`; they are called by one thread.
 
-    def __init__(self) -> None:
-        self.started, self.outcome = False, ""
-        self._changed = threading.Condition()
+    place: where a person finds the run, after `connect`.
+    """
 
-    def receive(self, command: str) -> None:
-        with self._changed:
-            verb, _, outcome = command.strip().partition(" ")
-            self.started = True
-            if verb == "end" and not self.outcome:
-                self.outcome = outcome
-            self._changed.notify_all()
+    place: str
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait for the next command, at most `seconds`."""
-        with self._changed:
-            self._changed.wait(seconds)
+    def connect(self, name: str) -> int:
+        """Continue the tracker's run, or create it under this name. Returns the position of the last record it holds."""
 
-    def wait_for_start(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.started)
+    def describe(self, facts: RunFacts) -> None:
+        """Show the configuration and the newest checkpoint."""
 
-    def wait_for_end(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.outcome, seconds)
+    def send(self, records: Sequence[dict[str, Any]], pictures: dict[int, Path]) -> None:
+        """Add records to the run: all of them, or none and an exception."""
+
+    def finish(self, outcome: str, facts: RunFacts) -> None:
+        """Show the result and end the tracker's run, after everything has arrived."""
+
+
+class Task(NamedTuple):
+    """What is sent where. client: a class, as `module:class`. workdir: the local copy, if `location` is a URL."""
+
+    tracker: str
+    client: str
+    target: str
+    workdir: str
+    location: str
+    command: str
 
 
 class Sender:
-    """Sends the log of a run in order, beginning after the last record that the tracker has.
+    """Sends the log of a run in order, beginning after the last record that the tracker has. show: receives lines."""
 
-    report: receives events. url: of the run, if `workdir` is its local copy.
-    """
-
-    def __init__(
-        self,
-        client: TrackerClient,
-        workdir: Path,
-        state: TrackerState,
-        *,
-        inbox: Inbox,
-        report: Callable[[dict[str, Any]], None],
-        url: str | None = None,
-    ) -> None:
-        self.url = url
-        self.client, self.workdir, self.state, self.inbox, self.report = client, workdir, state, inbox, report
-        self.tail: LogTail | None = None
-        self.position: int | None = None  # of the last record at the tracker; None if it must be asked
-        self._was_connected = False
+    def __init__(self, client: TrackerClient, task: Task, *, state: TrackerState, show: Callable[[str], Any]) -> None:
+        self.client, self.task, self.state, self.show = client, task, state, show
+        self.workdir = Path(task.workdir)
+        self.outcome, self.ended = "", threading.Event()
+        self.log: IO[bytes] | None = None  # open while the tracker answers
+        self.position = 0  # of the last record at the tracker
         self._described = -math.inf  # monotonic time
-        self._config_refused = False
+        self._has_connected = self._is_down = self._config_refused = False
+
+    def end(self, outcome: str) -> None:
+        """The session has ended; another thread may call this."""
+        self.outcome = outcome
+        self.ended.set()
 
     def run(self) -> None:
         """Send until the end of the session. Raises Rejected if the tracker's run cannot be opened."""
-        with ExitStack() as self._files:
+        try:
             self._run()
+        finally:
+            self._close_log()
 
     def _run(self) -> None:
         retry = SHORTEST_RETRY
         while True:
-            outcome = self.inbox.outcome  # before the log is read: its last lines are written before the outcome
+            outcome = self.outcome  # before the log is read: its last lines are written before the outcome
             try:
-                if self.position is None:
-                    self._connect()
-                if self.inbox.started:
-                    self._send_new()
-                    if outcome:
-                        self._finish(outcome)
-                        return
+                self._send_new()
+                if outcome:
+                    self.client.finish(outcome, self._facts())
+                    return self.state.set_complete(outcome == "finished")
                 retry = SHORTEST_RETRY
-                self.inbox.wait(POLL_SECONDS) if self.inbox.started else self.inbox.wait_for_start()
+                self.ended.wait(POLL_SECONDS)
             except Exception as error:
-                if isinstance(error, Rejected) and not self._was_connected:
+                if isinstance(error, Rejected) and not self._has_connected:
                     raise
-                self.position = None
-                self.report({"unavailable": first_line(error) if isinstance(error, (Unavailable, Rejected)) else _name(error)})
-                traceback.print_exc()
-                self.inbox.wait_for_end(retry) if not outcome else self.inbox.wait(min(retry, 2 * SHORTEST_RETRY))
+                self._report(error)
+                self.ended.wait(retry) if not outcome else time.sleep(min(retry, 2 * SHORTEST_RETRY))
                 retry = min(2 * retry, LONGEST_RETRY)
-
-    def _connect(self) -> None:
-        self.position = self.client.connect(run_facts(self.workdir, self.url).name)
-        self._was_connected, self._described = True, -math.inf
-        if self.tail is not None:
-            self.tail.rewind()
-        self.report({"connected": self.client.place})
 
     def _send_new(self) -> None:
         """Send what the log has beyond the tracker's last record."""
-        assert self.position is not None
-        if self.tail is None:
-            if not (self.workdir / LOG).exists():  # the session ended before its first record
-                return
-            self.tail = self._files.enter_context(LogTail(self.workdir / LOG))
+        if self.log is None:
+            self.position = self.client.connect(self._facts().name)
+            self.log = open_regular(self.workdir / LOG)
+            if self._is_down or not self._has_connected:
+                self.show(self.client.place)
+            self._has_connected, self._is_down, self._described = True, False, -math.inf
             self.state.set_complete(False)
         self._describe()
-        while records := self.tail.read():
+        while records := next_records(self.log):
             new = [record for record in records if position(record) > self.position]
             if new:
                 self.client.send(new, pictures(self.workdir))
                 self.position = position(new[-1])
-                self.report({"sent": self.position})
+
+    def _report(self, error: Exception) -> None:
+        """Say once that the tracker does not answer; ask it for its last record next time."""
+        traceback.print_exc()
+        is_own = isinstance(error, (Unavailable, Rejected))
+        if not self._is_down:
+            reason = first_line(error) if is_own else f"{type(error).__name__}: {first_line(error)}"
+            self.show(f"no connection ({printable(reason)}); training continues")
+        self._is_down = True
+        self._close_log()
+
+    def _close_log(self) -> None:
+        if self.log is not None:
+            self.log.close()
+            self.log = None
 
     def _describe(self) -> None:
         """Show the configuration and the newest checkpoint, from time to time."""
@@ -146,49 +152,44 @@ class Sender:
             return
         self._described = time.monotonic()
         try:
-            self.client.describe(run_facts(self.workdir, self.url))
+            self.client.describe(self._facts())
         except Rejected as error:
             self._config_refused = True
-            self.report({"warning": f"the configuration was not sent: {error.reason}"})
+            self.show(f"the configuration was not sent: {error.reason}")
 
-    def _finish(self, outcome: str) -> None:
-        self.client.finish(outcome, run_facts(self.workdir, self.url))
-        self.state.set_complete(outcome == "finished")
-        self.report({"sent": self.position, "done": True})
+    def _facts(self) -> RunFacts:
+        return run_facts(self.workdir, self.task.location, self.task.command)
 
 
-def _name(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
-
-
-def main(arguments: list[str]) -> None:
-    """See the module's docstring. CLIENT is the name of a class, as `module:class`. WORKDIR is the local copy of URL."""
-    tracker, client, workdir, target, *url = arguments
+def main(argument: str) -> None:
+    """See the module's docstring."""
+    task = Task(**json.loads(argument))
     output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what clients print is no event
-    lock, inbox, path = threading.Lock(), Inbox(), Path(workdir)
+    os.dup2(2, 1)  # what clients print is not shown
 
-    def report(event: dict[str, Any]) -> None:
-        with lock, contextlib.suppress(OSError):  # OSError: the run is gone
-            print(json.dumps(event), file=output, flush=True)
+    def show(line: str) -> None:
+        with contextlib.suppress(OSError):  # the run is gone
+            print(line, file=output, flush=True)
 
-    def read_commands() -> None:
-        for command in sys.stdin:
-            inbox.receive(command)
-        if not inbox.outcome:
-            threading.Timer(KILLED_SECONDS, os._exit, [1]).start()
-            inbox.receive("end killed")
-
-    threading.Thread(target=read_commands, daemon=True).start()
-    with exclusive(path, tracker):
-        state = TrackerState(path, tracker, target)
+    path, code = Path(task.workdir), 0
+    with exclusive(path, task.tracker):
+        state = TrackerState(path, task.tracker, task.target)
         try:
-            opened = resolve_name(client)(path, state, lambda text: report({"warning": text}))
-            Sender(opened, path, state, inbox=inbox, report=report, url=url[0] if url else None).run()
+            sender = Sender(resolve_name(task.client)(path, state, show), task, state=state, show=show)
+            threading.Thread(target=_wait_for_outcome, args=[sender], daemon=True).start()
+            sender.run()
         except Rejected as error:
-            report({"rejected": error.reason, "hint": error.hint})
-    os._exit(0)  # without the exit hooks of clients, which may wait for the network
+            show(f"rejected\t{error.reason}\t{error.hint}")
+            code = EXIT_CONFIG
+    os._exit(code)  # without the exit hooks of clients, which may wait for the network
+
+
+def _wait_for_outcome(sender: Sender) -> None:
+    outcome = sys.stdin.readline().strip()
+    if not outcome:
+        threading.Timer(KILLED_SECONDS, os._exit, [1]).start()
+    sender.end(outcome or "killed")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

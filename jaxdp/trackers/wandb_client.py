@@ -15,8 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.errors import EXIT_STOPPED, first_line, printable
-from jaxdp.trackers.client import NO_POINT, RESULT, Rejected, RunFacts, Unavailable, is_evaluation, position, values
-from jaxdp.trackers.run_files import TrackerState
+from jaxdp.files import RESULT
+from jaxdp.trackers.run_files import (
+    LAST,
+    NO_POINT,
+    Rejected,
+    RunFacts,
+    TrackerState,
+    Unavailable,
+    is_evaluation,
+    position,
+    values,
+)
 
 AXES = ("samples", "step", "epoch", "wall_seconds")
 INIT_SECONDS = 30.0
@@ -24,7 +34,7 @@ EXAMPLES = "examples/held_out"
 
 
 class WandbClient:
-    """A `jaxdp.trackers.client.TrackerClient`. state: its target is the project."""
+    """A `jaxdp.trackers.sender.TrackerClient`. state: its target is the project."""
 
     def __init__(self, workdir: Path, state: TrackerState, warn: Callable[[str], None]) -> None:
         self.workdir, self.state = workdir, state
@@ -71,10 +81,7 @@ class WandbClient:
     def describe(self, facts: RunFacts) -> None:
         with _unavailable():
             self.run.config.update(facts.config, allow_val_change=True)
-            self._show_checkpoint(facts)
-
-    def _show_checkpoint(self, facts: RunFacts) -> None:
-        self.run.summary.update({"directory": facts.directory, "host": facts.host, "checkpoint": facts.checkpoint})
+            self.run.summary.update(facts.about)
 
     def send(self, records: Sequence[dict[str, Any]], pictures: dict[int, Path]) -> None:
         import wandb
@@ -91,16 +98,26 @@ class WandbClient:
         import wandb
 
         with _unavailable():
-            self._show_checkpoint(facts)
+            self.run.summary.update(facts.about)
             if outcome == "finished":
-                last = 3 * facts.result["samples"] + RESULT
+                last = 3 * facts.result["samples"] + LAST
                 if facts.plot and self.run.step <= last:
                     row = {"samples": facts.result["samples"], "training": wandb.Image(str(facts.plot))}
                     self.run.log(row, step=last, commit=True)
                 self.run.summary.update({f"result/{name}": value for name, value in facts.result.items()})
+                self._add_artifact("result", self.workdir / RESULT)
+                if facts.best is not None:
+                    self._add_artifact("checkpoint", facts.best)
             if outcome == "stopped":
                 self.run.mark_preempting()
             self.run.finish(exit_code={"finished": 0, "stopped": EXIT_STOPPED}.get(outcome, 1))
+
+    def _add_artifact(self, kind: str, path: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"{kind}-{self.run.id}", type=kind)
+        artifact.add_dir(str(path)) if path.is_dir() else artifact.add_file(str(path))
+        self.run.log_artifact(artifact)
 
 
 @contextmanager

@@ -7,14 +7,14 @@ from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.cloud import mirror as module
+from jaxdp.cloud.lease import Lease, newest_lease
+from jaxdp.cloud.location import Location, open_location
 from jaxdp.cloud.mirror import Mirror
+from jaxdp.cloud.remote_run import RemoteRun
 from jaxdp.config import Checkpoint
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import StorageError, TrainingError
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.storage.lease import Lease, newest_lease
-from jaxdp.storage.location import Location, open_location
-from jaxdp.storage.remote_run import RemoteRun
 
 
 class Run:
@@ -35,7 +35,6 @@ class Run:
             group=ProcessGroup(),
             complete_here=True,
             every_seconds=0.05,
-            info=self.messages.append,
         )
         self.manager = CheckpointManager(
             self.workdir / "checkpoints", Checkpoint(keep=keep), self.messages.append, uploader=self.mirror
@@ -47,7 +46,7 @@ class Run:
         self.manager.wait()
 
     def begin(self):
-        self.mirror.begin(self.manager.retention)
+        self.mirror.begin(self.manager.retention, self.messages.append)
         return self
 
     def close(self):

@@ -13,13 +13,13 @@ from jaxdp.checkpoint.listing import Retention, latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import Manifest, file_checksum, write_manifest
 from jaxdp.cloud import mirror as module
+from jaxdp.cloud.lease import Lease, newest_lease
+from jaxdp.cloud.location import Location, open_location
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
+from jaxdp.cloud.remote_run import RemoteRun
 from jaxdp.config import Checkpoint
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import StorageError
-from jaxdp.storage.lease import Lease, newest_lease
-from jaxdp.storage.location import Location, open_location
-from jaxdp.storage.remote_run import RemoteRun
 
 
 class Pair(ProcessGroup):
@@ -51,12 +51,12 @@ class Processes:
         (self.folders[0] / "metrics.jsonl").write_text('{"samples": 1}\n')
         queues = defaultdict(Queue)
         self.lease = Lease.acquire(self.location, 60, adopt=lambda _: [])
-        options = {"complete_here": False, "every_seconds": 0.05, "info": lambda text: None}
+        options = {"complete_here": False, "every_seconds": 0.05}
         first = Mirror(self.remote, self.folders[0], self.lease, group=Pair(0, queues), **options)
         second = MirrorFollower(self.remote, self.folders[1], group=Pair(1, queues), shares_directory=False)
         self.mirrors = [first, second]
         for mirror in self.mirrors:
-            mirror.begin(Retention(2, "eval_accuracy"))
+            mirror.begin(Retention(2, "eval_accuracy"), lambda text: None)
 
     def save(self, samples):
         complete = self.folders[0] / "checkpoints" / str(samples)

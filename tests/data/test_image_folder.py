@@ -10,11 +10,11 @@ import pytest
 from helpers.images import folder_config
 from helpers.remote_data import at_url
 
+from jaxdp.cloud.source import Source
 from jaxdp.config import Storage
 from jaxdp.data import image_folder, sources
 from jaxdp.data.image_folder import find_images
 from jaxdp.data.loader import DecodedImages
-from jaxdp.data.remote import Remote
 from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError
 from jaxdp.setup.consistency import data_digest
@@ -72,7 +72,7 @@ def test_images_in_folders_of_a_class_are_found_in_the_order_of_names(tmp_path, 
         source = image_folder.ImageFolder.open(split)
     else:
         root = f"file://{tmp_path}/pics"
-        source = RemoteFolder.open(Remote(root, Storage(directory=str(tmp_path / "cache"))), "train")
+        source = RemoteFolder.open(Source(root, Storage(directory=str(tmp_path / "cache"))), "train")
     names = [source.name(index).partition("/train/")[2] for index in range(len(source))]
     assert names == ["a/only/deep/er/1.JPG", *IN_ORDER]
     assert (source.labels, source.classes) == ([0] + [1] * 9, ["a", "b"])

@@ -11,15 +11,17 @@ import pytest
 from helpers.images import folder_config
 from helpers.remote_data import at_url
 
+from jaxdp.cloud import read_ahead
+from jaxdp.cloud import source as remote
+from jaxdp.cloud.location import Location, ObjectNotFoundError
+from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.config import Config, Data, Model, Storage
-from jaxdp.data import prefetch, read_ahead, remote, sources
+from jaxdp.data import prefetch, sources
 from jaxdp.data.loader import DataError
 from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError, StorageError
 from jaxdp.setup.consistency import data_digest
 from jaxdp.setup.prepare import data_fingerprint
-from jaxdp.storage.location import Location, ObjectNotFoundError
-from jaxdp.storage.objects import ObjectInfo
 
 
 @pytest.fixture
@@ -238,7 +240,7 @@ def test_a_byte_that_is_flipped_in_transit_is_no_damage(imagenet, tmp_path, monk
 def test_a_copy_with_a_byte_that_was_flipped_in_transit_is_made_again(imagenet, tmp_path, monkeypatch):
     (file,) = imagenet.rglob("*-train.array_record-*")
     data = file.read_bytes()
-    far = remote.Remote(f"file://{file.parent}", Storage(directory=str(tmp_path)))
+    far = remote.Source(f"file://{file.parent}", Storage(directory=str(tmp_path)))
     info = ObjectInfo(len(data), f"md5:{hashlib.md5(data).hexdigest()}")
     monkeypatch.setattr(Location, "info", lambda self, name: info)
     flip_a_byte(monkeypatch)

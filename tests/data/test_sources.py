@@ -232,7 +232,7 @@ def test_a_run_loads_no_code_of_other_sources():
     code = (
         "import sys; from jaxdp.config import Config, Data; from jaxdp.data.sources import source_of;"
         "source_of(Config(data=Data(source='folder')));"
-        "others = ('jaxdp.data.tfds', 'jaxdp.data.digits', 'jaxdp.data.synthetic', 'jaxdp.data.remote', 'jaxdp.storage');"
+        "others = ('jaxdp.data.tfds', 'jaxdp.data.digits', 'jaxdp.data.synthetic', 'jaxdp.cloud');"
         "print([name for name in others if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

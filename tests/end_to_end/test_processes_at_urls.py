@@ -10,9 +10,8 @@ from helpers.constants import short_leases
 from helpers.processes import CACHE_EVERYTHING, LONG, ONE_PHASE, ROOT, TIMEOUT, launch, outcome, place, wait_for_exit
 
 from jaxdp.checkpoint.manifest import verify_files
-from jaxdp.storage.location import open_location
-from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
-from jaxdp.storage.remote_run import RemoteRun
+from jaxdp.cloud.location import open_location
+from jaxdp.cloud.remote_run import RemoteRun, download_checkpoint, download_run_files
 
 pytestmark = pytest.mark.slow
 SAVES = [*LONG, "--checkpoint.every-epochs", "0.375"]

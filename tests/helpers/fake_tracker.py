@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-from jaxdp.trackers.client import NO_POINT, Rejected, Unavailable, position
+from jaxdp.trackers.run_files import NO_POINT, Rejected, Unavailable, position
 
 CLIENT = "helpers.fake_tracker:FakeClient"
 
@@ -51,7 +51,8 @@ class FakeClient:
     def finish(self, outcome, facts):
         self._store("outcome", outcome)
         self._store("result", facts.result)
-        self._store("checkpoint", facts.checkpoint)
+        self._store("about", facts.about)
+        self._store("best", facts.best and str(facts.best))
 
 
 def stored(path, kind) -> list:

@@ -17,13 +17,13 @@ from scipy.stats import binomtest
 import jaxdp
 from jaxdp.checkpoint.manifest import CorruptCheckpoint, read_manifest
 from jaxdp.cli import main
+from jaxdp.cloud.remote_run import RemoteRun
 from jaxdp.config import Checkpoint, Stop
 from jaxdp.errors import ConfigError, printable
 from jaxdp.inference.export import export
 from jaxdp.inference.model_card import recipe_source, write_card
 from jaxdp.loggers.console import Quiet
 from jaxdp.models import weights
-from jaxdp.storage.remote_run import RemoteRun
 
 NASTY = [
     "a|b",

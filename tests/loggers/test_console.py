@@ -9,10 +9,6 @@ import sys
 import pytest
 
 from jaxdp.loggers import console
-from jaxdp.loggers.plan_table import summary_table
-from jaxdp.planning import make_plan
-from jaxdp.recipes import load_config
-from jaxdp.sizes import model_summary
 
 STEP = {"epoch": 1.5, "phase": 0, "global_batch": 64, "loss": 0.25, "learning_rate": 0.1, "images_per_second": 300.0}
 
@@ -82,16 +78,6 @@ def test_screen_in_a_terminal_of_any_width_shows_steps_and_time_left(monkeypatch
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
 def test_format_duration(seconds, shown):
     assert console.format_duration(seconds) == shown
-
-
-def test_table_of_a_plan_shows_the_highest_rate_and_idle_devices():
-    flags = "--schedule.learning-rate 7 --schedule.warmup-epochs 4 --batch.0.global-batch 128 --batch.0.until-epoch 6"
-    config = load_config("digits", flags.split())
-    stream = io.StringIO()
-    console.Screen(stream).table(summary_table(make_plan(config, examples=1280, devices=5), "5 of them", model_summary(config)))
-    text = " ".join(stream.getvalue().split())
-    assert "devices 5 of them" in text
-    assert "4 devices (2x2) x 32, 1 idle learning rate 0 up to 7, then down to" in text
 
 
 def test_status_before_begin_prints_a_line_in_a_terminal(monkeypatch):

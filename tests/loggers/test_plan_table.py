@@ -10,10 +10,9 @@ from rich.console import Console
 
 from jaxdp import first_gradient, models
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Data, Finetune, Model, Optimizer, Phase
+from jaxdp.config import Config, Data, Finetune, Model, Optimizer
 from jaxdp.config_words import optimizer_words
-from jaxdp.loggers.console import Screen
-from jaxdp.loggers.plan_table import as_dict, start_table, summary_table
+from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
@@ -51,34 +50,6 @@ def test_table_says_how_many_epochs_whole_steps_make():
     run = {examples: rows(make_plan(config, examples=examples, devices=4))["run"] for examples in (150, 1437)}
     assert "2 epochs (whole steps make it 2." in run[150]
     assert "2 epochs, " in run[1437]
-
-
-@pytest.mark.parametrize(
-    ("batches", "text"),
-    [
-        ((256,), "goyal, learning rate 0.4, 5 epochs of warm-up"),
-        ((32,), "goyal, learning rate 0.4 at batch 256, scaled to 0.05 at batch 32, 5 epochs of warm-up from 0.05"),
-        (
-            (64, 512),
-            "goyal, learning rate 0.4 at batch 256, scaled to 0.1 at batch 64, 0.8 at batch 512, 5 epochs of warm-up from 0.1",
-        ),
-    ],
-)
-def test_schedule_with_linear_scaling_says_what_is_scaled_to_what(batches, text):
-    config = load_config("imagenet_goyal_256", ["--schedule.learning-rate", "0.4"])
-    ends = (30.0, None)[-len(batches) :]
-    phases = tuple(Phase(batch, end, 32) for batch, end in zip(batches, ends, strict=True))
-    plan = make_plan(dataclasses.replace(config, batch=phases), examples=1000, devices=1)
-    assert rows(plan)["schedule"] == text
-
-
-def test_description_of_an_optimizer_has_the_fields_that_only_it_uses():
-    assert optimizer_words(Optimizer(name="lars", trust_coefficient=0.01)) == (
-        "lars, adapt weights, eps 1e-06, trust coefficient 0.01, weight decay 0.0001"
-    )
-    assert optimizer_words(Optimizer(name="sgd", nesterov=True)) == ("sgd with Nesterov momentum, weight decay 0.0001")
-    assert optimizer_words(Optimizer(name="adamw", beta2=0.99)) == "adamw, adam eps 1e-08, beta2 0.99, weight decay 0.0001"
-    assert optimizer_words(Optimizer(name="lamb")) == "lamb, adam eps 1e-08, beta2 0.999, weight decay 0.0001"
 
 
 def test_description_of_a_registered_optimizer_has_only_the_fields_that_are_set():
@@ -156,74 +127,3 @@ def table_text(config, summary, devices):
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(summary_table(make_plan(config, examples=1437, devices=devices), "given", summary))
     return console.export_text()
-
-
-def test_summary_table_on_one_device_names_no_all_reduce():
-    config = load_config("digits", ["--model.depth", "18"])
-    summary = model_summary(config)
-    assert "none on one device" in table_text(config, summary, 1)
-    assert f"torus, {summary['gradient_bytes']:,} bytes of gradients in float32" in table_text(config, summary, 4)
-
-
-def test_summary_table_of_a_model_without_batch_statistics_names_no_batch_norm():
-    config = load_config("digits", ["--model.depth", "18"])
-    summary = model_summary(config)
-    assert "batch norm per worker" in table_text(config, summary, 4)
-    text = table_text(config, summary | {"statistics": 0}, 4)
-    assert "batch norm" not in text
-    assert "bytes of loss, accuracy and requests in float32" in text
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ([], None),
-        (["--model.batch-norm", "separate"], None),
-        # Maps of 8x8 to 1x1, 32 and 128 images: the rows are enough for all of two stages, then of three.
-        (["--model.batch-norm", "folded"], "batch norm folded into 9 to 16 convolutions"),
-        (["--model.batch-norm", "folded", "--model.depth", "18"], "batch norm folded into 2 convolutions"),  # shortcuts
-        (
-            ["--model.batch-norm", "folded", "--finetune.frozen-stages", "2", "--finetune.weights", "any"],
-            "batch norm folded into 5 to 12 convolutions",  # without three last ones and a shortcut
-        ),
-    ],
-)
-def test_summary_table_counts_folded_convolutions(flags, expected):
-    config = load_config("digits", ["--batch.0.per-worker-batch", "32", *flags])
-    text = table_text(config, model_summary(config), 1)
-    assert expected in text if expected else "folded" not in text
-
-
-def test_table_at_the_start_has_at_most_12_lines_of_80_columns():
-    config = load_config("digits")
-    stream = io.StringIO()
-    screen = Screen(stream)
-    screen.console.width = 80
-    screen.table(start_table(make_plan(config, examples=1437, devices=4), "4 x cpu", model_summary(config)))
-    lines = stream.getvalue().splitlines()
-    assert len(lines) <= 12
-    assert max(map(len, lines)) <= 80
-    assert "phase 1     epoch 4.01 to 7.04, 34 steps, batch 128 = 4 devices (2x2) x 32" in lines
-    assert "jaxdp plan" in lines[-1]
-
-
-@pytest.mark.parametrize(
-    ("loss", "shown"),
-    [
-        ("softmax", "training: labels smoothed by 0.1; held-out: plain labels"),
-        ("binary", "binary cross entropy; training: labels smoothed by 0.1; held-out: plain labels"),
-        ("binary_sum", "sum of binary cross entropies; training: labels smoothed by 0.1; held-out: plain labels"),
-    ],
-)
-def test_plan_names_a_loss_that_is_not_the_usual_one(tiny, loss, shown):
-    config = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, loss=loss))
-    assert rows(make_plan(config, examples=50, devices=4))["loss"] == shown
-
-
-def test_plan_names_the_parameters_of_each_mix():
-    both = load_config("imagenet_rsb_a1")
-    words = rows(make_plan(both, examples=1_281_167, devices=8))["settings"]
-    assert "mixup or cutmix (mixup alpha 0.2)" in words
-    assert "crops antialiased (bilinear or bicubic, at random)" in words
-    one = dataclasses.replace(both, data=Data(mix="cutmix", mix_alpha=0.4))
-    assert "cutmix (alpha 0.4)" in rows(make_plan(one, examples=1_281_167, devices=8))["settings"]

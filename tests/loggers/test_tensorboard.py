@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 from helpers.runs import Recorder, read_records, tensorboard_scalars, train_shown
-from helpers.writers import RecordingWriter
 from PIL import Image
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
@@ -15,8 +14,7 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from jaxdp import Callback, train
 from jaxdp.config import Config
 from jaxdp.data.sources import open_datasets
-from jaxdp.loggers.callbacks import RecordWriter
-from jaxdp.loggers.tensorboard import RunInfo, TensorBoard
+from jaxdp.loggers.tensorboard import EventFile
 from jaxdp.validation import flatten, to_json
 
 
@@ -32,12 +30,24 @@ def summaries(folder):
     return values
 
 
-def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tensorboard, tmp_path):
-    recorder = RecordingWriter()
-    result = train(with_tensorboard, tmp_path, callbacks=[RecordWriter("recorder", lambda run: recorder)])
+class Examples(Callback):
+    """Keeps the held-out images of evaluations."""
+
+    def __init__(self):
+        self.seen = []
+
+    def after_evaluation(self, run, evaluation):
+        self.seen.append((evaluation["samples"], *run.examples))
+
+
+def test_train_writes_records_config_mesh_and_pictures(with_tensorboard, tmp_path):
+    recorder = Examples()
+    result = train(with_tensorboard, tmp_path, callbacks=[recorder])
     lines = read_records(tmp_path)
-    assert recorder.records == lines
-    assert recorder.closed == 1
+    scalars = tensorboard_scalars(tmp_path / "tensorboard")
+    assert scalars["training/loss"] == pytest.approx({line["samples"]: line["loss"] for line in lines if "loss" in line})
+    evaluated = {line["samples"]: line["eval_accuracy"] for line in lines if "eval_accuracy" in line}
+    assert scalars["evaluation/accuracy"] == pytest.approx(evaluated)
     values = summaries(tmp_path / "tensorboard")
 
     texts = {
@@ -61,7 +71,7 @@ def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tenso
     assert about["training/loss"].startswith("Cross entropy on training batches with labels smoothed by 0.1;")
     assert about["evaluation/loss"] == "Cross entropy on held-out images with plain labels"
 
-    source, (samples, images, labels, predicted) = open_datasets(with_tensorboard).evaluation, recorder.examples[-1]
+    source, (samples, images, labels, predicted) = open_datasets(with_tensorboard).evaluation, recorder.seen[-1]
     expected = source.batch(np.linspace(0, 22, 16).round().astype(int))
     np.testing.assert_array_equal(images, expected[0])
     np.testing.assert_array_equal(labels, expected[1])
@@ -69,7 +79,7 @@ def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tenso
     grids = {step: value.image for step, value in values if value.HasField("image")}
     (tag,) = {value.tag for _, value in values if value.HasField("image")}
     assert tag not in {value.tag for _, value in values if value.HasField("simple_value")}  # a tag shows only one kind of data
-    assert sorted(grids) == [example[0] for example in recorder.examples] == [64, 80]
+    assert sorted(grids) == [example[0] for example in recorder.seen] == [64, 80]
     tiles = np.asarray(Image.open(io.BytesIO(grids[samples].encoded_image_string)))
     for number, (row, column) in enumerate(itertools.product(range(4), range(4))):
         tile = tiles[198 * row : 198 * (row + 1), 160 * column : 160 * (column + 1)]
@@ -78,7 +88,7 @@ def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tenso
 
 
 def test_every_event_is_in_the_file_at_once(tmp_path):
-    writer = TensorBoard(tmp_path, 112)
+    writer = EventFile(tmp_path, 112, Config())
     writer.write({"samples": 128, "loss": 0.5})
     assert tensorboard_scalars(tmp_path)["training/loss"] == {128: 0.5}
     writer.close()
@@ -86,7 +96,7 @@ def test_every_event_is_in_the_file_at_once(tmp_path):
 
 def test_sessions_that_start_in_the_same_second_write_different_files(tmp_path):
     for samples in (0, 16):
-        TensorBoard(tmp_path, samples).close()
+        EventFile(tmp_path, samples, Config()).close()
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -102,14 +112,3 @@ def test_run_whose_tensorboard_directory_cannot_be_written_continues_without(wit
         "the run continues without it"
     ]
     assert result.steps == read_records(tmp_path)[-1]["step"]
-
-
-def test_write_examples_draws_class_names(tmp_path, monkeypatch):
-    from PIL import ImageDraw
-
-    written = []
-    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, place, text, **_: written.append(text))
-    writer = TensorBoard(tmp_path, 0, RunInfo(Config(), "", ("cat", "dog")))
-    writer.write_examples({"samples": 1}, np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 0, 2]), np.array([0, 1, 2]))
-    writer.close()
-    assert written == ["cat", "cat", "predicted dog", "2"]

@@ -34,11 +34,6 @@ def test_input_warning_advises_no_cores_for_threads_that_wait_for_storage(share,
     assert warning.endswith("the 4 threads wait 90 % of their time for storage, so more cores do not help") != advises_cores
 
 
-def test_input_warning_of_a_source_without_threads_names_the_throughput():
-    warning = input_warning(1000, 10.0, input_seconds=5.0, source=object())
-    assert warning.endswith("100 images/s are loaded, 200 are needed")
-
-
 def test_input_warning_below_a_tenth_of_the_time_is_none():
     assert input_warning(1000, 10.0, input_seconds=0.9, source=object()) is None
 

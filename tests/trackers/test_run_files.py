@@ -1,11 +1,71 @@
 """Tests of jaxdp.trackers.run_files."""
 
+import json
+import math
+import subprocess
 import threading
 
 import pytest
 
-from jaxdp.trackers.run_files import TrackerState, exclusive, picture_path, pictures, run_facts
+from jaxdp.trackers import run_files
+from jaxdp.trackers.run_files import (
+    LAST,
+    TrackerState,
+    command_line,
+    exclusive,
+    git_commit,
+    next_records,
+    picture_path,
+    pictures,
+    position,
+    run_facts,
+    values,
+)
 from jaxdp.validation import to_json
+
+STEP = {"samples": 64, "step": 8, "loss": 0.5, "gradient_norm": None}
+EVALUATION = {"samples": 64, "step": 8, "eval_accuracy": 0.75}
+
+
+def test_positions_are_in_the_order_of_the_log():
+    assert position(STEP) < position(EVALUATION) < 3 * STEP["samples"] + LAST < position(STEP | {"samples": 65})
+
+
+def test_values_are_grouped_numbers_and_null_is_nan():
+    of_step = values(STEP | {"note": "x"})
+    assert math.isnan(of_step.pop("training/gradient_norm"))
+    assert of_step == {"training/samples": 64, "training/step": 8, "training/loss": 0.5}
+    assert values(EVALUATION) == {"evaluation/samples": 64, "evaluation/step": 8, "evaluation/accuracy": 0.75}
+
+
+def line(samples, **fields):
+    return json.dumps({"samples": samples} | fields) + "\n"
+
+
+def read_all(log):
+    records = []
+    while new := next_records(log):
+        records += new
+    return [record["samples"] for record in records]
+
+
+def test_a_log_that_grows_is_read_in_complete_lines_and_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_files, "LINES", 7)
+    path = tmp_path / "log"
+    path.write_text("".join(line(n, note="é" * n) for n in range(1, 50)) + line(50)[:5])
+    with open(path, "rb") as log:
+        assert len(next_records(log)) == 7
+        assert read_all(log) == list(range(8, 50))
+        with open(path, "a") as file:
+            file.write(line(50)[5:] + line(51))
+        assert read_all(log) == [50, 51]
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"\0\0{\n[1]\n" + line(8).encode() + b'{"samples": "x"}\n\xff\xfe\n' + line(16, loss=None).encode())
+    with open(path, "rb") as log:
+        assert read_all(log) == [8, 16]
 
 
 def test_identity_is_kept_for_a_target(tmp_path):
@@ -27,15 +87,8 @@ def test_damaged_state_is_replaced(tmp_path, damaged):
     assert TrackerState(tmp_path, "wandb", "digits").identify() == identity
 
 
-def test_complete_is_stored(tmp_path):
-    state = TrackerState(tmp_path, "wandb", "digits")
-    state.identify()
-    for complete in (True, False):
-        state.set_complete(complete)
-        assert TrackerState(tmp_path, "wandb", "digits").complete is complete
-
-
 def test_two_processes_do_not_send_to_one_tracker_at_once(tmp_path):
+    (tmp_path / "trackers").mkdir()
     order = []
 
     def second():
@@ -58,7 +111,38 @@ def test_run_facts_of_a_run_without_checkpoint_and_result(tiny, tmp_path):
         picture_path(tmp_path, samples).touch()
     (tmp_path / "trackers/held_out-x.png").touch()
     assert list(pictures(tmp_path)) == [64, 1024]
-    facts = run_facts(tmp_path)
-    assert (facts.name, facts.checkpoint, facts.plot, facts.result) == ("tiny", None, None, {})
+    facts = run_facts(tmp_path, "s3://bucket/run")
+    assert (facts.name, facts.about["checkpoint"], facts.plot, facts.result) == ("tiny", "", None, {})
     assert facts.config["batch.0.global_batch"] == 8
-    assert facts.directory == str(tmp_path)
+    assert facts.about["directory"] == "s3://bucket/run"
+
+
+def test_a_command_is_stored_without_its_secrets():
+    command = [
+        "python",
+        "train.py",
+        "--api-key",
+        "hidden1",
+        "--token=hidden2",
+        "--url",
+        "https://me:hidden3@host/a",
+        "--epochs",
+        "5",
+    ]
+    shown = command_line(command)
+    assert "hidden" not in shown
+    assert shown == "python train.py --api-key ... --token=... --url https://...@host/a --epochs 5"
+
+
+def test_the_commit_is_that_of_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_commit() is None
+    (tmp_path / "file").write_text("1")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "file"], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *command], check=True)
+    commit = git_commit()
+    assert len(commit) == 40
+    (tmp_path / "file").write_text("2")
+    assert git_commit() == f"{commit}+changes"

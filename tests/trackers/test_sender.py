@@ -7,9 +7,8 @@ import pytest
 from helpers.fake_tracker import FakeClient, received, stored
 
 from jaxdp.trackers import sender
-from jaxdp.trackers.client import Rejected, Unavailable
-from jaxdp.trackers.run_files import TrackerState
-from jaxdp.trackers.sender import Inbox, Sender
+from jaxdp.trackers.run_files import Rejected, TrackerState, Unavailable
+from jaxdp.trackers.sender import Sender, Task
 from jaxdp.validation import to_json
 
 
@@ -23,28 +22,37 @@ def write(workdir, lines):
 
 
 @pytest.fixture
-def session(tiny, tmp_path, monkeypatch):
-    """session(target, outcome, client): sends the log in the directory and returns the events."""
+def sending(tiny, tmp_path, monkeypatch):
+    """sending(target, client): a `Sender` of the log in the directory, and the lines that it shows."""
     monkeypatch.setattr(sender, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(sender, "SHORTEST_RETRY", 0.01)
     (tmp_path / "config.json").write_text(to_json(tiny))
 
-    def run(target="works", outcome="finished", make=FakeClient, inbox=None):
-        inbox, events, state = inbox or Inbox(), [], TrackerState(tmp_path, "fake", target)
-        if outcome:
-            inbox.receive(f"end {outcome}")
-        client = make(tmp_path, state, lambda text: events.append({"warning": text}))
-        Sender(client, tmp_path, state, inbox=inbox, report=events.append).run()
-        return events
+    def make(target="works", client=FakeClient):
+        state, lines = TrackerState(tmp_path, "fake", target), []
+        task = Task("fake", "", target, str(tmp_path), str(tmp_path), "")
+        return Sender(client(tmp_path, state, lines.append), task, state=state, show=lines.append), lines
+
+    return make
+
+
+@pytest.fixture
+def session(sending):
+    """session(target, outcome, client): sends the log in the directory and returns the lines that are shown."""
+
+    def run(target="works", outcome="finished", client=FakeClient):
+        sends, lines = sending(target, client)
+        sends.end(outcome)
+        sends.run()
+        return lines
 
     return run
 
 
 def test_every_record_is_sent_once_in_order(session, tmp_path):
     write(tmp_path, records(1, 5))
-    events = session()
+    assert session() == ["a file"]
     assert received(tmp_path / "tracker.jsonl") == records(1, 5)
-    assert events == [{"connected": "a file"}, {"sent": 3 * 40 + 1}, {"sent": 3 * 40 + 1, "done": True}]
     assert stored(tmp_path / "tracker.jsonl", "outcome") == ["finished"]
     assert TrackerState(tmp_path, "fake", "works").complete
 
@@ -71,16 +79,14 @@ def test_an_evaluation_after_its_step_was_sent_is_not_lost(session, tmp_path):
 
 def test_a_tracker_that_fails_in_the_middle_of_a_request_gets_every_record_once(session, tmp_path):
     write(tmp_path, records(1, 20))
-    events = session("fails in the middle")
+    lines = session("fails in the middle")
     assert received(tmp_path / "tracker.jsonl") == records(1, 20)
-    assert [event for event in events if "unavailable" in event] == 3 * [{"unavailable": "broken pipe"}]
-    assert events[-1]["done"]
+    assert lines[:2] == ["a file", "no connection (broken pipe); training continues"]
 
 
 def test_a_refused_configuration_is_reported_and_the_records_are_sent(session, tmp_path):
     write(tmp_path, records(1, 2))
-    events = session("refuses the configuration")
-    assert {"warning": "the configuration was not sent: too long"} in events
+    assert "the configuration was not sent: too long" in session("refuses the configuration")
     assert received(tmp_path / "tracker.jsonl") == records(1, 2)
 
 
@@ -99,29 +105,22 @@ def test_errors_after_the_run_was_opened_are_tried_again(session, tmp_path):
             super().send(records, pictures)
 
     write(tmp_path, records(1, 2))
-    events = session(make=Failing)
+    session(client=Failing)
     assert received(tmp_path / "tracker.jsonl") == records(1, 2)
-    reasons = [event["unavailable"] for event in events if "unavailable" in event]
-    assert reasons == ["down", "OSError: disk", "RuntimeError: bug of a client", "token expired; "]
+    assert not errors
 
 
-def test_a_log_that_grows_is_followed(session, tmp_path):
+def test_a_log_that_grows_is_followed(sending, tmp_path):
     write(tmp_path, [])
-    inbox = Inbox()
-    thread = threading.Thread(target=session, kwargs={"outcome": None, "inbox": inbox})
+    sends, _ = sending()
+    thread = threading.Thread(target=sends.run)
     thread.start()
-    inbox.receive("start")
     with open(tmp_path / "metrics.jsonl", "a") as file:
         for record in records(1, 30):
             text = json.dumps(record) + "\n"
             for part in (text[:9], text[9:]):
                 file.write(part)
                 file.flush()
-    inbox.receive("end finished")
+    sends.end("finished")
     thread.join(120)
     assert received(tmp_path / "tracker.jsonl") == records(1, 30)
-
-
-def test_a_session_that_ends_before_its_first_record_ends_the_run_of_the_tracker(session, tmp_path):
-    assert session(outcome="failed")[-1]["done"]
-    assert stored(tmp_path / "tracker.jsonl", "outcome") == ["failed"]

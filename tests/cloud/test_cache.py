@@ -9,9 +9,9 @@ import zlib
 import google_crc32c
 import pytest
 
+from jaxdp.cloud.cache import Cache
+from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.errors import ConfigError
-from jaxdp.storage.cache import Cache
-from jaxdp.storage.objects import ObjectInfo
 
 BLOCK = 4096
 DATA = os.urandom(3000)
@@ -171,8 +171,8 @@ def test_a_file_in_place_of_the_directory_raises_one_line(make, tmp_path):
 WRITER = """
 import os, sys, zlib
 from pathlib import Path
-from jaxdp.storage.cache import Cache
-from jaxdp.storage.objects import ObjectInfo
+from jaxdp.cloud.cache import Cache
+from jaxdp.cloud.objects import ObjectInfo
 
 cache = Cache(Path(sys.argv[1]), "s3://bucket/data", limit=int(sys.argv[2]), notice=print)
 print("ready", flush=True)

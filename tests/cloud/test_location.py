@@ -6,10 +6,10 @@ import sys
 import pytest
 from helpers.object_storage import NO_AMAZON
 
+from jaxdp.cloud.location import ObjectNotFoundError, join_url, open_location
+from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import is_url
-from jaxdp.storage.location import ObjectNotFoundError, join_url, open_location
-from jaxdp.storage.objects import ObjectInfo
 
 
 @pytest.fixture(params=["file", "memory"])

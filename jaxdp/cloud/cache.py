@@ -26,9 +26,9 @@ from typing import Any
 
 import google_crc32c
 
+from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.errors import ConfigError
 from jaxdp.files import write_atomically
-from jaxdp.storage.objects import ObjectInfo
 
 TRAILER = struct.Struct("<16sI")  # digest of the tag, CRC-32C of content and digest
 FILE_BLOCK = 4096  # bytes that a file system allocates at a time

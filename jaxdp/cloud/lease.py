@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from jaxdp.cloud.location import Location, ObjectNotFoundError
 from jaxdp.errors import StorageError
-from jaxdp.storage.location import Location, ObjectNotFoundError
 
 FOLDER = ".lease"
 RENEWALS = 4  # in the time after which a lease expires

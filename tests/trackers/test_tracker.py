@@ -1,4 +1,4 @@
-"""Tests of jaxdp.trackers.supervisor: runs whose tracker is a file, hangs, crashes or is down."""
+"""Tests of jaxdp.trackers.tracker: runs whose tracker is a file, hangs, crashes or is down."""
 
 import dataclasses
 import os
@@ -10,24 +10,25 @@ from helpers.fake_tracker import CLIENT, received, stored
 from helpers.runs import Recorder, train_shown, train_until
 
 from jaxdp import ConfigError
-from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.checkpoint.listing import latest_valid, read_manifests
+from jaxdp.cloud.local import run_copy
+from jaxdp.cloud.remote_run import download_checkpoint
 from jaxdp.config import Storage
 from jaxdp.records import TIMING, read_events, read_log
-from jaxdp.storage.local import run_copy
-from jaxdp.storage.remote_reader import download_checkpoint
-from jaxdp.trackers import supervisor
+from jaxdp.trackers import tracker
 from jaxdp.trackers.run_files import TrackerState, exclusive
+from jaxdp.trackers.tracker import Tracker, trackers_of
 from jaxdp.validation import flatten
 
 
 @pytest.fixture
 def with_tracker(tiny, monkeypatch):
     """with_tracker(target): `tiny` with the tracker of helpers.fake_tracker in place of MLflow; waits are short."""
-    monkeypatch.setitem(supervisor.CLIENTS, "mlflow", CLIENT)
+    monkeypatch.setitem(tracker.CLIENTS, "mlflow", CLIENT)
     monkeypatch.setattr("jaxdp.session.check_packages", lambda config: None)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    monkeypatch.setattr(supervisor, "QUIET_SECONDS", 0.3)
-    monkeypatch.setattr(supervisor, "STOP_SECONDS", 20.0)
+    monkeypatch.setattr(tracker, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(tracker, "STOP_SECONDS", 20.0)
 
     def config(target):
         return dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, mlflow=f"http://{target}"))
@@ -53,7 +54,10 @@ def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tra
     assert fields == {name: list(v) if isinstance(v, tuple) else v for name, v in expected.items()}
     evaluated = [record["samples"] for record in log if "eval_accuracy" in record]
     assert stored(there, "picture") == [f"held_out-{samples}.png" for samples in evaluated]
-    assert stored(there, "checkpoint") == [str(latest_valid(tmp_path / "checkpoints").path)]
+    (about,) = stored(there, "about")
+    assert about["checkpoint"] == str(latest_valid(tmp_path / "checkpoints").path)
+    assert "pytest" in about["command"]
+    assert stored(there, "best") == [None]
     assert stored(there, "result")[0]["accuracy"] == result.accuracy
     assert about_tracker(recorder) == ["mlflow: a file"]
 
@@ -76,8 +80,8 @@ def test_interrupted_run_continues_the_same_run_of_the_tracker(with_tracker, tmp
 def test_tracker_that_hangs_changes_nothing_and_the_same_command_sends_everything_later(
     with_tracker, tiny, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(supervisor, "CONNECT_SECONDS", 0.5)
-    monkeypatch.setattr(supervisor, "END_SECONDS", 0.6)
+    monkeypatch.setattr(tracker, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(tracker, "END_SECONDS", 0.6)
     recorder, workdir = Recorder(), tmp_path / "with"
     train_shown(with_tracker("hangs"), workdir, screen=recorder)
     train_shown(tiny, tmp_path / "without", screen=Recorder())
@@ -85,13 +89,11 @@ def test_tracker_that_hangs_changes_nothing_and_the_same_command_sends_everythin
     assert untimed(log) == untimed(read_log(tmp_path / "without/metrics.jsonl"))
     arrays = [latest_valid(tmp_path / name / "checkpoints").arrays for name in ("with", "without")]
     assert arrays[0] == arrays[1]
-    assert about_tracker(recorder) == [
-        "mlflow: no answer within 0.5 s; training continues",
-        "waiting at most 0.6 s for mlflow to receive the last points; Ctrl-C skips this",
-        f"mlflow: not confirmed: {len(log)} lines of metrics.jsonl; the same command sends the rest",
-    ]
-    monkeypatch.setattr(supervisor, "CONNECT_SECONDS", 20.0)
-    monkeypatch.setattr(supervisor, "END_SECONDS", 20.0)
+    first, *_, last = about_tracker(recorder)
+    assert first == "mlflow: no answer within 0.5 s; training continues"
+    assert last == "mlflow: not everything has arrived; the same command sends the rest"
+    monkeypatch.setattr(tracker, "CONNECT_SECONDS", 20.0)
+    monkeypatch.setattr(tracker, "END_SECONDS", 20.0)
     recorder = Recorder()
     train_shown(with_tracker("works"), workdir, screen=recorder)
     assert received(workdir / "tracker.jsonl") == log
@@ -113,16 +115,14 @@ def test_tracker_that_rejects_a_new_run_is_one_error_before_training(with_tracke
         ("crashes", ["mlflow: its process has ended (exit code 3, see {}/mlflow.log); training continues without it"]),
     ],
 )
-def test_tracker_that_fails_a_resumed_run_is_one_line(with_tracker, tmp_path, monkeypatch, target, lines):
-    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
+def test_tracker_that_fails_a_resumed_run_is_one_line(with_tracker, tmp_path, target, lines):
     TrackerState(tmp_path, "mlflow", f"http://{target}").identify()
     (tmp_path / "config.json").write_text('{"name": "tiny"}')
-    recorder = Recorder()
-    with supervisor.Trackers(with_tracker(target), tmp_path, info=recorder.info) as trackers:
-        trackers.connect()
-        assert recorder.lines == [line.format(tmp_path / "trackers") for line in lines]
-        trackers.finish("finished")
-    assert recorder.lines[-1] == "mlflow: not confirmed: the end of the run; the same command sends the rest"
+    recorder, one = Recorder(), Tracker("mlflow", f"http://{target}", end_seconds=0.1)
+    one.start(tmp_path, str(tmp_path), info=recorder.info)
+    assert recorder.lines == [line.format(tmp_path / "trackers") for line in lines]
+    one.finish("finished")
+    assert recorder.lines[-1] == "mlflow: not everything has arrived; the same command sends the rest"
 
 
 def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_of_its_newest_checkpoint(with_tracker, tmp_path):
@@ -130,32 +130,39 @@ def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_of_its_newest_chec
     config, url = dataclasses.replace(with_tracker("works"), storage=storage), (tmp_path / "bucket/run").as_uri()
     result = train_shown(config, url, screen=Recorder())
     there, events = run_copy(storage, url) / "tracker.jsonl", read_events(tmp_path / "bucket/run/events.jsonl")
-    (checkpoint,) = stored(there, "checkpoint")
+    checkpoint = stored(there, "about")[0]["checkpoint"]
     assert checkpoint == f"{url}/checkpoints/{result.samples}"
     assert download_checkpoint(checkpoint, "--resume", tmp_path).samples == result.samples
     assert stored(there, "result")[0]["workdir"] == url
     assert "mlflow: a file" in [event["text"] for event in events]
 
 
+def test_the_best_checkpoint_is_sent_on_request(with_tracker, tmp_path):
+    config = with_tracker("works")
+    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, send_checkpoint=True))
+    train_shown(config, tmp_path, screen=Recorder())
+    manifests = list(read_manifests(tmp_path / "checkpoints"))
+    best = max(manifests, key=lambda manifest: (manifest.accuracy, manifest.samples))
+    assert stored(tmp_path / "tracker.jsonl", "best") == [str(best.path)]
+
+
 def test_directory_that_cannot_be_written_is_one_line(with_tracker, tmp_path):
     (tmp_path / "trackers").touch()
-    lines = []
-    with supervisor.Trackers(with_tracker("works"), tmp_path, info=lines.append) as trackers:
-        trackers.connect()
-        trackers.write({"samples": 8})
-        trackers.finish("finished")
+    one, lines = Tracker("mlflow", "http://works"), []
+    one.start(tmp_path, str(tmp_path), info=lines.append)
+    one.finish("finished")
     (line,) = lines
     assert line.startswith("mlflow: its process cannot start ([Errno 17]")
     assert line.endswith("; training continues without it")
 
 
 def test_end_of_the_run_ends_the_process_of_the_tracker(with_tracker, tmp_path):
-    """Without a command on its input, as after SIGKILL, it sends the rest of the log and releases the lock."""
+    """Without an outcome on its input, as after SIGKILL, it sends the rest of the log and releases the lock."""
     (tmp_path / "config.json").write_text('{"name": "tiny"}')
     (tmp_path / "metrics.jsonl").write_text('{"samples": 8, "loss": 1.0}\n')
-    one = supervisor.TrackerProcess("mlflow", tmp_path, target="http://works", info=print)
-    one.tell("start")
-    one.abandon()
+    one = Tracker("mlflow", "http://works")
+    one.start(tmp_path, str(tmp_path), info=print)
+    one.process.stdin.close()
     with exclusive(tmp_path, "mlflow"):
         pass
     assert one.process.wait(120) == 0
@@ -163,16 +170,14 @@ def test_end_of_the_run_ends_the_process_of_the_tracker(with_tracker, tmp_path):
     assert stored(tmp_path / "tracker.jsonl", "outcome") == ["killed"]
 
 
-def test_stopped_process_of_a_tracker_blocks_neither_records_nor_the_end(with_tracker, tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "END_SECONDS", 0.6)
-    trackers = supervisor.Trackers(with_tracker("works"), tmp_path, info=lambda text: None)
-    trackers.connect()
-    (one,) = trackers.processes
-    os.kill(one.process.pid, signal.SIGSTOP)
-    for samples in range(10_000):  # more than a pipe holds: a write that waited would wait forever
-        trackers.write({"samples": samples, "loss": 1.0})
-    trackers.finish("finished")
-    assert one.process.returncode == -signal.SIGKILL
+def test_stopped_process_of_a_tracker_does_not_block_the_end(with_tracker, tmp_path):
+    (tmp_path / "config.json").write_text('{"name": "tiny"}')
+    one = Tracker("mlflow", "http://works", end_seconds=0.6)
+    one.start(tmp_path, str(tmp_path), info=lambda text: None)
+    process = one.process
+    os.kill(process.pid, signal.SIGSTOP)
+    one.finish("finished")
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -185,7 +190,7 @@ def test_missing_package_is_one_error_that_names_the_extra(tiny, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_wandb_mode_disabled_sends_nothing(tiny, tmp_path, monkeypatch):
+def test_wandb_mode_disabled_sends_nothing(tiny, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, wandb="digits"))
-    assert supervisor.Trackers(config, tmp_path).targets == {}
+    assert trackers_of(config) == []

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from jaxdp.cloud.location import Location, open_location
 from jaxdp.errors import StorageError
-from jaxdp.storage.location import Location, open_location
 
 START_SECONDS = 20.0  # how long failing requests are repeated before a run begins, and by commands
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between two attempts, at random from half of it

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from jaxdp.storage.objects import ObjectInfo
+from jaxdp.cloud.objects import ObjectInfo
 
 DATA = b"The quick brown fox jumps over the lazy dog"
 

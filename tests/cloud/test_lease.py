@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from jaxdp.cloud.lease import Lease, LeaseHeld, LeaseLost, newest_lease
+from jaxdp.cloud.location import open_location
 from jaxdp.errors import StorageError
-from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, newest_lease
-from jaxdp.storage.location import open_location
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from jaxdp.cloud.fast_reader import FastReader, new_gcs_store, new_s3_store
+from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.errors import ConfigError, StorageError, first_line
 from jaxdp.files import check_no_password, create_atomically, read_regular, write_atomically
-from jaxdp.storage.fast_reader import FastReader, new_gcs_store, new_s3_store
-from jaxdp.storage.objects import ObjectInfo
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0  # time-outs of one request
 CONNECTIONS = 256  # requests at a time: 5,000 a second of 50 ms each

@@ -7,8 +7,8 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from jaxdp.data import read_ahead
-from jaxdp.data.read_ahead import Daemons, ReadAhead
+from jaxdp.cloud import read_ahead
+from jaxdp.cloud.read_ahead import Daemons, ReadAhead
 
 
 class Source:
@@ -142,21 +142,6 @@ def test_a_thread_that_waits_for_a_dropped_fetch_raises():
     release.set()
 
 
-def test_threads_share_a_pool():
-    daemons, results = Daemons(3), []
-
-    def submit(number):
-        results.append(daemons.submit(lambda: number).result(timeout=60))
-
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(results) == list(range(20))
-    assert daemons.started == 3
-
-
 def test_threads_without_work_end_and_others_take_their_place(monkeypatch):
     monkeypatch.setattr(read_ahead, "IDLE_SECONDS", 0.05)
     daemons, before = Daemons(8), threading.active_count()
@@ -166,12 +151,3 @@ def test_threads_without_work_end_and_others_take_their_place(monkeypatch):
         while daemons.started or threading.active_count() > before:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-
-
-def test_no_call_is_lost_while_threads_end(monkeypatch):
-    monkeypatch.setattr(read_ahead, "IDLE_SECONDS", 0.001)
-    daemons, random = Daemons(2), np.random.default_rng(0)
-    for number, pause in enumerate(random.uniform(0, 0.002, size=1000)):
-        assert daemons.submit(abs, -number).result(timeout=60) == number
-        time.sleep(pause)
-    assert daemons.started <= 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.storage.location import CONNECTIONS
+from jaxdp.cloud.location import CONNECTIONS
 
 STOPPED = "stopped while waiting for object storage"
 STOPPED_SECONDS = 5.0  # how long a thread waits for an item after a stop

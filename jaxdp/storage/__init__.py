@@ -1,1 +1,0 @@
-"""Object storage: files, data and runs at URLs such as s3://BUCKET/PATH, read and written through fsspec."""
