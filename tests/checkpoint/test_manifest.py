@@ -64,3 +64,10 @@ def test_read_manifest_with_invalid_content_raises_even_if_its_hash_matches(save
     rewrite_manifest(folder / "10", change)
     with pytest.raises(CorruptCheckpoint, match=f"10.* is corrupt: .*{message}"):
         read_manifest(folder / "10")
+
+
+def test_read_manifest_with_another_hash_raises(saved):
+    file = saved[0] / "10" / MANIFEST
+    file.write_bytes(file.read_bytes().splitlines()[0] + b"\n" + b"0" * 64 + b"\n")
+    with pytest.raises(CorruptCheckpoint, match=r"manifest.json is corrupt: wrong checksum"):
+        read_manifest(file.parent)

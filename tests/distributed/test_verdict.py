@@ -55,6 +55,7 @@ def test_a_silent_process_is_named_with_its_last_step_and_place():
 def test_a_reader_that_was_suspended_blames_nobody():
     """Its clock stood still: 150 s later it reads files that have not changed either, and then ones that have."""
     run = Run()
+    run.clock += 150
     assert run.read(2, silent=[1, 2]) is None
     assert run.read(30) is None
 
@@ -72,8 +73,10 @@ def test_all_processes_silent_but_rank_0_points_at_its_own_host():
 
 
 def test_a_process_that_is_gone_is_named_at_the_second_look():
-    run = Run(gone=[1])
-    found = run.read(2)
+    run = Run()
+    run.judge = Judge(LIMITS, lambda one: one.rank == 1)
+    assert run.read() is None
+    found = run.read()
     assert (found.rank, found.reason) == (1, "exited without a message (killed or crashed)")
 
 
