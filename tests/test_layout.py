@@ -143,7 +143,7 @@ def test_importing_jaxdp_starts_nothing():
 
 
 def test_what_urls_need_is_not_imported_without_one():
-    modules = "jaxdp.session, jaxdp.data.sources, jaxdp.inference.load_run, jaxdp.report.run_files, jaxdp.watch.runs"
+    modules = "jaxdp.session, jaxdp.data.sources, jaxdp.inference.load_run, jaxdp.report.server"
     code = f"import sys, {modules}; print([m for m in sys.modules if m.startswith(('jaxdp.cloud', 'fsspec', 'obstore'))])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"

@@ -1,10 +1,12 @@
 """The HTTP interface of `jaxdp watch`, on directories without training."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
 import socket
+import threading
 import time
 from html.parser import HTMLParser
 
@@ -219,12 +221,14 @@ def test_page_on_all_interfaces_needs_the_token_of_its_address(no_drawing, tmp_p
         assert client.get("/", host="machine", Cookie=cookie.partition(";")[0])[0] == 200
 
 
-def test_silent_connections_keep_nobody_out(no_drawing, tmp_path):
-    with serving(write_run(tmp_path / "run")) as client:
-        silent = [socket.create_connection(("127.0.0.1", client.server.server_port)) for _ in range(100)]
+def test_silent_connections_keep_nobody_out_and_hold_few_threads(no_drawing, tmp_path):
+    write_run(tmp_path / "run")
+    with serving(tmp_path / "run") as client, contextlib.ExitStack() as stack:
+        before = threading.active_count()
+        for _ in range(2 * server.MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", client.server.server_port)))
         assert client.get()[0] == 200
-        for connection in silent:
-            connection.close()
+        wait_for(lambda: threading.active_count() - before <= server.MAX_CONNECTIONS)
 
 
 def test_slow_viewer_receives_the_whole_page(no_drawing, tmp_path, monkeypatch):
