@@ -280,7 +280,8 @@ def foreign_flags() -> str:
 
 def recipe_files() -> str:
     """Every recipe with its source."""
-    return "\n".join(f"### {path.name}\n\n```python\n{path.read_text()}```\n" for path in sorted(ROOT.glob("configs/*.py")))
+    files = [*sorted(ROOT.glob("configs/*.py")), ROOT / "jaxdp/published.py"]
+    return "\n".join(f"### {path.name}\n\n```python\n{path.read_text()}```\n" for path in files)
 
 
 def link_to_recipe(link: re.Match) -> str:
