@@ -21,7 +21,6 @@ import collectives
 import digits_seeds
 import fashion_vs_pytorch
 import folded_precision
-import gpu_layers
 import large_batch
 import loader_augmentations as loader_benchmark
 import lr_range
@@ -219,34 +218,6 @@ def loader_augmentations() -> str:
     )
 
 
-def augmentation_kernels() -> str:
-    record, loader = (
-        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("augmentation_kernels", "loader_augmentations")
-    )
-    pillow = {
-        "rand_augment": "RandAugment",
-        "trivial_augment": "TrivialAugmentWide",
-        "color jitter": "ColorJitter",
-        "color jitter with hue": "ColorJitter with hue",
-    }
-    lines = ["| | GPU kernels | of whole images | MB an image | CPU, ms | Pillow, ms |", "|---|---|---|---|---|---|"]
-    for name, row in record["results"].items():
-        host = f"{loader['operation_milliseconds'][pillow[name]]:.2f}" if name in pillow else ""
-        lines.append(
-            f"| {name} | {row['kernels']} | {row['kernels_of_images']} | {row['megabytes_an_image']:.2f} "
-            f"| {row['cpu_milliseconds_an_image']:.1f} | {host} |"
-        )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"224x224 images. Kernels of a batch of {record['batch']} and their bytes: compiled for an {record['gpu']} by JAX "
-            f"{record['provenance']['versions']['jax']}, not run. CPU: all device operations on {made_on(record)}. Pillow: "
-            "torchvision's transform of a decoded crop on one thread. By `benchmarks/augmentation_kernels.py`.",
-        ]
-    )
-
-
 def input_stages() -> str:
     record = json.loads((RESULTS / "input_cpu.json").read_text())
     lines = ["| stage | threads | images/s | per thread |", "|---|---|---|---|"]
@@ -413,35 +384,6 @@ def one_device() -> str:
     return "\n".join([*lines, "", f"{made} `benchmarks/step_vs_pytorch.py --only` on {made_on(record)}."])
 
 
-def leads() -> str:
-    record = json.loads((RESULTS / "gpu_leads.json").read_text())
-    lines = ["| step | kernels | MB per image |", "|---|---|---|"]
-    lines += [f"| {one['case']} | {one['kernels']:,} | {one['all_megabytes_an_image']:.1f} |" for one in record["results"]]
-    made = record["provenance"]["versions"]["jax"]
-    return "\n".join([*lines, "", f"By `benchmarks/gpu_leads.py`; compiled with JAX {made}, nothing was run."])
-
-
-def layers() -> str:
-    record = json.loads((RESULTS / "gpu_layers.json").read_text())
-    made = record["provenance"]["versions"]["jax"]
-    return f"{gpu_layers.table(record)}\n\nBy `benchmarks/gpu_layers.py`; compiled with JAX {made}, nothing was run."
-
-
-def variants() -> str:
-    record = json.loads((RESULTS / "network_variants.json").read_text())
-    times, cpu = record["cpu"]["results"]["median_relative_to_plain"], record["cpu"]["results"]
-    lines = ["| network | time on a CPU | kernels on an H200 | MB per image | memory |", "|---|---|---|---|---|"]
-    for one in record["gpu"]["results"]:
-        time = f"{times[one['case']]:.2f}" if one["case"] in times else ""
-        row = f"{time} | {one['kernels']:,} | {one['all_megabytes_an_image']:.1f} | {one['memory_bytes'] / 1e9:.1f} GB"
-        lines.append(f"| {one['case']} | {row} |")
-    sizes = f"batch {cpu['batch']} of {cpu['image_size']}x{cpu['image_size']}, float32"
-    how = f"medians of the ratio in {cpu['rounds']} alternating rounds, {sizes}"
-    made, jax = made_on(record["cpu"]), record["gpu"]["provenance"]["versions"]["jax"]
-    lines += ["", f"By `benchmarks/network_variants.py`. CPU: {how}, {made}. H200: compiled with JAX {jax}, nothing was run."]
-    return "\n".join(lines)
-
-
 MIRRORED = " (mean of an image and its mirror image, which jaxdp does not evaluate)"
 GOALS = {  # flags of a recipe -> (goal, published top-1 if it is not the recipe's)
     "imagenet_ffcv_16": ("a first run, in minutes", f"73.8 %{MIRRORED}"),
@@ -493,13 +435,10 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "optimizers": of(training_vs_pytorch.optimizers_table, "training_vs_pytorch.py"),
     "one_device": one_device,
     "changes": of(changes.table, "changes.py", result="changes_digits"),
-    "leads": leads,
-    "layers": layers,
     "precision": of(folded_precision.table, "folded_precision.py"),
     "folded_on_cpu": folded_on_cpu,
     "steps": of(training_vs_pytorch.table, "training_vs_pytorch.py"),
     "training": training,
-    "variants": variants,
     "memory": of(memory.table, "memory.py"),
     "lr_range": of(lr_range.table, "lr_range.py"),
     "start": start,
@@ -514,7 +453,6 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "audit": of(audit.table, "audit.py"),
     "stages": input_stages,
     "input": input_vs_peers,
-    "kernels": augmentation_kernels,
     "loader": loader_augmentations,
     "devices": of(other_devices.table, "other_devices.py"),
     "chaos": of(chaos.table, "chaos.py"),
