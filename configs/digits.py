@@ -4,7 +4,7 @@
 
 1,797 real images (Alpaydin & Kaynak, UCI), 360 of them held out, enlarged from 8x8 to 32x32. Runs on all accelerators, or on a
 2x2 mesh of virtual CPU devices. Batches, epochs, learning rate and statistics were tuned by the loss on a split of the training
-images (benchmarks/digits_search.py); benchmarks/digits_seeds.py compares seeds and processors.
+images; benchmarks/digits_seeds.py compares seeds and processors.
 
 - batch: 124 steps of 64 and then 128 images take less time than 91 steps of 128 and 256 images, and reach a lower loss.
 - trust_coefficient: 0.01, as printed in the paper. LARS scales the learning rate of the weights by it, but not that of batch
