@@ -30,7 +30,7 @@ def learning_rate(schedule: "Schedule", epoch: float, *, epochs: float, global_b
     """The learning rate of a schedule at `epoch` of a run of `epochs`. Raises ConfigError before the schedule begins."""
     first = schedule.from_epoch
     if epoch < first:
-        raise ConfigError("epoch", epoch, reason=f"the schedule begins at epoch {first:g}")
+        raise ConfigError("epoch", epoch, reason=f"must be at least {first:g}, where the schedule begins")
     return SCHEDULES.implementation(schedule.name)(schedule, Position(epoch - first, epochs - first, global_batch))
 
 

@@ -184,7 +184,7 @@ def test_momentum_of_each_rule_has_the_tabulated_values(batch):
 @pytest.mark.parametrize(("epoch", "first"), [(-1.0, 0.0), (29.0, 30.0)])
 def test_rate_before_the_schedule_is_refused(epoch, first):
     schedule = dataclasses.replace(SONY_B, from_epoch=first)
-    with pytest.raises(ConfigError, match=rf"^epoch={epoch}: the schedule begins at epoch {first:g}"):
+    with pytest.raises(ConfigError, match=rf"^epoch={epoch}: must be at least {first:g}, "):
         schedules.learning_rate(schedule, epoch, epochs=90.0, global_batch=256)
 
 

@@ -77,7 +77,7 @@ class Input(Timed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling(Timed):
-    """Time the training step on increasing numbers of devices: speed-up, efficiency, exposed communication, stalls.
+    """Time the training step on increasing numbers of devices: speed-up, efficiency, exposed communication, waiting.
 
     Examples:
       jaxdp bench scaling --config cifar10_resnet50 --devices 1 2 4 8 --mesh.cpu-devices 8 --batch.0.global-batch 32

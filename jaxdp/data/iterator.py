@@ -111,7 +111,7 @@ def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
         _check_count("image_size", image_size, least=1)
     items = as_source(dataset, "training")
     if hasattr(items, "__len__") and not len(items):
-        raise ConfigError("dataset", reason="there are no images")
+        raise ConfigError("dataset", reason="it has no images")
     if isinstance(items, ArrayItems) and image_size is None:
         images = items.images.reshape(*items.images.shape[:3], -1)  # [N, H, W, 1 or 3]
         return ArraySource(np.broadcast_to(images, (*images.shape[:3], 3)), items.labels)
