@@ -58,7 +58,7 @@ def test_items_and_gray_arrays_become_images_of_one_size():
     ("make", "message"),
     [
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 9), f"batch=9: cannot be divided among {jax.device_count()} devices"),
-        (lambda: jaxdp.data.Loader((IMAGES[:0], LABELS[:0]), 8), "dataset: there are no images"),
+        (lambda: jaxdp.data.Loader((IMAGES[:0], LABELS[:0]), 8), "dataset: it has no images"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), -8), "batch=-8: must be a whole number, at least 1"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8.0), "batch=8.0: must be a whole number"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, seed=-1), "seed=-1: must be a whole number, at least 0"),
