@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch
 from jaxdp.config import Config
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import EXIT_FAILURE, ConfigError
+from jaxdp.errors import EXIT_FAILURE, ConfigError, StorageError
 from jaxdp.files import check_output, is_url, write_output
 from jaxdp.flags import parse
 from jaxdp.recipes import load_recipe
@@ -70,6 +70,8 @@ def run(arguments: list[str], program: str) -> None:
         return
     if options.thorough:
         raise ConfigError("--thorough", reason="requires --verify", hint="add it")
+    if options.launch != Launch():
+        raise ConfigError("--coordinator", reason="flags of several processes require --verify", hint="add it")
     if options.output is not None:
         raise ConfigError("--output", options.output, reason="requires --verify", hint="give --json and redirect stdout")
     _check(config, options.workdir or str(Path("runs") / config.name), images=options.check_images, as_json=options.json)
@@ -85,7 +87,10 @@ def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None
     results = runner.run_checks(config, workdir)
     if images:
         builder = ResultBuilder("images")
-        dataset.check_images(builder, config, Screen(sys.stderr).info)
+        try:
+            dataset.check_images(builder, config, Screen(sys.stderr).info)
+        except (ConfigError, StorageError) as error:
+            builder.error(str(error), "see docs/data.md for the layout of a data set")
         results.append(builder.build())
     if as_json:
         print(json.dumps(to_dict(results, config.name), indent=2))

@@ -8,9 +8,10 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from types import FrameType
+from typing import IO, NamedTuple, TypedDict
 
 from jaxdp.errors import printable
 
@@ -60,12 +61,17 @@ class Frame(NamedTuple):
 def capture(training_thread: int | None) -> list[Stack]:
     """The stack trace of the thread that trains, given by its identity, then of other threads that are not idle.
 
-    faulthandler writes them while it holds the GIL: objects of the frames of running threads have crashed Python 3.11.
+    faulthandler writes the newest 100 threads while it holds the GIL: walking the frames of running threads has crashed Python
+    3.11. Only threads beyond these, and all if there is no file descriptor left, are read from their frames.
     """
-    with os.fdopen(os.memfd_create("stacks"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile() as file:
+    dumped: dict[int, list[Frame]] = {}
+    with contextlib.suppress(OSError), _memory_file() as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
         dumped = _threads_of(file.read().decode(errors="replace"))
+    for identity, top in sys._current_frames().items():
+        if identity not in dumped:
+            dumped[identity] = list(_walk(top))
     names = {thread.ident: thread.name for thread in threading.enumerate() if not thread.name.startswith("Dummy-")}
     stacks: list[Stack] = []
     for identity, frames in dumped.items():
@@ -78,6 +84,16 @@ def capture(training_thread: int | None) -> list[Stack]:
         elif not _is_idle(frames):
             stacks.append(_stack(names[identity], frames))
     return _grouped(stacks)
+
+
+def _memory_file() -> IO[bytes]:
+    return os.fdopen(os.memfd_create("stacks"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
+
+
+def _walk(frame: FrameType | None) -> Iterator[Frame]:
+    while frame is not None:
+        yield Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
 
 
 def _threads_of(text: str) -> dict[int, list[Frame]]:

@@ -12,6 +12,7 @@ from jaxdp.bench.environment import PACKAGES
 from jaxdp.config import Config
 from jaxdp.doctor import cuda, devices, machine, storage
 from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run_concurrently
+from jaxdp.errors import ConfigError
 from jaxdp.files import is_url
 from jaxdp.setup.run_dir import local_workdir
 
@@ -22,8 +23,7 @@ COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 def run_checks(config: Config, workdir: str) -> list[CheckResult]:
     """Run every check and return the results in the order in which they are printed. workdir: a directory or URL."""
     path = local_workdir(workdir, config)
-    parts = sizes.model_summary(config)["state_bytes"]
-    state_bytes = sum(parts.values()) - parts["gradients"]
+    state_bytes = _state_bytes(config)
     checks: dict[str, Check] = {
         "versions": _check_versions,
         "devices": partial(devices.check_devices, config=config),
@@ -36,6 +36,15 @@ def run_checks(config: Config, workdir: str) -> list[CheckResult]:
     if is_url(workdir):
         checks["storage"] = partial(storage.check_storage, url=workdir)
     return run_concurrently(checks, TIMEOUT_SECONDS)
+
+
+def _state_bytes(config: Config) -> int | None:
+    """Bytes of parameters, optimizer and statistics; None if the network is not known, as without a number of classes."""
+    try:
+        parts = sizes.model_summary(config)["state_bytes"]
+    except ConfigError:
+        return None
+    return sum(parts.values()) - parts["gradients"]
 
 
 def _check_versions(result: ResultBuilder) -> None:

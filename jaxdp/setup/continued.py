@@ -46,13 +46,19 @@ def read_continued(workdir: Path, origin: Manifest | None, *, verified: bool) ->
 def with_ended_phases(config: Config, ended: list[tuple[int, float]]) -> Config:
     """The config with the ends of phases that have ended, which --epochs would move: they are the past of the run.
 
-    ended: see `Continued`. From the first phase with another batch on, the config's are not those of the run.
+    ended: see `Continued`. From the first phase with a different batch on, the config's are not the run's. Raises ConfigError
+    if a phase would end before one that has ended.
     """
     batch = [*config.batch]
     for index, (global_batch, end) in enumerate(ended[: len(batch) - 1]):
         if batch[index].global_batch != global_batch:
             break
         batch[index] = dataclasses.replace(batch[index], until_epoch=end)
+        next_end = batch[index + 1].until_epoch or config.epochs
+        if next_end <= end:
+            reason = f"batch.{index} has ended at epoch {end:g}, and batch.{index + 1} would end at epoch {next_end:.4g}"
+            hint = f"give more epochs, or --batch.{index + 1}.until-epoch"
+            raise ConfigError("epochs", config.epochs, reason=reason, hint=hint)
     return config if tuple(batch) == config.batch else validate(dataclasses.replace(config, batch=tuple(batch)))
 
 

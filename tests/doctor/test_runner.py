@@ -28,6 +28,22 @@ def test_doctor_with_a_jax_that_does_not_start_runs_the_other_checks(monkeypatch
     assert all(check["fix"] for check in report["checks"] if check["status"] != "ok")
 
 
+def test_doctor_checks_a_machine_although_the_number_of_classes_is_unknown(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SystemExit):
+        main.main(["doctor", "--json", "--check-images", "--data.source", "folder", "--data.directory", str(tmp_path)])
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert "the size of a checkpoint is unknown" in checks["memory"]["message"]
+    assert checks["images"]["status"] == "error"
+
+
+def test_flags_of_several_processes_without_verify_are_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["doctor", "--processes", "2"])
+    assert stopped.value.code == 2
+    assert "require --verify" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_doctor_starts_jax_and_reports_its_devices(tmp_path):
     environment = os.environ | {"HOME": "/proc/none", "XDG_CACHE_HOME": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}

@@ -87,6 +87,12 @@ def test_more_epochs_scale_the_end_of_a_phase_that_has_not_ended(tiny, tmp_path)
     assert batches[125] == 25
 
 
+def test_epochs_that_end_a_phase_before_one_that_has_ended_are_refused(tiny, tmp_path):
+    train_until(in_phases(tiny, epochs=3.0, first_end=1.5), tmp_path, step=9)
+    with pytest.raises(ConfigError, match=r"^epochs=1\.2: batch\.0 has ended at epoch 1\.5, .*; give more epochs"):
+        train(in_phases(tiny, epochs=1.2, first_end=0.6), tmp_path, accept_changes=True)
+
+
 def test_phases_of_another_recipe_are_those_of_the_recipe(tiny, tmp_path):
     train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
     other = dataclasses.replace(tiny, epochs=4.0, batch=(Phase(5, until_epoch=3.0), Phase(25)), mesh=Mesh(cpu_devices=1))
