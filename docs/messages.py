@@ -33,8 +33,8 @@ HEADINGS = {  # of the page -> folders of the package; the modules at its top co
     "Models and optimizers": ["models", "optim"],
     "Devices and processes": ["distributed", "parallel", "xla"],
     "Runs and checkpoints": ["setup", "training", "callbacks", "checkpoint", "loggers", "trackers"],
-    "Object storage": ["storage", "cloud"],
-    "Other commands": ["inference", "report", "watch", "bench", "analysis"],
+    "Object storage": ["cloud"],
+    "Other commands": ["inference", "report", "bench", "analysis"],
 }
 
 
