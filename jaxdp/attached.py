@@ -29,14 +29,14 @@ def callbacks_of(
     is_rank0: bool,
     screen: Quiet,
     events: EventLog,
-    trackers: Iterable[Callback] = (),
+    trackers: Callback | None = None,
     mirror: "Mirror | MirrorFollower | None" = None,
 ) -> Callbacks:
     """The callbacks of a run. users: those that the user has given. trackers, mirror: of a run that has them."""
     guard, logging = config.guard, config.logging
     own: list[Callback | None] = [
         RunFiles() if is_rank0 else None,
-        *(trackers if is_rank0 else ()),
+        trackers if is_rank0 else None,
         StepChecks(),
         _uploads(mirror) if mirror else None,
         Stragglers() if processes > 1 else None,

@@ -48,7 +48,7 @@ from jaxdp.setup.prepare import (
 )
 from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.sizes import model_summary
-from jaxdp.trackers.tracker import Tracker, check_packages, trackers_of
+from jaxdp.trackers.tracker import Trackers, check_packages, trackers_of
 from jaxdp.training.callback import Callback, Callbacks
 from jaxdp.training.loop import fit
 from jaxdp.training.result import TrainResult
@@ -338,7 +338,7 @@ class _Session:
         if weights is not None:
             initial_values()  # refuses those of another model, before the run has a directory
 
-        trackers = trackers_of(config) if group.is_rank0 else []
+        trackers = trackers_of(config) if group.is_rank0 else Trackers([])
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
@@ -348,23 +348,23 @@ class _Session:
             if finetune.is_missing(config, weights):
                 remarks.append(finetune.missing_file_warning(config))
             if result_text is None:
-                return self._train(
-                    plan,
-                    path,
-                    summary=summary,
-                    devices=devices,
-                    datasets=datasets,
-                    data_fingerprint=fingerprint,
-                    saved_batches=saved_batches,
-                    start=StartPoint(origin, check, initial_values),
-                    trackers=trackers,
-                    remarks=remarks,
-                )
+                with trackers.ended():
+                    return self._train(
+                        plan,
+                        path,
+                        summary=summary,
+                        devices=devices,
+                        datasets=datasets,
+                        data_fingerprint=fingerprint,
+                        saved_batches=saved_batches,
+                        start=StartPoint(origin, check, initial_values),
+                        trackers=trackers,
+                        remarks=remarks,
+                    )
             if manifest is not None and origin is None:
                 check(manifest)
             result = self._show_finished(path, config, result_text, manifest=manifest, remarks=remarks)
-            for tracker in trackers:
-                tracker.send_finished(path, self._location(path), info=self.screen.info, while_waiting=self._waiting)
+            trackers.send_finished(path, self._location(path), info=self.screen.info, while_waiting=self._waiting)
             return result
 
     def _waiting(self) -> str | None:
@@ -409,7 +409,7 @@ class _Session:
         data_fingerprint: dict[str, str],
         saved_batches: SavedBatches | None,
         start: StartPoint,
-        trackers: Sequence[Tracker],
+        trackers: Trackers,
         remarks: list[str],
     ) -> TrainResult:
         """Train in the locked directory `path`. summary: see `model_summary`. remarks: to show after the table at the start."""
@@ -442,16 +442,9 @@ class _Session:
             with out_of_memory_as_config_error(run):
                 result = fit(run, start)
         group.set_activity("finish")
-        outcome = "failed"
-        try:
-            # Everything is saved: ignore stop requests.
-            group.all_gather_object("the end of the run", None, while_waiting=lambda: None)
-            result = _show_and_check(screen, result, path)
-            outcome = "finished"
-        finally:
-            for tracker in trackers:
-                tracker.finish(outcome)
-        return result
+        # Everything is saved: ignore stop requests.
+        group.all_gather_object("the end of the run", None, while_waiting=lambda: None)
+        return _show_and_check(screen, result, path)
 
     def _location(self, path: Path) -> str:
         """Where the run is, for its user: its URL or directory."""
@@ -467,7 +460,7 @@ class _Session:
             metric=config.stop.metric,
         )
 
-    def _callbacks(self, config: Config, events: EventLog, trackers: Sequence[Tracker]) -> Callbacks:
+    def _callbacks(self, config: Config, events: EventLog, trackers: Trackers) -> Callbacks:
         group = self.signals.group
         return callbacks_of(
             config,

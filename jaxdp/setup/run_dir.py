@@ -37,8 +37,7 @@ from jaxdp.training.result import TrainResult
 from jaxdp.validation import changes, from_json, to_json
 
 CLASSES, LOCK = "classes.json", ".lock"
-# Fields that have an effect on a finished run: it is sent.
-TRACKERS = ("logging.wandb", "logging.mlflow", "logging.send_checkpoint")
+TRACKERS = ("logging.wandb", "logging.mlflow")  # fields that have an effect on a finished run: it is sent
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
 PathLike = str | Path

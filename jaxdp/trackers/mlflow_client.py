@@ -91,8 +91,9 @@ class MlflowClient:
         new = [Param(name, value) for name, value in config.items() if name not in self._params]
         # Parameters cannot be changed: a tag holds what a resumed run has changed.
         tags = {f"config.{name}": value for name, value in config.items() if self._params.get(name, value) != value}
-        about = facts.about | {"mlflow.source.git.commit": facts.about["commit"].removesuffix("+changes")}
-        tags |= {name: value for name, value in about.items() if value}
+        tags |= facts.about
+        if commit := facts.about.get("commit"):
+            tags["mlflow.source.git.commit"] = commit.removesuffix("+changes")
         with self._requests():
             for first in range(0, len(new), MOST_PARAMS):
                 self.client.log_batch(self._run_id, params=new[first : first + MOST_PARAMS])

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +23,9 @@ PICTURE = "held_out-{}.png"  # samples of the evaluation
 LINES = 500  # records that are sent together
 NO_POINT = -1  # position before the first record
 LAST = 2  # of a run, added to the position of its last step: the point that shows the result
-SECRET = re.compile(r"(?i)passw|secret|token|credential|api.?key|auth")
+ORIGIN = "origin.json"  # host, command and commit of the last session that trained
+SECRET = re.compile("passw|secret|token|credential|api.?key|auth|bearer", re.IGNORECASE)
+SECRET_VALUE = re.compile(rf"((?:{SECRET.pattern})[^\s:=]*[\s:=]).*", re.IGNORECASE | re.DOTALL)
 
 
 class Unavailable(Exception):
@@ -134,14 +137,11 @@ def pictures(workdir: Path) -> dict[int, Path]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as one line, without passwords in URLs and the values of options that are named as secrets."""
+    """A command as one line, without passwords in URLs and what follows a name of a secret."""
     shown: list[str] = []
     for word in words:
-        name, equals, _ = word.partition("=")
         after_secret = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1] and SECRET.search(shown[-1])
-        if equals and SECRET.search(name):
-            word = f"{name}=..."
-        shown.append("..." if after_secret else PASSWORD.sub(r"\1...@", word))
+        shown.append("..." if after_secret else PASSWORD.sub(r"\1...@", SECRET_VALUE.sub(r"\1...", word)))
     return shlex.join(shown)
 
 
@@ -149,7 +149,8 @@ def git_commit() -> str | None:
     """The commit of the checkout that is the current directory, with "+changes" for changed files; None outside of one."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        command = ["git", "--no-optional-locks", *arguments]  # no lock that would stop a command of the user
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
         return git("rev-parse", "HEAD") + "+changes" * bool(git("status", "--porcelain", "--untracked-files=no"))
@@ -157,10 +158,33 @@ def git_commit() -> str | None:
         return None
 
 
+def encodable(text: str) -> str:
+    """Text with backslash escapes in place of bytes that are not UTF-8, which names of files may hold."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def write_origin(workdir: Path) -> dict[str, str]:
+    """The host, the command and the commit of this session, which trains the run; also stored in the run directory."""
+    origin = {"host": socket.gethostname(), "command": command_line(sys.orig_argv), "commit": git_commit() or ""}
+    with suppress(OSError):  # a full disk
+        (workdir / FOLDER).mkdir(exist_ok=True)
+        write_atomically(workdir / FOLDER / ORIGIN, json.dumps(origin) + "\n")
+    return origin
+
+
+def read_origin(workdir: Path) -> dict[str, str]:
+    """What the last session that trained the run stored; empty if it had no tracker."""
+    with suppress(OSError, ValueError):
+        saved = json.loads(read_text(workdir / FOLDER / ORIGIN))
+        if isinstance(saved, dict):
+            return {name: str(saved.get(name, "")) for name in ("host", "command", "commit")}
+    return {}
+
+
 class RunFacts(NamedTuple):
     """What a tracker shows about a run beside its log.
 
-    config: all fields by dotted name. about: directory, host, command, commit and newest checkpoint, "" if unknown; paths are
+    config: all fields by dotted name. about: directory and, if known, host, command, commit and newest checkpoint; paths are
     absolute, or URLs of a run at a URL. result: fields of result.json by dotted name; empty before the end. pictures: of the
     held-out examples, by samples. best: the directory of the best checkpoint, if it is to be sent.
     """
@@ -174,16 +198,19 @@ class RunFacts(NamedTuple):
     best: Path | None
 
 
-def run_facts(workdir: Path, location: str, command: str = "") -> RunFacts:
-    """The facts of the run in a directory, as its files give them now. location: the same, or the URL of the run."""
+def run_facts(workdir: Path, location: str, origin: dict[str, str]) -> RunFacts:
+    """The facts of the run in a directory, as its files give them now. location: the same, or the URL of the run.
+
+    origin: see `write_origin`.
+    """
     config = json.loads(read_text(workdir / CONFIG))
     result: dict[str, Any] = {}
     with suppress(FileNotFoundError):
-        result = json.loads(read_text(workdir / RESULT)) | {"workdir": location}
+        result = json.loads(read_text(workdir / RESULT)) | {"workdir": encodable(location)}
     result["bad_images"] = len(result.get("bad_images", ())) or None  # how many; their names are in the file
     manifests = list(read_manifests(workdir / CHECKPOINTS))
     checkpoint = f"{location}/{CHECKPOINTS}/{manifests[0].samples}" if manifests else ""
-    about = {"directory": location, "host": socket.gethostname(), "checkpoint": checkpoint}
+    about = origin | {"directory": location, "checkpoint": checkpoint}
     config, plot = flatten(config), workdir / "training.png"
     best: Path | None = None
     if config.get("logging.send_checkpoint") and result and manifests:
@@ -192,7 +219,7 @@ def run_facts(workdir: Path, location: str, command: str = "") -> RunFacts:
     return RunFacts(
         name=config["name"],
         config=config,
-        about=about | {"command": command, "commit": git_commit() or ""},
+        about={name: encodable(text) for name, text in about.items() if text},
         result={name: value for name, value in flatten(result).items() if value is not None},
         pictures=pictures(workdir),
         plot=plot if plot.is_file() else None,

@@ -63,14 +63,15 @@ class TrackerClient(Protocol):
 
 
 class Task(NamedTuple):
-    """What is sent where. client: a class, as `module:class`. workdir: the local copy, if `location` is a URL."""
+    """What is sent where. client: a class, as `module:class`. workdir: the local copy, if `location` is a URL. origin: see
+    `run_files.write_origin`."""
 
     tracker: str
     client: str
     target: str
     workdir: str
     location: str
-    command: str
+    origin: dict[str, str]
 
 
 class Sender:
@@ -158,13 +159,13 @@ class Sender:
             self.show(f"the configuration was not sent: {error.reason}")
 
     def _facts(self) -> RunFacts:
-        return run_facts(self.workdir, self.task.location, self.task.command)
+        return run_facts(self.workdir, self.task.location, self.task.origin)
 
 
 def main(argument: str) -> None:
     """See the module's docstring."""
     task = Task(**json.loads(argument))
-    output = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")  # the name of a directory may be any bytes
     os.dup2(2, 1)  # what clients print is not shown
 
     def show(line: str) -> None:

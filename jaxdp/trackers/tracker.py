@@ -1,4 +1,4 @@
-"""Beside the run: a callback that starts the process of a tracker, tells it how the session ends, and never waits for long."""
+"""Beside the run: a callback that starts processes for trackers, tells them how the session ends, and never waits for long."""
 
 import contextlib
 import importlib.util
@@ -10,19 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxdp.config import Config
 from jaxdp.distributed.preemption import ForcedStop, Stopped, StopTraining
-from jaxdp.errors import EXIT_CONFIG, ConfigError
+from jaxdp.errors import EXIT_CONFIG, ConfigError, first_line, printable
 from jaxdp.files import write_atomically
 from jaxdp.loggers.example_grid import example_grid
-from jaxdp.trackers.run_files import FOLDER, TrackerState, command_line, picture_path
+from jaxdp.trackers.run_files import FOLDER, TrackerState, picture_path, read_origin, write_origin
 from jaxdp.trackers.sender import Task
 from jaxdp.training.callback import Callback
-from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 
 CLIENTS = {"wandb": "jaxdp.trackers.wandb_client:WandbClient", "mlflow": "jaxdp.trackers.mlflow_client:MlflowClient"}
@@ -43,55 +42,157 @@ def check_packages(config: Config) -> None:
             raise ConfigError(f"logging.{name}", target, reason=f"the package {name} is not installed", hint=hint)
 
 
-def trackers_of(config: Config) -> list["Tracker"]:
+def trackers_of(config: Config) -> "Trackers":
     """The trackers that a configuration names."""
     targets = {name: getattr(config.logging, name) for name in CLIENTS}
     if os.environ.get("WANDB_MODE") == "disabled":
         targets["wandb"] = None
     seconds = CHECKPOINT_SECONDS if config.logging.send_checkpoint else END_SECONDS
-    return [Tracker(name, target, end_seconds=seconds) for name, target in targets.items() if target is not None]
+    return Trackers([Tracker(name, target) for name, target in targets.items() if target is not None], end_seconds=seconds)
 
 
-class Tracker(Callback):
-    """Sends the run to a tracker, by a process of its own; attached on rank 0, before the log, whose readers need the pictures.
+class Trackers(Callback):
+    """Sends the run to trackers; attached on rank 0, before the log, whose readers need the pictures.
 
-    target: the project or server. end_seconds: how long to wait for the last points of a finished run.
+    end_seconds: how long to wait for the last points of a finished run. All trackers are told first, then waited for together.
     """
 
-    def __init__(self, name: str, target: str, *, end_seconds: float = END_SECONDS) -> None:
-        self.name, self.target, self.end_seconds = name, target, end_seconds
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, trackers: Sequence["Tracker"], *, end_seconds: float = END_SECONDS) -> None:
+        self.trackers, self.end_seconds = trackers, end_seconds
+        self._can_draw = True
 
     def on_start(self, run: Run) -> None:
         def while_waiting() -> str | None:
             run.processes.status.record_progress()  # waiting for a tracker is no hang
             return run.signals.stop_reason
 
-        run.processes.set_activity("start", detail=f"connecting to {self.name}")
-        self.start(run.workdir, run.location, info=run.info, while_waiting=while_waiting)
+        if self.trackers:
+            run.processes.set_activity("start", detail=f"connecting to {_names(self.trackers)}")
+            origin = write_origin(run.workdir)
+            self.start(run.workdir, run.location, origin, info=run.info, while_waiting=while_waiting)
 
     def start(
-        self, workdir: Path, location: str, *, info: Callable[[str], Any], while_waiting: Callable[[], Any] = lambda: None
+        self,
+        workdir: Path,
+        location: str,
+        origin: dict[str, str],
+        *,
+        info: Callable[[str], Any],
+        while_waiting: Callable[[], Any] = lambda: None,
     ) -> None:
-        """Start the process, and wait for a short time until it has opened its run.
+        """Start the processes, and wait for a short time until they have opened their runs.
 
-        location: of the run, a directory or a URL. while_waiting: called ten times a second in waits; a true value ends the
-        wait. Raises ConfigError if the tracker rejects a new run.
+        location: of the run, a directory or a URL. origin: see `write_origin`. while_waiting: called ten times a second in
+        waits; a true value ends the wait. Raises ConfigError if a tracker rejects a new run.
         """
         self.info, self.while_waiting = info, while_waiting
-        self.log = workdir / FOLDER / f"{self.name}.log"
-        is_new = not TrackerState(workdir, self.name, self.target).exists
+        for tracker in self.trackers:
+            tracker.start(workdir, location, origin, info=info)
+        self._wait(CONNECT_SECONDS, while_waiting, lambda tracker: tracker.has_answered)
+        for tracker in self.trackers:
+            if tracker.rejection and tracker.is_new:
+                tracker.close()
+                raise tracker.rejection
+            if tracker.rejection:
+                info(f"{tracker.rejection}; training continues without it")
+            elif tracker.is_running and not tracker.has_answered:
+                info(f"{tracker.name}: no answer within {CONNECT_SECONDS:g} s; training continues")
+
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
+        if not self.trackers or not run.examples or not self._can_draw:
+            return
+        png = io.BytesIO()
+        try:
+            from PIL import Image
+
+            Image.fromarray(example_grid(*run.examples, class_names=run.datasets.classes)).save(png, "png")
+        except Exception as error:
+            self._can_draw = False
+            reason = printable(f"{type(error).__name__}: {first_line(error)}")
+            run.info(f"held-out images cannot be drawn for {_names(self.trackers)} ({reason}); training continues without them")
+            return
+        with contextlib.suppress(OSError):  # a full disk costs the picture
+            write_atomically(picture_path(run.workdir, evaluation["samples"]), png.getvalue())
+
+    @contextlib.contextmanager
+    def ended(self) -> Iterator[None]:
+        """End the processes after the block, with the outcome that follows from its exception."""
+        try:
+            yield
+        except ForcedStop:
+            self.abandon()
+            raise
+        except (Stopped, StopTraining):
+            self.finish("stopped")
+            raise
+        except BaseException:
+            self.finish("failed")
+            raise
+        self.finish("finished")
+
+    def abandon(self) -> None:
+        """Close the input of the processes, which then end within seconds, and do not wait."""
+        for tracker in self.trackers:
+            tracker.close()
+
+    def finish(self, outcome: str) -> None:
+        """Tell the outcome of the session, and wait for a limited time until everything has arrived."""
+        told = [tracker for tracker in self.trackers if tracker.close(outcome)]
+        try:
+            if told and outcome == "finished":
+                self._wait(QUIET_SECONDS, self.while_waiting)
+                if late := [tracker for tracker in told if tracker.is_running]:
+                    until = f"waiting at most {self.end_seconds:g} s for {_names(late)} to receive the last points"
+                    self.info(f"{until}; Ctrl-C skips this")
+                    self._wait(self.end_seconds - QUIET_SECONDS, self.while_waiting)
+            elif told:
+                self._wait(STOP_SECONDS, lambda: False)  # the stop signal is no reason not to wait
+        finally:
+            for tracker in told:
+                tracker.kill()
+
+    def send_finished(
+        self, workdir: Path, location: str, *, info: Callable[[str], Any], while_waiting: Callable[[], Any] = lambda: None
+    ) -> None:
+        """Send what the trackers lack of a run that has finished before. For the arguments see `start`."""
+        self.trackers = [tracker for tracker in self.trackers if not tracker.state(workdir).complete]
+        with self.ended():
+            self.start(workdir, location, read_origin(workdir), info=info, while_waiting=while_waiting)
+        for tracker in self.trackers:
+            if tracker.state(workdir).complete:
+                info(f"{tracker.name}: everything has arrived")
+
+    def _wait(
+        self, seconds: float, while_waiting: Callable[[], Any], is_over: Callable[["Tracker"], bool] = lambda _: False
+    ) -> None:
+        """Wait until each process has ended or `is_over`, `while_waiting` returns true, or the time is over."""
+        deadline = time.monotonic() + seconds
+        for tracker in self.trackers:
+            while tracker.is_running and not is_over(tracker) and time.monotonic() < deadline and not while_waiting():
+                tracker.join(0.1)
+
+
+class Tracker:
+    """The process that sends the run to one tracker. target: the project or server."""
+
+    def __init__(self, name: str, target: str) -> None:
+        self.name, self.target = name, target
+        self.process: subprocess.Popen[bytes] | None = None  # until its input is closed
         self.rejection: ConfigError | None = None
-        self._answered, self._closing = False, False
+        self.is_new = self.has_answered = self._is_killed = False
+        self._reader: threading.Thread | None = None
+
+    def state(self, workdir: Path) -> TrackerState:
+        """What the directory of a run holds about this tracker."""
+        return TrackerState(workdir, self.name, self.target)
+
+    def start(self, workdir: Path, location: str, origin: dict[str, str], *, info: Callable[[str], Any]) -> None:
+        """Start the process; see `Trackers.start`."""
+        self.info, self.log = info, workdir / FOLDER / f"{self.name}.log"
+        self.is_new = not self.state(workdir).exists
         path = os.path.abspath(workdir)
-        task = Task(
-            self.name,
-            CLIENTS[self.name],
-            self.target,
-            path,
-            path if location == str(workdir) else location,
-            command_line(sys.orig_argv),
-        )
+        place = path if location == str(workdir) else location
+        task = Task(self.name, CLIENTS[self.name], self.target, path, place, origin)
         try:
             self.log.parent.mkdir(exist_ok=True)
             with open(self.log, "wb") as log:
@@ -106,75 +207,38 @@ class Tracker(Callback):
         except OSError as error:  # such as a full disk
             info(f"{self.name}: its process cannot start ({error}); training continues without it")
             return
+        self._started = self.process
         self._reader = threading.Thread(target=self._show_lines, args=[self.process], name=self.name, daemon=True)
         self._reader.start()
-        self._wait(CONNECT_SECONDS, lambda: self._answered)
-        if self.rejection and is_new:
-            self.abandon()
-            raise self.rejection
-        if self.rejection:
-            info(f"{self.rejection}; training continues without it")
-        elif self._reader.is_alive() and not self._answered:
-            info(f"{self.name}: no answer within {CONNECT_SECONDS:g} s; training continues")
 
-    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
-        from PIL import Image
+    @property
+    def is_running(self) -> bool:
+        return self._reader is not None and self._reader.is_alive()
 
-        if run.examples:
-            png = io.BytesIO()
-            Image.fromarray(example_grid(*run.examples, class_names=run.datasets.classes)).save(png, "png")
-            with contextlib.suppress(OSError):  # a full disk costs the picture
-                write_atomically(picture_path(run.workdir, evaluation["samples"]), png.getvalue())
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until the process has ended and its lines are shown, at most for this time."""
+        if self._reader is not None:
+            self._reader.join(seconds)
 
-    def on_end(self, run: Run, result: TrainResult | None) -> None:
-        if isinstance(run.error, ForcedStop):
-            self.abandon()
-        elif result is None:  # of a finished run, the result is not written yet
-            self.finish("stopped" if isinstance(run.error, (Stopped, StopTraining)) else "failed")
-
-    def abandon(self) -> None:
-        """Close the input of the process, which then ends within seconds, and do not wait."""
-        if self.process is not None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process = None
-
-    def finish(self, outcome: str) -> None:
-        """Tell the outcome of the session, and wait for a limited time until everything has arrived."""
+    def close(self, outcome: str = "") -> bool:
+        """Tell the process the outcome of the session, if there is one, and close its input; False if that was done before."""
         process, self.process = self.process, None
         if process is None:
-            return
+            return False
         assert process.stdin is not None
         with contextlib.suppress(OSError), process.stdin as outcomes:  # OSError: it has ended
-            outcomes.write(f"{outcome}\n".encode())
-        if outcome == "finished":
-            self._wait(QUIET_SECONDS)
-            if self._reader.is_alive():
-                until = f"waiting at most {self.end_seconds:g} s for {self.name} to receive the last points"
-                self.info(f"{until}; Ctrl-C skips this")
-                self._wait(self.end_seconds - QUIET_SECONDS)
-        else:  # the stop signal is no reason not to wait
-            self._reader.join(STOP_SECONDS)
-        self._closing = True
-        with contextlib.suppress(OSError):  # with what it has started
-            os.killpg(process.pid, signal.SIGKILL)
-        self._reader.join()
-        if process.returncode != 0:
+            if outcome:
+                outcomes.write(f"{outcome}\n".encode())
+        return True
+
+    def kill(self) -> None:
+        """Kill the process with what it has started, and say so if it was not done."""
+        self._is_killed = True
+        with contextlib.suppress(OSError):
+            os.killpg(self._started.pid, signal.SIGKILL)
+        self.join()
+        if self._started.returncode != 0:
             self.info(f"{self.name}: not everything has arrived; the same command sends the rest")
-
-    def send_finished(self, workdir: Path, location: str, **options: Any) -> None:
-        """Send what the tracker lacks of a run that has finished before. options: see `start`."""
-        if not TrackerState(workdir, self.name, self.target).complete:
-            self.start(workdir, location, **options)
-            self.finish("finished")
-            if TrackerState(workdir, self.name, self.target).complete:
-                self.info(f"{self.name}: everything has arrived")
-
-    def _wait(self, seconds: float, is_over: Callable[[], Any] = lambda: False) -> None:
-        """Wait until the process ends, `is_over` or `while_waiting` returns true, or the time is over."""
-        deadline = time.monotonic() + seconds
-        while self._reader.is_alive() and time.monotonic() < deadline and not (is_over() or self.while_waiting()):
-            self._reader.join(0.1)
 
     def _show_lines(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -182,7 +246,7 @@ class Tracker(Callback):
             for line in lines:
                 self._show(line.decode(errors="replace").rstrip("\n"))
         code = process.wait()
-        if code not in (0, EXIT_CONFIG) and not self._closing:
+        if code not in (0, EXIT_CONFIG) and not self._is_killed:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self.info(f"{self.name}: its process has ended ({how}, see {self.log}); training continues without it")
 
@@ -192,4 +256,8 @@ class Tracker(Callback):
             self.rejection = ConfigError(f"logging.{self.name}", self.target, reason=rest[0], hint=rest[1])
         else:
             self.info(f"{self.name}: {line}")
-        self._answered = True
+        self.has_answered = True
+
+
+def _names(trackers: Sequence[Tracker]) -> str:
+    return " and ".join(tracker.name for tracker in trackers)

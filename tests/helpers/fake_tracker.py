@@ -31,6 +31,8 @@ class FakeClient:
             os._exit(3)
         if self.behavior == "is down":
             raise Unavailable("no route")
+        if self.behavior == "is in the directory":
+            self.place = str(self.path)
         self._store("name", name)
         return max((position(record) for record in received(self.path)), default=NO_POINT)
 

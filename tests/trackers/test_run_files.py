@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import subprocess
 import threading
 
@@ -18,8 +19,10 @@ from jaxdp.trackers.run_files import (
     picture_path,
     pictures,
     position,
+    read_origin,
     run_facts,
     values,
+    write_origin,
 )
 from jaxdp.validation import to_json
 
@@ -111,10 +114,19 @@ def test_run_facts_of_a_run_without_checkpoint_and_result(tiny, tmp_path):
         picture_path(tmp_path, samples).touch()
     (tmp_path / "trackers/held_out-x.png").touch()
     assert list(pictures(tmp_path)) == [64, 1024]
-    facts = run_facts(tmp_path, "s3://bucket/run")
-    assert (facts.name, facts.about["checkpoint"], facts.plot, facts.result) == ("tiny", "", None, {})
+    facts = run_facts(tmp_path, "s3://bucket/run", {})
+    assert (facts.name, facts.about, facts.plot, facts.result) == ("tiny", {"directory": "s3://bucket/run"}, None, {})
     assert facts.config["batch.0.global_batch"] == 8
-    assert facts.about["directory"] == "s3://bucket/run"
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", "\0"])
+def test_the_origin_of_a_run_is_stored(tmp_path, damaged):
+    assert read_origin(tmp_path) == {}
+    origin = write_origin(tmp_path)
+    assert read_origin(tmp_path) == origin
+    assert (origin["commit"], "pytest" in origin["command"]) == (git_commit() or "", True)
+    (tmp_path / "trackers/origin.json").write_text(damaged)
+    assert read_origin(tmp_path) == {}
 
 
 def test_a_command_is_stored_without_its_secrets():
@@ -132,6 +144,20 @@ def test_a_command_is_stored_without_its_secrets():
     shown = command_line(command)
     assert "hidden" not in shown
     assert shown == "python train.py --api-key ... --token=... --url https://...@host/a --epochs 5"
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("Authorization: Bearer hidden", "Authorization:..."),
+        ("--header=X-Api-Key hidden", "--header=X-Api-Key ..."),
+        ('{"a": 1, "token": "hidden"}', '{"a": 1, "token":...'),
+        ("https://host/?a=1&token=hidden", "https://host/?a=1&token=..."),
+        ("/home/author/runs/tokens", "/home/author/runs/tokens"),
+    ],
+)
+def test_what_follows_the_name_of_a_secret_inside_a_word_is_not_stored(word, shown):
+    assert shlex.split(command_line(["tool", word, "end"])) == ["tool", shown, "end"]
 
 
 def test_the_commit_is_that_of_the_current_directory(tmp_path, monkeypatch):

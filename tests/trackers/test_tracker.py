@@ -10,15 +10,16 @@ import pytest
 from helpers.fake_tracker import CLIENT, received, stored
 from helpers.runs import Recorder, train_shown, train_until
 
-from jaxdp import ConfigError
+from jaxdp import Callback, ConfigError, TrainingError
 from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.cloud.local import run_copy
 from jaxdp.cloud.remote_run import download_checkpoint
 from jaxdp.config import Storage
+from jaxdp.distributed.preemption import ForcedStop
 from jaxdp.records import TIMING, read_events, read_log
 from jaxdp.trackers import tracker
-from jaxdp.trackers.run_files import TrackerState, exclusive
-from jaxdp.trackers.tracker import Tracker, trackers_of
+from jaxdp.trackers.run_files import TrackerState, exclusive, read_origin, write_origin
+from jaxdp.trackers.tracker import Tracker, Trackers, trackers_of
 from jaxdp.validation import flatten
 
 
@@ -45,6 +46,10 @@ def about_tracker(recorder):
     return [line for line in recorder.lines if "mlflow" in line]
 
 
+def trackers(target, *, names=("mlflow",), **options):
+    return Trackers([Tracker(name, f"http://{target}") for name in names], **options)
+
+
 def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tracker, tmp_path):
     config, recorder = with_tracker("works"), Recorder()
     result = train_shown(config, tmp_path, screen=recorder)
@@ -64,6 +69,9 @@ def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tra
 
     train_shown(config, tmp_path, screen=recorder)  # the finished run again: nothing is left to send
     assert (stored(there, "outcome"), len(received(there))) == (["finished"], len(log))
+    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, send_checkpoint=True))
+    train_shown(config, tmp_path, screen=recorder)
+    assert "these changes have no effect on the finished run: logging.send_checkpoint: False -> True" in recorder.lines
 
 
 def test_interrupted_run_continues_the_same_run_of_the_tracker(with_tracker, tmp_path):
@@ -90,14 +98,18 @@ def test_tracker_that_hangs_changes_nothing_and_the_same_command_sends_everythin
     assert untimed(log) == untimed(read_log(tmp_path / "without/metrics.jsonl"))
     arrays = [latest_valid(tmp_path / name / "checkpoints").arrays for name in ("with", "without")]
     assert arrays[0] == arrays[1]
+    origin = read_origin(workdir)
     first, *_, last = about_tracker(recorder)
     assert first == "mlflow: no answer within 0.5 s; training continues"
     assert last == "mlflow: not everything has arrived; the same command sends the rest"
     monkeypatch.setattr(tracker, "CONNECT_SECONDS", 20.0)
     monkeypatch.setattr(tracker, "END_SECONDS", 20.0)
+    monkeypatch.setattr("jaxdp.trackers.run_files.git_commit", lambda: "later")
     recorder = Recorder()
     train_shown(with_tracker("works"), workdir, screen=recorder)
     assert received(workdir / "tracker.jsonl") == log
+    (about,) = stored(workdir / "tracker.jsonl", "about")
+    assert {name: about.get(name, "") for name in origin} == origin
     assert about_tracker(recorder)[-1] == "mlflow: everything has arrived"
 
 
@@ -119,8 +131,8 @@ def test_tracker_that_rejects_a_new_run_is_one_error_before_training(with_tracke
 def test_tracker_that_fails_a_resumed_run_is_one_line(with_tracker, tmp_path, target, lines):
     TrackerState(tmp_path, "mlflow", f"http://{target}").identify()
     (tmp_path / "config.json").write_text('{"name": "tiny"}')
-    recorder, one = Recorder(), Tracker("mlflow", f"http://{target}", end_seconds=0.1)
-    one.start(tmp_path, str(tmp_path), info=recorder.info)
+    recorder, one = Recorder(), trackers(target, end_seconds=0.1)
+    one.start(tmp_path, str(tmp_path), {}, info=recorder.info)
     assert recorder.lines == [line.format(tmp_path / "trackers") for line in lines]
     one.finish("finished")
     assert recorder.lines[-1] == "mlflow: not everything has arrived; the same command sends the rest"
@@ -149,8 +161,8 @@ def test_the_best_checkpoint_is_sent_on_request(with_tracker, tmp_path):
 
 def test_directory_that_cannot_be_written_is_one_line(with_tracker, tmp_path):
     (tmp_path / "trackers").touch()
-    one, lines = Tracker("mlflow", "http://works"), []
-    one.start(tmp_path, str(tmp_path), info=lines.append)
+    one, lines = trackers("works"), []
+    one.start(tmp_path, str(tmp_path), write_origin(tmp_path), info=lines.append)
     one.finish("finished")
     (line,) = lines
     assert line.startswith("mlflow: its process cannot start ([Errno 17]")
@@ -158,27 +170,81 @@ def test_directory_that_cannot_be_written_is_one_line(with_tracker, tmp_path):
 
 
 def test_end_of_the_run_ends_the_process_of_the_tracker(with_tracker, tmp_path):
-    """Without an outcome on its input, as after SIGKILL, it sends the rest of the log and releases the lock."""
+    """Without an outcome on its input, as after SIGKILL or a second signal, it sends the rest of the log."""
     (tmp_path / "config.json").write_text('{"name": "tiny"}')
     (tmp_path / "metrics.jsonl").write_text('{"samples": 8, "loss": 1.0}\n')
-    one = Tracker("mlflow", "http://works")
-    one.start(tmp_path, str(tmp_path), info=print)
-    one.process.stdin.close()
+    one = trackers("works")
+    one.start(tmp_path, str(tmp_path), {}, info=print)
+    process = one.trackers[0].process
+    with pytest.raises(ForcedStop), one.ended():
+        raise ForcedStop
     with exclusive(tmp_path, "mlflow"):
         pass
-    assert one.process.wait(120) == 0
+    assert process.wait(120) == 0
     assert received(tmp_path / "tracker.jsonl") == [{"samples": 8, "loss": 1.0}]
     assert stored(tmp_path / "tracker.jsonl", "outcome") == ["killed"]
 
 
 def test_stopped_process_of_a_tracker_does_not_block_the_end(with_tracker, tmp_path):
     (tmp_path / "config.json").write_text('{"name": "tiny"}')
-    one = Tracker("mlflow", "http://works", end_seconds=0.6)
-    one.start(tmp_path, str(tmp_path), info=lambda text: None)
-    process = one.process
+    one = trackers("works", end_seconds=0.6)
+    one.start(tmp_path, str(tmp_path), {}, info=lambda text: None)
+    process = one.trackers[0].process
     os.kill(process.pid, signal.SIGSTOP)
     one.finish("finished")
     assert process.returncode == -signal.SIGKILL
+
+
+def test_two_trackers_are_waited_for_together(with_tracker, tmp_path, monkeypatch):
+    monkeypatch.setitem(tracker.CLIENTS, "wandb", CLIENT)
+    monkeypatch.setattr(tracker, "CONNECT_SECONDS", 0.5)
+    (tmp_path / "config.json").write_text('{"name": "tiny"}')
+    both, lines, started = trackers("hangs", names=("wandb", "mlflow"), end_seconds=0.6), [], []
+
+    def while_waiting():
+        started.append([one.is_running for one in both.trackers])
+
+    both.start(tmp_path, str(tmp_path), {}, info=lines.append, while_waiting=while_waiting)
+    both.finish("finished")
+    assert started[0] == [True, True]
+    assert "waiting at most 0.6 s for wandb and mlflow to receive the last points; Ctrl-C skips this" in lines
+    assert not any(one.is_running for one in both.trackers)
+
+
+def test_a_run_that_fails_at_its_very_end_ends_the_process_of_the_tracker(with_tracker, tmp_path):
+    class Failing(Callback):
+        def on_end(self, run, result):
+            raise ValueError("the end")
+
+    with pytest.raises(TrainingError, match="the end"):
+        train_shown(with_tracker("works"), tmp_path, screen=Recorder(), callbacks=[Failing()])
+    assert stored(tmp_path / "tracker.jsonl", "outcome") == ["failed"]
+
+
+def test_a_picture_that_cannot_be_drawn_costs_the_pictures(with_tracker, tmp_path, monkeypatch):
+    def example_grid(*arrays, class_names):
+        raise ValueError("no font")
+
+    monkeypatch.setattr(tracker, "example_grid", example_grid)
+    recorder = Recorder()
+    train_shown(with_tracker("works"), tmp_path, screen=recorder)
+    assert about_tracker(recorder) == [
+        "mlflow: a file",
+        "held-out images cannot be drawn for mlflow (ValueError: no font); training continues without them",
+    ]
+    assert received(tmp_path / "tracker.jsonl") == read_log(tmp_path / "metrics.jsonl")
+
+
+def test_directory_whose_name_is_not_utf8_is_sent(with_tracker, tmp_path):
+    workdir, lines = tmp_path / os.fsdecode(b"run-\xff"), []
+    workdir.mkdir()
+    (workdir / "config.json").write_text('{"name": "tiny"}')
+    (workdir / "metrics.jsonl").write_text('{"samples": 8, "loss": 1.0}\n')
+    one = trackers("is-in-the-directory")
+    one.start(workdir, str(workdir), {}, info=lines.append)
+    one.finish("stopped")
+    assert lines == [f"mlflow: {tmp_path}/run-\\udcff/tracker.jsonl"]
+    assert stored(workdir / "tracker.jsonl", "about") == [{"directory": f"{tmp_path}/run-\\udcff"}]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -194,4 +260,4 @@ def test_missing_package_is_one_error_that_names_the_extra(tiny, tmp_path, monke
 def test_wandb_mode_disabled_sends_nothing(tiny, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, wandb="digits"))
-    assert trackers_of(config) == []
+    assert trackers_of(config).trackers == []
