@@ -52,7 +52,12 @@ def resolve_workdir(workdir: PathLike | None, config: Config) -> Path:
     """The run directory: `workdir`, by default runs/NAME."""
     if workdir == "":
         raise _error("", "must not be empty")
-    return Path(RUNS) / config.name if workdir is None else Path(expand_user(workdir, FIELD))
+    path = Path(RUNS) / config.name if workdir is None else Path(expand_user(workdir, FIELD))
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:  # Orbax would fail to save there
+        raise _error(ascii(str(path)), "must be UTF-8, with the directories above it", "use a different directory") from None
+    return path
 
 
 def local_workdir(workdir: PathLike | None, config: Config) -> Path:

@@ -38,6 +38,11 @@ def test_directory_that_cannot_be_created_raises_with_its_cause(tmp_path, workdi
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_directory_whose_name_is_not_utf_8_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^--workdir=.*: must be UTF-8"):
+        run_dir.resolve_workdir(tmp_path / os.fsdecode(b"run-\xff"), Config())
+
+
 def test_link_to_a_directory_is_a_working_directory(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
