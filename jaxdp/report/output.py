@@ -23,6 +23,7 @@ from jaxdp.report.run_history import History, check_workdirs, read_all
 PAGE = "report.html"
 GENERATOR = '<meta name="generator" content="jaxdp report">'
 FILES = '<meta name="files" content="{}">'
+MAX_HEAD = 2**14  # bytes of a page in which its head is looked for
 
 PathLike = str | os.PathLike
 
@@ -108,7 +109,7 @@ def _files_of_earlier_report(folder: Path) -> set[str]:
     if not (folder / PAGE).exists():
         return set()
     try:
-        text = read_regular(folder / PAGE)[:2000].decode(errors="replace")
+        text = read_regular(folder / PAGE)[:MAX_HEAD].decode(errors="replace").partition("</head>")[0]
     except NotRegularError:
         raise _foreign_file(folder, PAGE) from None
     if GENERATOR not in text:
