@@ -71,7 +71,7 @@ class WatchedRun:
         return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def seen(self) -> Seen:
-        return Seen(self.label, self.path, self.history, self.problem, seconds_since_written(self.path / LOG))
+        return Seen(self.label, self.history, self.problem, seconds_since_written(self.path / LOG))
 
 
 def seconds_since_written(path: Path) -> float | None:

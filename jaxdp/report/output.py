@@ -76,7 +76,7 @@ def write(
         if isinstance(confusion, Confusion):
             files[f"classes-{number}.csv"] = classes_csv(confusion)
             files[f"confusions-{number}.csv"] = confusions_csv(confusion)
-    seen = [Seen(run.label, run.path, run) for run in runs]
+    seen = [Seen(run.label, run) for run in runs]
     head, foot = (
         GENERATOR + FILES.format(" ".join(files)),
         f"Written by jaxdp report on {time.strftime('%Y-%m-%d at %H:%M:%S')}.",
