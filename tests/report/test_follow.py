@@ -208,6 +208,8 @@ def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(follow, "assemble", fail)
         assert status(run) == status(run) == "cannot be read (Input/output error)"
+        assert not run.refresh()  # no figure is drawn again
+    assert run.refresh()
     assert status(run).startswith("killed")
 
 
