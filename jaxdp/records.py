@@ -107,7 +107,8 @@ def is_plausible(record: dict[str, Any]) -> bool:
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The last events in an events.jsonl, oldest first; leaves out damaged lines. [] without the file.
 
-    Every event has `event` and `text`, strings, and may have `samples`, `sessions` and `wall_seconds`, numbers.
+    Every event has `event` and `text`, strings, and may have `host`, a string, and `samples`, `sessions` and
+    `wall_seconds`, numbers.
     """
     try:
         with open_regular(path) as file:
@@ -127,4 +128,4 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     names = ("samples", "sessions", "wall_seconds")
     numbers = {name: event[name] for name in names if isinstance(event.get(name), int | float)}
-    return {"event": event["event"], "text": event["text"]} | numbers
+    return {name: event[name] for name in ("event", "text", "host") if isinstance(event.get(name), str)} | numbers

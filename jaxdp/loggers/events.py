@@ -7,6 +7,7 @@ started.
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -51,7 +52,8 @@ class EventLog(Callback):
         """Append an event. text: for people."""
         if self._file is None or self._file.closed:
             return
-        line = self._separator + json.dumps({"event": event, **self.position(), "text": text}).encode() + b"\n"
+        fields = {"event": event, **self.position(), "host": socket.gethostname(), "text": text}
+        line = self._separator + json.dumps(fields).encode() + b"\n"
         written = 0
         with contextlib.suppress(OSError):
             written = self._file.write(line)

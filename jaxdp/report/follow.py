@@ -35,7 +35,7 @@ class WatchedRun:
         self._grew = float("-inf")
 
     def refresh(self) -> bool:
-        """Read the run again if its files have changed; whether they have. Raises nothing."""
+        """Read the run again if its files have changed, or could not be read; whether there is news. Raises nothing."""
         files = tuple(map(self._identity, SOURCES))
         log, before = files[1], self._seen[1] if self._seen else None
         locked = in_use(self.path)
@@ -43,12 +43,13 @@ class WatchedRun:
             self._grew = time.monotonic()
         running = files[2] is None and (locked or time.monotonic() - self._grew < UNLOCKED_GROWTH_SECONDS)
         seen = (*files, running, locked)
-        if seen == self._seen and self.problem is None:  # a problem may have been of the moment
+        changed, problem = seen != self._seen, self.problem
+        if not changed and problem is None:  # a problem may have been of the moment
             return False
         self._seen, self.history, self.problem = seen, None, None
         if files[0] is not None:
             self._read(running)
-        return True
+        return changed or self.problem != problem
 
     def _read(self, running: bool) -> None:
         try:
@@ -71,7 +72,7 @@ class WatchedRun:
         return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def seen(self) -> Seen:
-        return Seen(self.label, self.path, self.history, self.problem, seconds_since_written(self.path / LOG))
+        return Seen(self.label, self.history, self.problem, seconds_since_written(self.path / LOG))
 
 
 def seconds_since_written(path: Path) -> float | None:
@@ -108,10 +109,20 @@ class Board:
                     self._undrawn, self._drawing = False, True
                     histories = [run.history for run in self.runs if run.history is not None]
                     threading.Thread(target=self._draw, args=(histories,), name="drawing", daemon=True).start()
-                seen = [run.seen() for run in self.runs]
-                self._page = page.page(seen, self._pictures, _url, follows=True, foot=self._problem)
+                self._make_page()
                 self._next_look = _pause_after(began)
             return self._page
+
+    def _make_page(self) -> None:
+        """Make the page. After an error, the last page is shown, with the error at its end."""
+        try:
+            seen = [run.seen() for run in self.runs]
+            self._page = page.page(seen, self._pictures, _url, follows=True, foot=self._problem)
+        except Exception as error:  # whatever a run has logged, the server goes on
+            problem = f"The page could not be made ({type(error).__name__}: {first_line(error)})."
+            if not self._page:
+                self._page = page.page([Seen(run.label, None, "cannot be shown") for run in self.runs], {}, _url, follows=True)
+            self._page = page.with_foot(self._page, problem)
 
     def picture(self, digest: str) -> bytes | None:
         """The PNG of a figure on a recent page."""

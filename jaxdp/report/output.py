@@ -23,6 +23,7 @@ from jaxdp.report.run_history import History, check_workdirs, read_all
 PAGE = "report.html"
 GENERATOR = '<meta name="generator" content="jaxdp report">'
 FILES = '<meta name="files" content="{}">'
+MAX_HEAD = 2**14  # bytes of a page in which its head is looked for
 
 PathLike = str | os.PathLike
 
@@ -75,7 +76,7 @@ def write(
         if isinstance(confusion, Confusion):
             files[f"classes-{number}.csv"] = classes_csv(confusion)
             files[f"confusions-{number}.csv"] = confusions_csv(confusion)
-    seen = [Seen(run.label, run.path, run) for run in runs]
+    seen = [Seen(run.label, run) for run in runs]
     head, foot = (
         GENERATOR + FILES.format(" ".join(files)),
         f"Written by jaxdp report on {time.strftime('%Y-%m-%d at %H:%M:%S')}.",
@@ -108,7 +109,7 @@ def _files_of_earlier_report(folder: Path) -> set[str]:
     if not (folder / PAGE).exists():
         return set()
     try:
-        text = read_regular(folder / PAGE)[:2000].decode(errors="replace")
+        text = read_regular(folder / PAGE)[:MAX_HEAD].decode(errors="replace").partition("</head>")[0]
     except NotRegularError:
         raise _foreign_file(folder, PAGE) from None
     if GENERATOR not in text:

@@ -5,6 +5,7 @@ Imports matplotlib, which takes a second: only what draws imports this module.
 
 import io
 import math
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -202,16 +203,21 @@ def logged_names(runs: list[History]) -> list[str]:
     names: dict[str, None] = {}
     for run in runs:
         for record in run.records:
-            numbers = (name for name, value in record.items() if isinstance(value, int | float))
+            numbers = (name for name, value in record.items() if _is_drawable(value))
             names |= dict.fromkeys(name for name in numbers if name not in RECORD_FIELDS)
     return list(names)[:MAX_LOGGED]
+
+
+def _is_drawable(value: object) -> bool:
+    """Whether a value is a number that a float can hold; JSON has larger integers."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def logged_figure(runs: list[History], name: str) -> Plot:
     """A value that callbacks have logged, against epochs."""
     figure, drawn = Plot(_short_label(name)), list[float]()
     for run, style in line_styles(runs):
-        records = [record for record in run.records if isinstance(record.get(name), int | float)]
+        records = [record for record in run.records if _is_drawable(record.get(name))]
         line = style | {"linewidth": 1.6, "marker": "o"}
         label = (f"{run.label}: {name}", "", "epochs")
         drawn += _draw_line(figure.panel, values(records, "epoch"), values(records, name), style=line, label=label)

@@ -1,22 +1,27 @@
 """What the page says about the progress of each run: a card, and its last messages."""
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from jaxdp.choices import SOURCES
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
+from jaxdp.config import Config
 from jaxdp.errors import plural, printable, printable_lines
-from jaxdp.files import CONFIG
+from jaxdp.files import CONFIG, is_url
 from jaxdp.loggers.console import format_duration
 from jaxdp.records import EVENTS, FAILED, MESSAGE, RESUMING, STOPPED
 from jaxdp.report.pace import Pace, measure
 from jaxdp.report.run_history import History
+from jaxdp.schedules import SCHEDULES
+from jaxdp.strategies import STRATEGIES
+from jaxdp.validation import flatten
 
 MAX_MESSAGES, MAX_CHARACTERS = 20, 2000  # of a run; of a message
+REGISTRIES = (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES, SOURCES)  # that take the user's parts
 QUIET_SECONDS = 600.0  # a run that trains without a log line for longer is pointed out
 
 
@@ -28,7 +33,6 @@ class Seen:
     """
 
     label: str
-    path: Path
     history: History | None
     problem: str | None = None
     log_age: float | None = None
@@ -69,6 +73,8 @@ def card(run: Seen) -> Card:
     if history.status == "running":
         quiet = since if age is not None and age > QUIET_SECONDS else ""
         return Card(run, f"training{quiet}" if history.records else "starting", "running", percent, facts)
+    if history.status == "unknown":
+        return Card(run, f"not running here{since}", "unknown", percent, facts)
     text = f": {printable(history.events[-1]['text'], 500)}" if history.status == FAILED else ""
     status = "killed, or its process was lost" if history.status == "killed" else history.status
     return Card(run, f"{status}{since}{text}", history.status, percent, facts, _how_to_continue(history))
@@ -79,10 +85,18 @@ def _how_to_continue(history: History) -> str:
     saved = escape(f"from {history.as_of}") if history.as_of else "from its beginning, as it has saved no checkpoint"
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."
+    if is_url(history.files.workdir) or _names_own_parts(history.config):
+        return f"To continue {saved}, repeat its command."
     directory = printable(history.files.workdir, 4096)
     words = ["jaxdp", "train", "--config", f"{directory}/{CONFIG}", "--workdir", directory]
     command = " ".join(f"<span>{escape(shlex.quote(word))}</span>" for word in words)  # each word breaks as a whole
     return f"To continue {saved}, repeat its command, or: <code>{command}</code>"
+
+
+def _names_own_parts(config: Config) -> bool:
+    """Whether a config names parts that are not built in, which its config.json does not register."""
+    values = flatten(dataclasses.asdict(config))
+    return any(values[table.field] not in (*table.builtin, *table.reserved) for table in REGISTRIES)
 
 
 def _ago(seconds: float) -> str:
@@ -165,8 +179,10 @@ def messages_html(runs: Sequence[Seen]) -> str:
     """
     parts = []
     for run in runs:
+        if run.history is None:
+            continue
         alike: dict[str, list[dict[str, Any]]] = {}
-        for event in reversed(run.history.events if run.history else []):
+        for event in reversed(run.history.events):
             if event["event"] in (MESSAGE, STOPPED, FAILED):
                 text = event["text"]
                 is_position = event["event"] != MESSAGE or text.startswith(RESUMING)
@@ -176,7 +192,8 @@ def messages_html(runs: Sequence[Seen]) -> str:
         rows = [_message_html(events[0], len(events)) for events in alike.values()]
         parts.append(f"<ul>{''.join(rows[:MAX_MESSAGES])}</ul>" if rows else "")
         if len(rows) > MAX_MESSAGES:
-            parts.append(f'<p class="quiet">Earlier messages are in {escape(printable(run.path / EVENTS, 4096))}.</p>')
+            events = printable(f"{run.history.files.workdir}/{EVENTS}", 4096)
+            parts.append(f'<p class="quiet">Earlier messages are in {escape(events)}.</p>')
     return "".join(parts)
 
 

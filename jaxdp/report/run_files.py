@@ -9,7 +9,7 @@ from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Storage
 from jaxdp.files import CONFIG, expand_user, is_url
-from jaxdp.records import LOG
+from jaxdp.records import EVENTS, LOG
 from jaxdp.setup.run_dir import CHECKPOINTS, CLASSES, RESULT, in_use
 
 FIELD = "WORKDIR"
@@ -50,7 +50,7 @@ def open_run_files(workdir: str | os.PathLike) -> RunFiles:
     copy = temporary_directory(Storage())
     path = Path(copy.name)
     try:
-        is_running = download_run_files(url, path, names=(CONFIG, LOG, RESULT, CLASSES), field=FIELD)
+        is_running = download_run_files(url, path, names=(CONFIG, LOG, RESULT, CLASSES, EVENTS), field=FIELD)
         _, names, manifests = list_manifests(url, FIELD)
     except BaseException:
         copy.cleanup()

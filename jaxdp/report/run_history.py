@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,9 @@ class History:
     """A run as its directory records it.
 
     label: name of the run in a report, unique among its runs. records: lines of the log. status: finished, running, stopped (on
-    request), failed, or killed. result: result.json if finished, else the `Progress` of the newest checkpoint; {} without one.
-    as_of: point of the run that `result` describes, for people. damaged: number of damaged lines of the log. events: see
-    `records.read_events`.
+    request), failed, killed, or unknown (not running here, maybe elsewhere). result: result.json if finished, else the
+    `Progress` of the newest checkpoint; {} without one. as_of: point of the run that `result` describes, for people. damaged:
+    number of damaged lines of the log. events: see `records.read_events`.
     """
 
     files: RunFiles
@@ -44,11 +45,6 @@ class History:
     as_of: str
     damaged: int = 0
     events: list[dict] = dataclasses.field(default_factory=list)
-
-    @property
-    def path(self) -> Path:
-        """The directory of the run's files, or of their copies."""
-        return self.files.path
 
     @property
     def training(self) -> list[dict]:
@@ -114,12 +110,22 @@ def assemble(files: RunFiles, label: str, *, config: Config, records: list[dict]
     if (path / RESULT).exists():
         result = dataclasses.asdict(read_result(path, read_result_text(path)))
         return History(files, label, config, records, "finished", result, "the end", damaged, events)
-    end = events[-1]["event"] if events else None
-    status = "running" if files.is_running else end if end in (STOPPED, FAILED) else "killed"
+    status = "running" if files.is_running else _end(events)
     if newest is None:
         return History(files, label, config, records, status, {}, "", damaged, events)
     as_of = f"the newest checkpoint, epoch {newest.epoch:.2f}"
     return History(files, label, config, records, status, newest.metadata["progress"], as_of, damaged, events)
+
+
+def _end(events: list[dict]) -> str:
+    """How the last session of a run without a result ended, if no process holds the lock of the run.
+
+    The lock tells of processes on this host only: some file systems do not share locks between hosts.
+    """
+    last = events[-1] if events else {}
+    if last.get("event") in (STOPPED, FAILED):
+        return last["event"]
+    return "killed" if last.get("host") == socket.gethostname() else "unknown"
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:

@@ -19,7 +19,14 @@ from jaxdp.validation import flatten
 MAX_TIED = 3  # equally frequent wrong predictions of a class that are listed
 NOT_MEASURED = "not measured"
 MISSING = "—"
-STATUS = {"finished": "finished", "running": "still training", "stopped": "stopped", "failed": "failed", "killed": "killed"}
+STATUS = {  # of a `History`, for people
+    "finished": "finished",
+    "running": "still training",
+    "stopped": "stopped",
+    "failed": "failed",
+    "killed": "killed",
+    "unknown": "not running here",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 from pathlib import Path
 
 from jaxdp import TrainResult
@@ -33,7 +34,7 @@ RESULT = TrainResult(
 
 
 def write_run(path: Path, name: str = "digits", accuracies=(0.5, 0.7, 0.7601, 0.759), **changes) -> Path:
-    """Write config.json and metrics.jsonl with an evaluation every 20 epochs. changes: fields of the config."""
+    """Write the files of a run on this host that was killed, with an evaluation every 20 epochs. changes: of its config."""
     path.mkdir(exist_ok=True)
     config = dataclasses.replace(load_config(name), **changes)
     (path / "config.json").write_text(to_json(config))
@@ -42,6 +43,7 @@ def write_run(path: Path, name: str = "digits", accuracies=(0.5, 0.7, 0.7601, 0.
         seconds = 60.0 * number
         records.append({"samples": 1000 * number, "epoch": 20.0 * number, "wall_seconds": seconds, "eval_accuracy": accuracy})
     (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (path / "events.jsonl").write_text(json.dumps({"event": "start", "host": socket.gethostname(), "text": ""}) + "\n")
     return path
 
 

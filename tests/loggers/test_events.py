@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 from contextlib import closing
 
 import pytest
@@ -84,7 +85,8 @@ def test_session_records_how_it_ended(tmp_path, error, end):
         with pytest.raises(type(error)), log.session(Saved):
             raise error
     last = read_events(tmp_path / "events.jsonl")[-1]
-    assert last == {"event": end, "text": {"stopped": "a", "failed": "KeyboardInterrupt"}.get(end, "")}
+    text = {"stopped": "a", "failed": "KeyboardInterrupt"}.get(end, "")
+    assert last == {"event": end, "host": socket.gethostname(), "text": text}
     log.write("message", "after the end")
     assert len(read_events(tmp_path / "events.jsonl")) == 1
 

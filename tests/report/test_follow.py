@@ -14,10 +14,10 @@ import pytest
 from helpers.report import write_result, write_run
 from helpers.watch import append, training_record
 
-from jaxdp.config import Phase, Schedule, Stop
+from jaxdp.config import Data, Model, Optimizer, Phase, Reduce, Schedule, Stop
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
-from jaxdp.report import follow
+from jaxdp.report import follow, run_history
 from jaxdp.report.follow import WatchedRun
 from jaxdp.report.progress import card as card_of
 from jaxdp.report.progress import messages_html
@@ -89,6 +89,30 @@ def test_killed_run_stands_out_and_gives_the_command_that_continues_it(tmp_path)
     assert found.kind == "killed"
     text = html.unescape(re.sub("<.*?>", "", found.hint))
     assert text.endswith(f"jaxdp train --config '{path}/config.json' --workdir '{path}'")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"data": Data(source="my_images")},
+        {"model": Model(name="my_net", classes=10)},
+        {"optimizer": Optimizer(name="my_rule")},
+        {"reduce": Reduce(strategy="my_ring")},
+    ],
+)
+def test_command_of_a_run_with_own_parts_is_not_given_as_its_config_registers_none(tmp_path, own):
+    assert card(WatchedRun(write_run(tmp_path, **own), "run")).hint == (
+        "To continue from its beginning, as it has saved no checkpoint, repeat its command."
+    )
+
+
+def test_run_of_another_machine_is_not_said_to_be_killed(tmp_path, monkeypatch, old):
+    """Its file system may not share locks between machines."""
+    run = WatchedRun(write_run(tmp_path), "run")
+    old(tmp_path, 7200)
+    monkeypatch.setattr(run_history.socket, "gethostname", lambda: "another")
+    found = card(run)
+    assert (found.status, found.kind, found.hint) == ("not running here, last log line 2 hours ago", "unknown", "")
 
 
 def test_position_never_exceeds_the_epochs_of_the_run(tmp_path):
@@ -184,6 +208,8 @@ def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(follow, "assemble", fail)
         assert status(run) == status(run) == "cannot be read (Input/output error)"
+        assert not run.refresh()  # no figure is drawn again
+    assert run.refresh()
     assert status(run).startswith("killed")
 
 

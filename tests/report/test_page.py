@@ -180,6 +180,20 @@ def test_write_replaces_files_of_an_earlier_report_only(no_drawing, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"notes.txt", "report.html", *FIGURES}
 
 
+def test_report_whose_list_of_files_is_long_is_replaced(no_drawing, tmp_path):
+    run = write_run(tmp_path / "run")
+    text = write([run], evaluate=False).read_text()
+    classes = [
+        f"{kind}-{number}.{end}" for number in range(1, 29) for kind in ("classes", "confusions") for end in ("png", "csv")
+    ]
+    for name in classes:
+        (run / "report" / name).touch()
+    before, start, after = text.partition('<meta name="files" content="')
+    (run / "report/report.html").write_text(f"{before}{start}{' '.join(classes)} {after}")
+    write([run], evaluate=False)
+    assert {path.name for path in (run / "report").iterdir()} == {"report.html", *FIGURES}
+
+
 def test_write_with_a_run_given_twice_raises(tmp_path):
     run = write_run(tmp_path / "run")
     with pytest.raises(ConfigError, match="a run is given twice"):

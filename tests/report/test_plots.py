@@ -87,7 +87,7 @@ def test_batch_steps_are_where_the_config_says_and_else_at_the_first_line_that_h
 def test_every_number_that_callbacks_log_has_a_panel(tmp_path):
     first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     write_log(first, [{"epoch": 1.0, "loss": 1.0, "weight norm": 3.0}, {"epoch": 2.0, "eval_accuracy": 0.5, "recall": 0.25}])
-    write_log(second, [{"epoch": 1.0, "loss": 1.0, "weight norm": None, "note": "text"}])
+    write_log(second, [{"epoch": 1.0, "loss": 1.0, "weight norm": None, "note": "text", "key": 10**400, "recall": 10**400}])
     runs = read_all([first, second])
     assert plots.logged_names(runs) == ["weight norm", "recall"]
     (line,) = plots.logged_figure(runs, "recall").panel.lines

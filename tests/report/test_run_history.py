@@ -1,9 +1,13 @@
 """Runs read from their directories, and the parts of their wall time."""
 
+from contextlib import closing
+
 import pytest
 from helpers.report import write_result, write_run
 
 from jaxdp.errors import ConfigError
+from jaxdp.loggers.events import EventLog
+from jaxdp.report.progress import Seen, card
 from jaxdp.report.run_history import read, read_all
 
 
@@ -21,6 +25,15 @@ def test_seconds_of_a_finished_run_add_up_to_its_wall_time(tmp_path):
     write_result(run)
     seconds = {"input": 1.5, "steps": 8.5, "evaluation": 3.0, "saving": 0.5, "compilation": 4.0, "rest": 2.5}
     assert read(run).seconds() == seconds
+
+
+def test_status_of_a_run_at_a_url_is_that_of_its_last_event(tmp_path):
+    run = write_run(tmp_path / "run")
+    with closing(EventLog(run)) as log:
+        log.write("stopped", "stopped by SIGTERM after step 9")
+    history = read(f"file://{run}")
+    assert history.status == "stopped"
+    assert card(Seen("run", history)).hint.endswith(", repeat its command.")
 
 
 def test_read_with_a_damaged_result_raises_an_error_that_names_it(tmp_path):

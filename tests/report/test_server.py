@@ -16,7 +16,7 @@ from helpers.watch import append, serving, training_record
 
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
-from jaxdp.report import follow, server
+from jaxdp.report import follow, page, server
 from jaxdp.report.plots import Picture
 from jaxdp.report.server import listen
 from jaxdp.setup import run_dir
@@ -166,6 +166,25 @@ def test_error_of_drawing_is_shown_and_progress_goes_on(tmp_path, monkeypatch):
         text = wait_for(lambda: next((page for page in [client.get()[2]] if "could not be drawn" in page), None))
     assert "(ZeroDivisionError: &lt;x&gt;)" in text
     assert '<article class="killed"' in text
+
+
+def test_error_of_making_the_page_is_shown_on_the_last_page(no_drawing, tmp_path, monkeypatch):
+    def fail(runs):
+        raise ZeroDivisionError("<x>")
+
+    note = "The page could not be made (ZeroDivisionError: &lt;x&gt;).</footer>"
+    with serving(write_run(tmp_path / "run")) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(page, "results_table", fail)
+            status, _, text = client.get()
+            assert (status, "cannot be shown" in text, text.count(note)) == (200, True, 1)
+        assert ">Results</h2>" in client.get()[2]
+        assert "could not be made" not in client.get()[2]
+        monkeypatch.setattr(page, "results_table", fail)
+        for _ in range(2):
+            text = client.get()[2]
+            assert (">Results</h2>" in text, text.count(note), text.count("<footer")) == (True, 1, 1)
+        Outline(text)
 
 
 def test_hostile_names_and_messages_are_text(tmp_path):
