@@ -1,23 +1,19 @@
-"""Stack traces of this process's threads, taken without reading from a disk, because it may be stuck."""
+"""Stack traces of this process's threads, taken without reading a file, because the disk may be stuck."""
 
 import contextlib
-import faulthandler
-import os
 import re
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from jaxdp.errors import printable
 
 MAX_FRAMES, MAX_THREADS = 12, 5  # innermost frames of a stack; threads of a process beside the main thread
 MAIN, NATIVE = "main thread", "native thread"
-THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")  # the line before the frames of a thread
 DUMPED = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # a frame as faulthandler writes it
 # Threads that the run waits for; others belong to loggers and the like.
 RUN_THREADS = (MAIN, NATIVE, "decode_", "prefetch_", "prepare_", "compile_", "checkpoint_")
@@ -59,24 +55,13 @@ class Frame(NamedTuple):
 
 
 def capture(training_thread: int | None) -> list[Stack]:
-    """The stack trace of the thread that trains, given by its identity, then of other threads that are not idle.
-
-    faulthandler writes the newest 100 threads while it holds the GIL: walking the frames of running threads has crashed Python
-    3.11. Only threads beyond these, and all if there is no file descriptor left, are read from their frames.
-    """
-    dumped: dict[int, list[Frame]] = {}
-    with contextlib.suppress(OSError), _memory_file() as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        dumped = _threads_of(file.read().decode(errors="replace"))
-    for identity, top in sys._current_frames().items():
-        if identity not in dumped:
-            dumped[identity] = list(_walk(top))
+    """The stack trace of the thread that trains, given by its identity, then those of other threads that are not idle."""
     names = {thread.ident: thread.name for thread in threading.enumerate() if not thread.name.startswith("Dummy-")}
     stacks: list[Stack] = []
-    for identity, frames in dumped.items():
-        if not frames or identity == threading.get_ident() or names.get(identity, "") in WATCHING_THREADS:
+    for identity, top in sys._current_frames().items():
+        if identity == threading.get_ident() or names.get(identity, "") in WATCHING_THREADS:
             continue
+        frames = list(_walk(top))
         if identity == training_thread:
             stacks.insert(0, _stack(MAIN, frames))
         elif identity not in names:  # such as one of XLA's in a callback of the compiled program
@@ -86,25 +71,10 @@ def capture(training_thread: int | None) -> list[Stack]:
     return _grouped(stacks)
 
 
-def _memory_file() -> IO[bytes]:
-    return os.fdopen(os.memfd_create("stacks"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
-
-
 def _walk(frame: FrameType | None) -> Iterator[Frame]:
     while frame is not None:
         yield Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
-
-
-def _threads_of(text: str) -> dict[int, list[Frame]]:
-    """The frames of each thread, innermost first, in a text of faulthandler's, by the thread's identity."""
-    threads: dict[int, list[Frame]] = {}
-    for line in text.splitlines():
-        if thread := THREAD.match(line):
-            frames = threads[int(thread[1], 16)] = []
-        elif threads and (match := DUMPED.match(line)):
-            frames.append(Frame(match[1], int(match[2]), match[3]))
-    return threads
 
 
 def _stack(name: str, frames: Sequence[Frame]) -> Stack:
@@ -198,7 +168,11 @@ def place_of_dump(text: str) -> str:
 
     The main thread, which is the oldest, comes last.
     """
-    if not (threads := [frames for frames in _threads_of(text).values() if frames]):
+    threads = []
+    for part in text.split("most recent call first")[1:]:
+        matches = map(DUMPED.match, part.splitlines())
+        threads.append([Frame(match[1], int(match[2]), match[3]) for match in matches if match])
+    if not (threads := [frames for frames in threads if frames]):
         return ""
     *others, main = threads
     busy = [frames for frames in (main, *others) if not waits_for(frames) and not _is_idle(frames)]

@@ -6,6 +6,7 @@ A daemon thread, `watchdog`, counts time, notes what the process does and, as lo
 
 import contextlib
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -29,6 +30,9 @@ if TYPE_CHECKING:  # the command line starts to watch before it imports the conf
 
 LATE_SECONDS = 30.0  # and 15 usual steps without progress are reported; longer than a usual save or evaluation step
 TICK_SECONDS = 1.0
+# Share of the time until a process is reported, from which its stacks are taken once a tick. Walking the frames of running
+# threads has crashed Python 3.11, so none are taken of a run that makes progress.
+LOOK_AFTER = 0.25
 EXIT_SECONDS = 5.0  # for the others to read a verdict, to clean up and to print, before a process ends anyway
 STACKS_SIGNAL = signal.SIGUSR2
 MAX_ERRORS = 5  # of a thread in a row
@@ -99,7 +103,9 @@ class Supervisor:
         """Note what this process does."""
         beat, is_single = self.status.heartbeat(), self.follower is None
         overdue = verdict.overdue(beat, self.limits, is_single=is_single)
-        stacks = stack_traces.capture(self.status.training_thread)
+        reported = min(self.limits.late_seconds, self.limits.stuck_seconds or math.inf)
+        is_idle = overdue or beat.idle_seconds >= LOOK_AFTER * reported
+        stacks = stack_traces.capture(self.status.training_thread) if is_idle else []
         is_judged = self.follower is None or self.follower.session  # before that, processes are missing, not stuck
         self.update(
             count=self.record.count + 1,

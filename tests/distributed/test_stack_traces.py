@@ -1,4 +1,3 @@
-import errno
 import re
 import threading
 import time
@@ -64,27 +63,6 @@ def test_capture_shows_busy_pool_threads_and_omits_idle_ones():
     assert by_name["decode_0"]["waits_for"] == ""
     assert not any(name.startswith("idle") for name in by_name)
     assert "in reads_an_image" in stack_traces.innermost_frames([by_name["decode_0"]])
-
-
-@pytest.mark.parametrize("threads", [0, 120])
-def test_capture_shows_the_main_thread_beside_many_others_and_without_a_file_descriptor(monkeypatch, threads):
-    """faulthandler writes at most 100 threads, the newest first."""
-
-    def no_descriptor(name):
-        raise OSError(errno.EMFILE, "too many open files")
-
-    stop = threading.Event()
-    others = [threading.Thread(target=stop.wait) for _ in range(threads)]
-    for thread in others:
-        thread.start()
-    if not threads:
-        monkeypatch.setattr(stack_traces.os, "memfd_create", no_descriptor)
-    stacks = captured()
-    stop.set()
-    for thread in others:
-        thread.join()
-    assert stacks[0]["name"] == stack_traces.MAIN
-    assert any("in captured" in frame for frame in stacks[0]["frames"])
 
 
 def test_capture_shows_user_threads_and_they_do_not_put_a_rank_at_fault():
