@@ -62,7 +62,7 @@ def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tra
     assert stored(there, "picture") == [f"held_out-{samples}.png" for samples in evaluated]
     (about,) = stored(there, "about")
     assert about["checkpoint"] == str(latest_valid(tmp_path / "checkpoints").path)
-    assert sys.executable in about["command"]
+    assert sys.orig_argv[0] in about["command"]
     assert stored(there, "best") == [None]
     assert stored(there, "result")[0]["accuracy"] == result.accuracy
     assert about_tracker(recorder) == ["mlflow: a file"]
