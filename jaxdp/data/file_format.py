@@ -75,10 +75,6 @@ class Format(Splits):
             raise ConfigError(f"data.{kind}_column", chosen, reason=reason, hint=hint)
         raise self.error(f"no column {' or '.join(usual)}", f"name the column with {flag}; its columns are {shown}")
 
-    def whole(self, classes: list[str] | None) -> EncodedItems:
-        """The images of a file that is a single split; see `Splits.open`."""
-        raise NotImplementedError
-
     def arrays(self, pair: tuple, split: str, names: list[str] | None) -> ArrayItems:
         """(images, labels) of a split as items. Raises ConfigError for other shapes and types than `ArrayItems` has.
 

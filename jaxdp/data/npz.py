@@ -53,7 +53,7 @@ class Npz(Format):
         return self._arrays(self.pairs[name], name)
 
     def whole(self, classes: list[str] | None) -> ArrayItems:
-        """See `Format.whole`."""
+        """The images of a file that is a single split; see `Splits.open`."""
         if not {*WHOLE} <= {*self.keys}:
             raise self.error(f"no {' and '.join(WHOLE)} among its arrays {listed(self.keys)}", RENAME)
         return self._arrays(WHOLE, self.path.stem)

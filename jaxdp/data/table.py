@@ -54,7 +54,7 @@ class Table(Format):
         return TableItems(self, np.flatnonzero(of_row == self.rows.splits[name]), classes)
 
     def whole(self, classes: list[str] | None) -> "TableItems":
-        """See `Format.whole`."""
+        """The images of a file that is a single split; see `Splits.open`."""
         return TableItems(self, np.arange(len(self.rows.paths)), classes)
 
     def columns(self, header: Sequence[str]) -> tuple[int, int, int | None]:

@@ -37,10 +37,7 @@ def storage(request):
 
 @pytest.fixture
 def location(storage, monkeypatch):
-    storage.proxy.clear()
-    storage.proxy.forget()
-    for name, value in storage.environment.items():
-        monkeypatch.setenv(name, value)
+    storage.use(monkeypatch)
     storage.direct.pipe_file("bucket/data/x", DATA)
     return open_location(f"{storage.url}/data", "data.directory", notice=print)
 

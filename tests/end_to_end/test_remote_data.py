@@ -48,10 +48,7 @@ def storage(request, folder):
 
 @pytest.fixture
 def url(storage, monkeypatch):
-    storage.proxy.clear()
-    storage.proxy.forget()
-    for name, value in storage.environment.items():
-        monkeypatch.setenv(name, value)
+    storage.use(monkeypatch)
     return f"{storage.url}/pictures"
 
 

@@ -48,10 +48,7 @@ def storage(servers, request, monkeypatch):
     chosen = servers[request.param]
     monkeypatch.setattr(remote_workdir, "LEASE_SECONDS", LEASE_SECONDS)
     monkeypatch.setattr(remote_workdir, "UPLOAD_SECONDS", 1.0)
-    for name, value in chosen.environment.items():
-        monkeypatch.setenv(name, value)
-    chosen.proxy.clear()
-    chosen.proxy.forget()
+    chosen.use(monkeypatch)
     yield chosen
     chosen.proxy.clear()
 

@@ -64,6 +64,13 @@ class ObjectStorage:
         """Variables for clients of the proxy."""
         return environment_of(self.kind, self.proxy.port)
 
+    def use(self, monkeypatch) -> None:
+        """Clear the faults and the log, and name the server in this process's environment."""
+        self.proxy.clear()
+        self.proxy.forget()
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+
     @property
     def direct(self):
         """A file system that goes past the proxy, and caches no listing."""
