@@ -118,7 +118,7 @@ class Board:
         try:
             seen = [run.seen() for run in self.runs]
             self._page = page.page(seen, self._pictures, _url, follows=True, foot=self._problem)
-        except Exception as error:  # whatever a run has logged, the server goes on
+        except Exception as error:  # any content of a log: the server continues
             problem = f"The page could not be made ({type(error).__name__}: {first_line(error)})."
             if not self._page:
                 self._page = page.page([Seen(run.label, None, "cannot be shown") for run in self.runs], {}, _url, follows=True)

@@ -1,4 +1,4 @@
-"""What the config of a run that goes on takes from its checkpoint: ended batch phases, and where a new schedule begins.
+"""What the config of a continued run takes from its checkpoint: ended batch phases, and where a new schedule begins.
 
 The epoch of `--schedule-from-now` is a field of the config, `schedule.from_epoch`, so the rate follows from the samples seen in
 every session.

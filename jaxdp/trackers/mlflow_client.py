@@ -144,7 +144,7 @@ class MlflowClient:
             self.client.set_terminated(self._run_id, status=STATUS.get(outcome, "FAILED"))
 
     def _upload(self, path: Path, folder: str | None = None) -> None:
-        """Upload a file or a directory. A server may store metrics, but no files: then the run goes on without them."""
+        """Upload a file or a directory. A server may store metrics, but no files: then the run continues without them."""
         if not self._files_refused:
             try:
                 if path.is_dir():
