@@ -19,6 +19,7 @@ from jaxdp.choices import (
     LOSS_SCALES,
     LOSSES,
     MIXES,
+    MODELS,
     OPTIMIZERS,
     SOURCES,
     STOP_METRICS,
@@ -64,11 +65,17 @@ RESUME_SAFE_FIELDS = (
 PATHS = ("data.directory", "finetune.weights", "compile.cache", "storage.directory")  # fields in which ~ is the home directory
 
 
-def validate(config: Config) -> Config:
-    """An equal Config with checked values. Raises ConfigError for the first invalid field."""
+def validate(config: Config, *, trains: bool = True) -> Config:
+    """An equal Config with checked values. Raises ConfigError for the first invalid field.
+
+    trains: whether all parts that the config names must be registered; False: the model.
+    """
     check_type(config)
     config = _checked(lambda: _adapter().validate_python(config))
-    check_names(config)
+    if trains:
+        check_names(config)
+    else:
+        MODELS.check(config.model.name)
     return config
 
 

@@ -11,10 +11,11 @@ import optax
 import pytest
 from helpers.runs import outcome, train_until
 from PIL import Image
+from safetensors.numpy import load_file
 
 import jaxdp
 from jaxdp import models
-from jaxdp.choices import LOSSES, MODELS, OPTIMIZERS, SOURCES
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.cli import main
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
@@ -26,6 +27,7 @@ from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.registry import Registry
 from jaxdp.schedules import SCHEDULES
+from jaxdp.strategies import STRATEGIES
 
 
 class Linear:
@@ -257,25 +259,38 @@ def test_a_name_that_is_none_is_refused(register, name):
         register(name, lambda *_: None)
 
 
-def test_predictions_need_no_registered_loss_schedule_and_data(tiny, tmp_path):
+def test_a_trained_run_needs_only_the_registered_parts_that_are_used(tiny, tmp_path):
+    """Predictions and weights need the model, an evaluation also the data and the loss."""
+    jaxdp.register_model("linear", Linear)
+    jaxdp.register_optimizer("momentum", lambda config, rate, momentum: optax.sgd(rate, momentum))
+    jaxdp.register_strategy("both_ways", both_ways)
+    jaxdp.register_augmentation("negative", lambda image, key: 1 - image)
     jaxdp.register_loss("squared", lambda logits, targets: ((logits - targets) ** 2).mean(-1))
     jaxdp.register_schedule("constant", lambda epoch: 0.1)
     images, labels = np.zeros((16, 16, 16, 3), np.uint8), np.arange(16) % 6
     jaxdp.register_dataset("gray", lambda data: ((images, labels), (images, labels)))
     config = dataclasses.replace(
-        tiny,
+        with_model(tiny),
         epochs=1.0,
         batch=(Phase(8),),
-        data=Data(source="gray", image_size=16),
-        optimizer=Optimizer(loss="squared"),
+        data=Data(source="gray", image_size=16, auto_augment="negative"),
+        optimizer=Optimizer(name="momentum", loss="squared", average_decay=0.5),
+        reduce=Reduce(strategy="both_ways"),
         schedule=Schedule("constant"),
     )
-    jaxdp.train(config, tmp_path)
-    for table, name in ((LOSSES, "squared"), (SCHEDULES, "constant"), (SOURCES, "gray")):
-        del table.entries[name]
-    assert jaxdp.predict(tmp_path, images[:2]).classes.shape == (2, 5)
+    result = jaxdp.train(config, tmp_path)
+    expected = jaxdp.load_params(tmp_path)["params"]["kernel"]
+    for table in (OPTIMIZERS, STRATEGIES, AUTO_AUGMENTS, SCHEDULES):
+        del table.entries[table.registered[-1]]
+    assert jaxdp.evaluate(None, tmp_path)["eval_loss"] == pytest.approx(result.loss, rel=1e-6)
+    del LOSSES.entries["squared"]
     with pytest.raises(ConfigError, match=r"optimizer\.loss='squared': unknown name; .*register_loss"):
         jaxdp.evaluate(None, tmp_path)
+    del SOURCES.entries["gray"]
+    assert jaxdp.predict(tmp_path, images[:2]).classes.shape == (2, 5)
+    export(tmp_path, tmp_path / "net.safetensors")
+    (exported,) = [array for name, array in load_file(tmp_path / "net.safetensors").items() if name.endswith("/kernel")]
+    np.testing.assert_array_equal(exported, expected)
 
 
 PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text()

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import os
 import re
 import sys
@@ -71,10 +72,12 @@ def _name(path: tuple) -> str:
 def load_state(manifest: Manifest, abstract_state: Any) -> Any:
     """Load the state of a checkpoint and compare every file and array with the manifest. Each process loads independently.
 
-    abstract_state: a tree with the shapes, dtypes and shardings to restore. Raises CheckpointMismatch if the checkpoint holds
-    other arrays, CorruptCheckpoint if its content changed.
+    abstract_state: a tree with the shapes, dtypes and shardings to restore; fields of a named tuple that are None are not read.
+    Raises CheckpointMismatch if the checkpoint holds other arrays, CorruptCheckpoint if its content changed.
     """
-    stored, expected = manifest.arrays, describe_arrays(abstract_state)
+    left_out = tuple(f".{field}" for field, tree in _fields(abstract_state).items() if tree is None)
+    stored = {name: description for name, description in manifest.arrays.items() if not name.startswith(left_out)}
+    expected = describe_arrays(abstract_state)
     for name in stored.keys() | expected.keys():
         if stored.get(name, [])[:2] != expected.get(name, [])[:2]:
             there, here = _array_type(stored.get(name)), _array_type(expected.get(name))
@@ -95,18 +98,39 @@ def _array_type(description: list | None) -> str:
     return f"{description[0]} of shape {tuple(description[1])}" if description else "nothing"
 
 
+def _fields(tree: Any) -> dict[str, Any]:
+    """The fields of a named tuple; {} for other trees."""
+    return tree._asdict() if hasattr(tree, "_asdict") else {}
+
+
 def _restore(manifest: Manifest, abstract_state: Any) -> Any:
-    checkpointer = make_checkpointer(jax.process_index())
+    checkpointer, fields = make_checkpointer(jax.process_index()), _fields(abstract_state)
+    read_fields = {field: tree for field, tree in fields.items() if tree is not None}
+    partial = len(read_fields) < len(fields)
 
     def read(part: int, tree: Any) -> Any:
         path = (manifest.path / part_folder(part, manifest.parts)).absolute()
-        return checkpointer.restore(path, item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
+        restore_args = ocp.checkpoint_utils.construct_restore_args(tree)
+        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(tree, restore_args, partial_restore=partial))
 
     if manifest.parts == 1:
-        return read(0, abstract_state)
-    trees = (_part(abstract_state, part, manifest.parts) for part in range(manifest.parts))
+        return abstract_state._replace(**read(0, read_fields)) if partial else read(0, abstract_state)
+    part_of, trees = _parts_by_array(manifest), [dict[str, Any]() for _ in range(manifest.parts)]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state):
+        trees[part_of[jax.tree_util.keystr(path)]][_name(path)] = leaf
     arrays = {name: array for part, tree in enumerate(trees) if tree for name, array in read(part, tree).items()}
     return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], abstract_state)
+
+
+def _parts_by_array(manifest: Manifest) -> dict[str, int]:
+    """The part that holds each array, as `_part` divides the whole state, whose order the manifest keeps."""
+
+    def num_bytes(name: str) -> int:
+        dtype, shape, _ = manifest.arrays[name]
+        return math.prod(shape) * np.dtype(dtype).itemsize
+
+    largest_first = sorted(manifest.arrays, key=lambda name: -num_bytes(name))
+    return {name: index % manifest.parts for index, name in enumerate(largest_first)}
 
 
 def copy_to_host(state: Any, buffers: Any = None) -> Any:

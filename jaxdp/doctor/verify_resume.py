@@ -65,7 +65,7 @@ def _outcome(workdir: Path, config: Config) -> tuple[dict, list[dict]]:
     """(arrays of the last state, records of the log and the result without timings)."""
     records = [*read_log(workdir / LOG), json.loads((workdir / "result.json").read_text())]
     untimed = [{name: value for name, value in record.items() if name not in (*TIMING, "workdir")} for record in records]
-    return named_arrays(load_run(workdir, config=config)[0]), untimed
+    return named_arrays(load_run(workdir, config=config, whole=True).state), untimed
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdp import models
-from jaxdp.choices import SOURCES
+from jaxdp.choices import LOSSES, SOURCES
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
 from jaxdp.data.image_folder import normalized
@@ -108,7 +108,8 @@ def _evaluate(
     on_batch: Callable | None = None,
     real_labels: str | Path | None = None,
 ) -> dict[str, Any]:
-    config = validate(run_config(workdir) if config is None else config)
+    config = validate(run_config(workdir) if config is None else config, trains=False)
+    LOSSES.check(config.optimizer.loss)
     source = config.data.source
     if SOURCES[source].from_python and datasets is None:
         call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"

@@ -39,14 +39,17 @@ from jaxdp.models.finetune import module_variables
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.setup.run_dir import CHECKPOINTS, lock_run_dir, run_config
 from jaxdp.training.state import TrainState, abstract_state, from_host
-from jaxdp.validation import changes, validate
+from jaxdp.validation import changes, validate, with_fields
 from jaxdp.xla.jax_options import own_options
 
 WEIGHTS = "--weights"
 
 
 class LoadedRun(NamedTuple):
-    """A run's state, restored from the checkpoint of `manifest` onto this machine's devices."""
+    """A run's state, restored from the checkpoint of `manifest` onto this machine's devices.
+
+    opt_state and loss_scale of the state are None, unless the whole state was asked for.
+    """
 
     state: TrainState
     config: Config
@@ -219,15 +222,18 @@ def _checkpoint_at(folder: Path, samples: str, field: str) -> Manifest:
 
 
 @own_options()
-def load_run(workdir: str | Path, checkpoint: str = "result", config: Config | None = None) -> LoadedRun:
+def load_run(
+    workdir: str | Path, checkpoint: str = "result", config: Config | None = None, *, whole: bool = False
+) -> LoadedRun:
     """Restore a checkpoint of the run in `workdir`, a directory or URL, on all devices of this machine.
 
-    checkpoint: see `choose_checkpoint`. config: the run's config with changes; None for the run's own. Raises ConfigError if
-    the checkpoint is missing, corrupt, or of another model, and if model or optimizer are not registered.
+    checkpoint: see `choose_checkpoint`. config: the run's config with changes; None for the run's own. whole: also the
+    optimizer's state, for which the optimizer must be registered. Raises ConfigError if the checkpoint is missing, corrupt, or
+    of another model, and if the model is not registered.
     """
     config = config or run_config(workdir)
     with open_checkpoint(workdir, checkpoint) as manifest:
-        return load_checkpoint(manifest, config)
+        return load_checkpoint(manifest, config, whole=whole)
 
 
 @contextmanager
@@ -278,13 +284,13 @@ def _load_any(run: str | Path, checkpoint: str) -> LoadedRun:
     return load_checkpoint(manifest, manifest.config)
 
 
-def load_checkpoint(manifest: Manifest, config: Config) -> LoadedRun:
+def load_checkpoint(manifest: Manifest, config: Config, *, whole: bool = False) -> LoadedRun:
     """Restore a checkpoint on all devices of this machine. Raises as `load_run`."""
     devices = runtime.start(config.mesh, compile=config.compile)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
     name = manifest.path.name
     try:
-        state = load_state(manifest, abstract_state(config, models.create(config.model), mesh))
+        state = load_state(manifest, _abstract(config, mesh, whole=whole))
     except CorruptCheckpoint as error:
         raise ConfigError("--checkpoint", name, reason=str(error), hint="use another checkpoint") from None
     except CheckpointMismatch as error:
@@ -294,6 +300,15 @@ def load_checkpoint(manifest: Manifest, config: Config) -> LoadedRun:
         reason = f"the checkpoint is of another model ({'; '.join(differences)})"
         raise ConfigError("--checkpoint", name, reason=reason, hint="remove these model options") from None
     return LoadedRun(state, config, manifest)
+
+
+def _abstract(config: Config, mesh: jax.sharding.Mesh, *, whole: bool) -> TrainState:
+    """Shapes, dtypes and shardings of what is restored; without the optimizer's state, no optimizer is needed."""
+    model = models.create(config.model)
+    if whole:
+        return abstract_state(config, model, mesh)
+    any_optimizer = with_fields(config, {"optimizer.name": "sgd"})
+    return abstract_state(any_optimizer, model, mesh)._replace(opt_state=None, loss_scale=None)
 
 
 class LoadedWeights(NamedTuple):
