@@ -37,7 +37,7 @@ class EventLog(Callback):
             self._separator = b"\n" * (os.fstat(self._file.fileno()).st_size > 0)  # the last line may be torn
 
     def on_start(self, run: Run) -> None:
-        self.write(START)
+        self.write(START, ", ".join(type(callback).__name__ for callback in run.callbacks.users))
 
     def recorded(self, info: Callable[[str], Any]) -> Callable[[str], None]:
         """A function that passes a line to `info` and records it."""

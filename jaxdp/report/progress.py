@@ -85,7 +85,8 @@ def _how_to_continue(history: History) -> str:
     saved = escape(f"from {history.as_of}") if history.as_of else "from its beginning, as it has saved no checkpoint"
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."
-    if is_url(history.files.workdir) or _names_own_parts(history.config):
+    own_parts = _names_own_parts(history.config) or history.has_callbacks  # which config.json does not have
+    if is_url(history.files.workdir) or own_parts:
         return f"To continue {saved}, repeat its command."
     directory = printable(history.files.workdir, 4096)
     words = ["jaxdp", "train", "--config", f"{directory}/{CONFIG}", "--workdir", directory]
@@ -94,7 +95,7 @@ def _how_to_continue(history: History) -> str:
 
 
 def _names_own_parts(config: Config) -> bool:
-    """Whether a config names parts that are not built in, which its config.json does not register."""
+    """Whether a config names parts that are not built in."""
     values = flatten(dataclasses.asdict(config))
     return any(values[table.field] not in (*table.builtin, *table.reserved) for table in REGISTRIES)
 

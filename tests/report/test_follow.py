@@ -9,6 +9,8 @@ import re
 import shutil
 import threading
 import time
+from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from helpers.report import write_result, write_run
@@ -22,6 +24,7 @@ from jaxdp.report.follow import WatchedRun
 from jaxdp.report.progress import card as card_of
 from jaxdp.report.progress import messages_html
 from jaxdp.setup import run_dir
+from jaxdp.training.callback import Callback, Callbacks
 
 
 def card(run):
@@ -104,6 +107,13 @@ def test_command_of_a_run_with_own_parts_is_not_given_as_its_config_registers_no
     assert card(WatchedRun(write_run(tmp_path, **own), "run")).hint == (
         "To continue from its beginning, as it has saved no checkpoint, repeat its command."
     )
+
+
+def test_command_of_a_run_with_callbacks_is_not_given_as_its_config_has_none(tmp_path):
+    path = write_run(tmp_path)
+    with closing(EventLog(path)) as log:
+        log.on_start(SimpleNamespace(callbacks=Callbacks([], [Callback()])))
+    assert card(WatchedRun(path, "run")).hint.endswith(", repeat its command.")
 
 
 def test_run_of_another_machine_is_not_said_to_be_killed(tmp_path, monkeypatch, old):
