@@ -8,8 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.foreign_flags import COUNTERPARTS
@@ -23,14 +22,14 @@ GENERAL, ALL = "general", "all"
 GENERAL_TEXT = "Options of the command; name, seed and length of the run"
 
 
-def rows(texts: dict[str, str]) -> str:
+def rows(texts: dict[str, str], *, below: bool = False) -> str:
     """Names with their descriptions, wrapped to the width of the terminal; below the names if these are wide."""
-    width, column = _width(), 3 + max(11, *map(len, texts))
-    below = column > width / 2
+    width, column = _width(), 3 + max([11, *map(len, texts)])
+    below = below or column > width / 2
     indent = (6 if below else column) * " "
     lines = []
     for name, text in texts.items():
-        first, *rest = _wrap(text, width - len(indent))
+        first, *rest = _wrap(text, width - len(indent)) or [""]
         lines += [f"  {name}", f"{indent}{first}"] if below else [f"  {name:<{column - 2}}{first}"]
         lines += [f"{indent}{line}" for line in rest]
     return "\n".join(lines)
@@ -41,14 +40,12 @@ def asks_for_help(arguments: Iterable[str]) -> bool:
     return any(re.fullmatch(r"-h|--help(=.*)?", word) for word in arguments)
 
 
-def show(options: type, default: Any, flags: "Flags", *, program: str, topic: str, everyday: Sequence[str]) -> None:
-    """Print help and exit. options: class of the command's options, with `default` as values.
+def show(options: type, flags: "Flags", *, program: str, topic: str, everyday: Sequence[str]) -> None:
+    """Print help and exit. options: class of the command's options.
 
     topic: a group, `all`, or "" for an overview: the flags of the options class itself, those named in `everyday`, and the
     groups. Options without groups are always shown in full. Raises ConfigError for an unknown group.
     """
-    import tyro
-
     topic = topic.replace("_", "-")
     if flags.groups and topic not in (*flags.groups, ALL, ""):
         counterpart = COUNTERPARTS.get(topic)
@@ -57,13 +54,36 @@ def show(options: type, default: Any, flags: "Flags", *, program: str, topic: st
         raise ConfigError(f"--help {topic}", reason="no such group of options", hint=suggest(group, [*flags.groups, ALL]))
     if flags.groups and not topic:
         print(_overview(options, flags, program=program, everyday=everyday))
-        sys.exit()
-    if flags.groups and topic != ALL:
-        view = _view([flag for flag in flags.named.values() if flag.group == topic])
-        tyro.cli(view, args=["--help"], prog=program, description=f"  {topic}: {_group_texts(flags)[topic]}.")
-    _simplify(options, {(flag.owner, flag.field.name): flag for flag in (*flags.named.values(), *flags.positional)})
-    omitted = tyro.MISSING_NONPROP if default is None else default
-    tyro.cli(options, args=["--help"], prog=program, description=description(options), default=omitted)
+    elif flags.groups and topic != ALL:
+        print(f"usage: {program} [OPTIONS]\n\n{_group(flags, topic)}")
+    else:
+        arguments = "".join(f" {flag.value_name}" for flag in flags.positional)
+        groups = [_group(flags, name) for name in flags.groups] or [f"Options:\n{_full_rows(flags.named.values())}"]
+        if flags.positional:
+            groups = [f"Arguments:\n{_full_rows(flags.positional)}", *groups]
+        print("\n\n".join([f"usage: {program} [OPTIONS]{arguments}", description(options), *groups]))
+    sys.exit()
+
+
+def _group(flags: "Flags", group: str) -> str:
+    """A group of flags in full."""
+    text = "\n".join(_wrap(f"{group}: {_group_texts(flags)[group]}.", _width()))
+    return f"{text}\n{_full_rows(flag for flag in flags.named.values() if flag.group == group)}"
+
+
+def _full_rows(flags: Iterable["Flag"]) -> str:
+    """Every flag with its values, its whole help and its default. A flag and its negation share a row."""
+    fields: dict[str, list[Flag]] = {}
+    for flag in flags:
+        fields.setdefault(flag.spelling, []).append(flag)
+    texts = {}
+    for first, *others in fields.values():
+        names = ", ".join(flag.name for flag in (first, *others))
+        values = f"{{{','.join(first.choices)}}}" if first.choices and not first.metavar else first.value_name
+        is_off = first.switch and not others
+        default = " (required)" if first.required else "" if is_off else _default_text(first)
+        texts[values if names == values else f"{names} {values}".rstrip()] = help_text(first) + default
+    return rows(texts, below=True)
 
 
 def description(options: type) -> str:
@@ -98,56 +118,6 @@ def _group_texts(flags: "Flags") -> dict[str, str]:
     return texts | {GENERAL: GENERAL_TEXT}
 
 
-def _view(flags: list["Flag"]) -> type:
-    """A dataclass with these flags as fields, whose names for tyro contain the section."""
-    import tyro
-    from typing_extensions import Doc
-
-    fields: list[tuple[str, Any, Any]] = []
-    for name, flag in {flag.spelling.removeprefix("--"): flag for flag in flags}.items():
-        marks = (tyro.conf.arg(name=name, **_look(flag)), Doc(help_text(flag)))
-        annotation = Annotated[flag.field.type, *marks]  # type: ignore[name-defined]
-        fields.append((f"field_{len(fields)}", annotation, dataclasses.field(default=flag.default)))
-    return dataclasses.make_dataclass("Options", fields)
-
-
-def _look(flag: "Flag") -> dict[str, Any]:
-    """How tyro shows the value of a flag: the names of a table, but not None or empty, whose meaning is in the text."""
-    may_be_empty = NoneType in flag.types or flag.repeated
-    if flag.required or not (may_be_empty or flag.choices):
-        return {}
-    look: dict[str, Any] = {}
-    if may_be_empty:
-        look["help_behavior_hint"] = lambda default: "" if default in ("None", "") else f"(default: {default})"
-    if not flag.metavar and not flag.repeated:
-        look["metavar"] = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.value_name
-    return look
-
-
-def _simplify(options: type, flags: dict[tuple[type, str], "Flag"]) -> None:
-    """Annotate the fields of an options class, and of those inside it, with their docstrings as one line for tyro to wrap.
-
-    flags: by class and field. From a docstring tyro keeps the line breaks of the source. The process exits after the help, so
-    the change does no harm.
-    """
-    import tyro
-    from typing_extensions import Doc
-
-    for field in dataclasses.fields(options):
-        for inner in _types_in(field.type):
-            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
-                _simplify(inner, flags)
-        if flag := flags.get((options, field.name)):
-            look, text = _look(flag), help_text(flag) if field.name in docstrings(options) else ""
-            marks = [tyro.conf.arg(**look)] * bool(look) + [Doc(text)] * bool(text)
-            options.__annotations__[field.name] = Annotated[field.type, *marks] if marks else field.type
-
-
-def _types_in(annotation: Any) -> list[Any]:
-    """An annotation and the arguments inside it."""
-    return [annotation, *(inner for argument in get_args(annotation) for inner in _types_in(argument))]
-
-
 @functools.cache
 def docstrings(options: type) -> dict[str, str]:
     """The docstrings of the fields of a class, in one line each."""
@@ -175,9 +145,13 @@ def purpose(flag: "Flag") -> str:
 def _short_text(flag: "Flag") -> str:
     """The first clause of a flag's help, its choices and its default."""
     choices = f": {', '.join(flag.choices)}" if flag.choices else ""
+    return purpose(flag) + choices + ("" if flag.switch else _default_text(flag))
+
+
+def _default_text(flag: "Flag") -> str:
+    """The default of a flag; "" if there is none, or if it is None or empty, whose meaning is in the text."""
     values = flag.default if isinstance(flag.default, tuple) else () if flag.default is None else (flag.default,)
-    default = f" (default: {' '.join(map(str, values))})" if values and not flag.switch else ""
-    return purpose(flag) + choices + default
+    return f" (default: {' '.join(map(str, values))})" if values else ""
 
 
 def _first_clause(text: str) -> str:

@@ -60,7 +60,7 @@ def parse(
     arguments, flags = list(arguments), Flags.of(options, default)
     topic = check(flags, arguments, program)
     if topic is not None:
-        show(options, default, flags, program=program, topic=topic, everyday=everyday)
+        show(options, flags, program=program, topic=topic, everyday=everyday)
     omitted = tyro.MISSING_NONPROP if default is None else default
     return tyro.cli(options, args=arguments, prog=program, default=omitted)
 

@@ -1,25 +1,20 @@
 """Prediction of step time and efficiency of a plan on a network of given latency and bandwidth, for every strategy."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxdp.analysis import cost_model
 from jaxdp.errors import plural
 from jaxdp.parallel.mesh import default_shape
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.strategies import STRATEGIES, unsupported_reason
+from jaxdp.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 RESNET50_MACS = 4_089_184_256  # multiply-adds of an image of 224 pixels
 MAX_DEVICES = 16_384
-COLUMNS = ["strategy", "all-reduce", "in one message", "step", "efficiency", "images/s"]
-COLUMNS += ["diminishing returns from", "fastest at"]
-# Colors of Okabe & Ito, distinguishable by the color-blind; 7 and 4 are coprime, so 28 strategies differ in color or dashes.
-COLORS = ("#000000", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9")
-DASHES = ("-", "--", "-.", ":")
+COLUMNS = ("strategy", "all-reduce", "step", "efficiency", "images/s", "diminishing returns from", "fastest at")
 DEVICE_COUNTS = [2**power for power in range(MAX_DEVICES.bit_length())]
 
 
@@ -109,16 +104,8 @@ def predict(
             total = cost_model.step_seconds(computation * phase.workers, phase.workers, seconds)
             counts = [n for n in DEVICE_COUNTS if n <= phase.global_batch and not strategy.unsupported_reason(n)]
             diminishing, fastest = cost_model.turning_points(computation * phase.workers, communication, counts)
-            combined = model_summary | {
-                "messages": [sum(messages[:-1]), messages[-1]],
-                "gathered_messages": [sum(model_summary["gathered_messages"])],
-            }
-            one_message = (
-                network.sharded_seconds(name, mesh, combined) if sharded else network.seconds(name, mesh, [sum(messages)])
-            )
             strategies[name + SHARDED * sharded] = {
                 "communication_seconds": seconds,
-                "one_message_seconds": one_message + normalization,
                 "step_seconds": total,
                 "efficiency": computation / total,
                 "images_per_second": phase.global_batch / total,
@@ -172,7 +159,6 @@ def tables(prediction: dict) -> Iterator["Table"]:
             table.add_row(
                 strategy,
                 f"{1e3 * row['communication_seconds']:.3f} ms",
-                f"{1e3 * row['one_message_seconds']:.3f} ms",
                 f"{1e3 * row['step_seconds']:.3f} ms",
                 f"{100 * row['efficiency']:.1f} %",
                 f"{row['images_per_second']:,.0f}",
@@ -193,55 +179,7 @@ def notes(prediction: dict) -> list[str]:
     return [
         f"Assumptions: a device computes {prediction['device_images_per_second']:.0f} images/s (--images-per-second); no "
         "communication is hidden; each device has one full-duplex link; messages are sent one after another, as the step sends "
-        "them (--reduce.bucket-bytes). XLA may "
-        "combine the messages of gradients and batch statistics, at most into one (third column). The last two columns are "
-        "numbers of devices, powers of two, that share the batch of the phase.",
+        "them (--reduce.bucket-bytes). The last two columns are numbers of devices, powers of two, that share the batch of the "
+        "phase.",
         *([normalization] if prediction["normalization_messages"] else []),
     ]
-
-
-def draw(prediction: dict, path: str | Path | IO[bytes]) -> None:
-    """Plot efficiency against devices, up to 16,384: with a fixed batch per device (left) and a fixed global batch (right)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    weak, strong = figure.subplots(1, 2)
-    phase, network = prediction["phases"][-1], Network(prediction["latency"], prediction["bandwidth"])
-    between_layers = prediction["normalization_messages"]
-    one_device = phase["computation_seconds"]
-    names = [name for name, strategy in STRATEGIES.items() if strategy.cost]
-    for name in names:
-        communication = {
-            n: network.seconds(name, default_shape(n), prediction["messages"])
-            + network.seconds("psum", default_shape(n), between_layers)
-            for n in DEVICE_COUNTS
-            if not unsupported_reason(name, n)
-        }
-        efficiency = [one_device / (one_device + seconds) for seconds in communication.values()]
-        weak.plot(list(communication), efficiency, **plot_style(name), label=name)
-        counts = [n for n in communication if n <= phase["global_batch"]]
-        efficiency = [cost_model.speed_up(one_device * phase["workers"], n, communication[n]) / n for n in counts]
-        strong.plot(counts, efficiency, **plot_style(name), label=name)
-    weak.set_title(f"{phase['global_batch'] // phase['workers']} images per device", fontsize="medium")
-    strong.set_title(f"global batch {phase['global_batch']:,}", fontsize="medium")
-    for axes in (weak, strong):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(DEVICE_COUNTS[::2], [f"{n:,}" for n in DEVICE_COUNTS[::2]], fontsize="small")
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("devices")
-        axes.grid(alpha=0.3)
-    weak.set_ylabel("efficiency")
-    weak.legend(fontsize="small", frameon=False)
-    sizes = prediction["messages"] + between_layers
-    figure.suptitle(
-        f"Predicted: {sum(sizes) / 1e6:.1f} MB in {len(sizes)} messages, {1e6 * network.latency:g} us, "
-        f"{network.bandwidth / 1e9:g} GB/s, {prediction['device_images_per_second']:.0f} images/s per device, no overlap",
-        fontsize="medium",
-    )
-    figure.savefig(path, format="png", dpi=120)
-
-
-def plot_style(name: str) -> dict[str, str]:
-    """Matplotlib's `color` and `linestyle` of a strategy, by its position in the table; raises ValueError for unknown names."""
-    position = list(STRATEGIES).index(name)
-    return {"color": COLORS[position % len(COLORS)], "linestyle": DASHES[position % len(DASHES)]}

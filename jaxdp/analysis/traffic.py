@@ -48,27 +48,6 @@ def normalization_messages(plan: Plan) -> list[int]:
     return [message.operand_bytes for message in step_traffic(config, phase).collectives for _ in range(message.count)]
 
 
-def masters_only(traffic: StepTraffic) -> dict | None:
-    """Bytes sent by the hierarchical strategy with one master per row (Jia et al.) and as an SPMD program; None for others.
-
-    Along a row the other devices forward their vector to the master, and later the result, in a chain; only the masters form
-    the vertical ring. In an SPMD program all columns run that ring at the same time.
-    """
-    if traffic.strategy != "hierarchical":
-        return None
-    vector = max(
-        sum(collective.operand_bytes * collective.count for collective in traffic.collectives if collective.axes == (axis,))
-        for axis in ("vertical", "horizontal")
-    )
-    ring = 2 * (traffic.vertical - 1) / traffic.vertical * vector
-    return {
-        "vertical_bytes_all_columns": ring * traffic.devices,
-        "vertical_bytes_masters_only": ring * traffic.vertical,
-        "master_sends": ring + vector * (traffic.horizontal > 1),
-        "others_send_at_most": 2 * vector,
-    }
-
-
 def as_dict(traffic: StepTraffic) -> dict:
     """The traffic of a step as `jaxdp plan --json` prints it."""
     sent = traffic.sent_bytes
@@ -91,7 +70,6 @@ def as_dict(traffic: StepTraffic) -> dict:
         ],
         "sent_bytes_busiest_device": max(sent),
         "sent_bytes_mean_device": sum(sent) / len(sent),
-        "masters_only": masters_only(traffic),
     }
 
 
@@ -129,10 +107,4 @@ def table(traffic: StepTraffic) -> Table:
     table.add_row("total", "", str(traffic.devices), "", "", "", f"{busiest:,.0f}")
     if busiest > 1.001 * mean:
         table.add_row("", "", "", "", "", "mean per device", f"{mean:,.0f}")
-    if masters := masters_only(traffic):
-        table.caption = (
-            "In an SPMD program every column repeats the vertical exchange: "
-            f"{masters['vertical_bytes_all_columns']:,.0f} bytes in total on that axis. With one master per row (Jia et al.): "
-            f"{masters['vertical_bytes_masters_only']:,.0f} bytes, and a master sends {masters['master_sends']:,.0f}."
-        )
     return table

@@ -3,7 +3,6 @@
 import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from scipy.optimize import nnls
 
 from jaxdp import models
 from jaxdp.analysis import cost_model
-from jaxdp.analysis.network_model import plot_style
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
@@ -214,37 +212,3 @@ def render(record: dict) -> Iterator[Table | str]:
     yield advice(record)
     if record["virtual"]:
         yield VIRTUAL_NOTE
-
-
-def draw(record: dict, path: str | Path) -> None:
-    """Plot median seconds against message size, one panel for each dtype."""
-    from matplotlib.figure import Figure
-
-    dtypes = list(dict.fromkeys(row["dtype"] for row in record["rows"]))
-    figure = Figure(figsize=(5.2 * len(dtypes), 4), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(dtypes), sharey=True))
-    for axes, dtype in zip(panels, dtypes, strict=True):
-        for strategy in dict.fromkeys(row["strategy"] for row in record["rows"]):
-            rows = [row for row in record["rows"] if (row["strategy"], row["dtype"]) == (strategy, dtype)]
-            low = [row["seconds"] - row["fastest"] for row in rows]
-            high = [row["slowest"] - row["seconds"] for row in rows]
-            axes.errorbar(
-                [row["bytes"] for row in rows],
-                [row["seconds"] for row in rows],
-                [low, high],
-                marker="o",
-                markersize=3,
-                capsize=2,
-                **plot_style(strategy),
-                label=strategy,
-            )
-        axes.set(xscale="log", yscale="log", xlabel="bytes", title=dtype)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("seconds (median; fastest to slowest)")
-    panels[0].legend(frameon=False, fontsize="small")
-    figure.suptitle(
-        f"All-reduce on {record['mesh'][0]}x{record['mesh'][1]} {record['device']}"
-        + (", virtual devices of one CPU: no network" if record["virtual"] else ""),
-        fontsize="medium",
-    )
-    figure.savefig(path, dpi=120)

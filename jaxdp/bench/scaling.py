@@ -12,8 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -27,9 +25,6 @@ from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import choose_shape, make_mesh
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MODES = ("strong", "weak")
 COLUMNS = (
@@ -218,54 +213,3 @@ def render(record: dict) -> Iterator[Table | str]:
         yield "If an interval includes 0, steps vary by more than communication costs: raise --repeats, or end other programs."
     if record["virtual"]:
         yield VIRTUAL_NOTE
-
-
-def _draw_intervals(axes: "Axes", rows: list[dict]) -> None:
-    """The interval in which the exposed communication of each bar begins; above the bar where it is negative."""
-    label: str | None = "interval of its beginning"
-    for tick, row in enumerate(rows):
-        if interval := row.get("exposed_communication_interval"):
-            begin, *ends = (1e3 * (row["step_seconds"] - each) for each in (row["exposed_communication_seconds"], *interval))
-            error = [[begin - min(ends)], [max(ends) - begin]]
-            axes.errorbar(tick, begin, yerr=error, color="black", capsize=4, marker="_", linestyle="none", label=label)
-            label = None
-
-
-def draw(record: dict, path: str | Path) -> None:
-    """Plot speed-up with the ideal, and the components of the step's time, against the number of devices."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    panels = figure.subplots(1, 3)
-    counts = sorted({row["devices"] for row in record["rows"]})
-    for mode, color in zip(_modes(record), ("#0072B2", "#D55E00"), strict=False):
-        rows = [row for row in record["rows"] if row["mode"] == mode]
-        devices = [row["devices"] for row in rows]
-        panels[0].plot(devices, [row["speed_up"] for row in rows], marker="o", color=color, label=mode)
-    panels[0].plot(counts, [count / counts[0] for count in counts], color="#999999", linestyle="--", label="ideal")
-    panels[0].set(title="speed-up", xlabel="devices", xscale="log", yscale="log")
-    panels[0].legend(frameon=False)
-    for axes, mode in zip(panels[1:], _modes(record), strict=False):
-        rows = [row for row in record["rows"] if row["mode"] == mode]
-        ticks = range(len(rows))
-        exposed = np.array([max(0.0, 1e3 * row["exposed_communication_seconds"]) for row in rows])
-        steps = np.array([1e3 * row["step_seconds"] for row in rows])
-        waiting = np.minimum([1e3 * row["waiting_seconds"] for row in rows], steps - exposed)
-        axes.bar(ticks, steps - exposed - waiting, color="#56B4E9", label="computation")
-        axes.bar(ticks, waiting, bottom=steps - exposed - waiting, color="#E69F00", label="waiting for the slowest device")
-        axes.bar(ticks, exposed, bottom=steps - exposed, color="#D55E00", label="exposed communication")
-        _draw_intervals(axes, rows)
-        axes.set(title=f"{mode} scaling: step time", xlabel="devices", ylabel="ms")
-        axes.set_xticks(list(ticks), [str(row["devices"]) for row in rows])
-        lowest = [(row.get("exposed_communication_interval") or (0.0,))[0] for row in rows]
-        axes.set_ylim(top=1.3e3 * max(row["step_seconds"] - min(0.0, low) for row, low in zip(rows, lowest, strict=True)))
-        axes.legend(frameon=False, fontsize="small", loc="upper left")
-    panels[0].set_xticks(counts, [str(count) for count in counts])
-    panels[0].set_yticks(counts, [str(count) for count in counts])
-    panels[0].minorticks_off()
-    figure.suptitle(
-        f"{record['model']}, {record['strategy']}, {record['device']}"
-        + (", virtual devices of one CPU: no network" if record["virtual"] else ""),
-        fontsize="medium",
-    )
-    figure.savefig(path, dpi=120)

@@ -3,16 +3,15 @@
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import sys
 from pathlib import Path
 
-from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch
+from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch, stdout_for_the_document
 from jaxdp.config import Config
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_FAILURE, ConfigError, StorageError
-from jaxdp.files import check_output, is_url, write_output
+from jaxdp.files import is_url
 from jaxdp.flags import parse
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
@@ -28,12 +27,12 @@ def run(arguments: list[str], program: str) -> None:
 
         With --verify: prove that its devices train correctly. Compares the gradient of every strategy with one device's,
         repeats steps to the bit, and checks exact sums of messages as large as the recipe's and exact resume. If it is
-        stopped, the proofs so far are printed and written.
+        stopped, the proofs so far are printed.
 
         Examples:
           jaxdp doctor --config imagenet_goyal_8k
           jaxdp doctor --check-images --data.source folder --data.directory ~/pictures
-          jaxdp doctor --verify --output proofs.json
+          jaxdp doctor --verify --json > proofs.json
           jaxdp doctor --verify --thorough --mesh.cpu-devices 8
           jaxdp launch --processes 2 -- jaxdp doctor --verify
         """
@@ -49,12 +48,8 @@ def run(arguments: list[str], program: str) -> None:
         """Proofs of correct training instead of checks, on all processes; splits a CPU into --mesh.cpu-devices, or 4"""
         thorough: Switch = False
         """Proofs of --verify on every mesh, not only on the recipe's"""
-        output: str | None = None
-        """JSON file for the proofs of --verify, with machine, versions and commit"""
-        overwrite: Switch = False
-        """Overwrite an existing file given by --output"""
         json: Switch = False
-        """Output as one JSON document on stdout"""
+        """Output as one JSON document on stdout; of --verify with machine, versions and commit"""
         launch: LaunchFields = dataclasses.field(default_factory=Launch)
 
     options = parse(Doctor, arguments, program)
@@ -65,15 +60,12 @@ def run(arguments: list[str], program: str) -> None:
             raise ConfigError("--workdir", options.workdir, reason=reason, hint="use a directory")
         if options.check_images:
             raise ConfigError("--check-images", reason="has no effect with --verify")
-        output = Output(options.output, options.overwrite, options.json)
-        _verify(config, options.workdir, launch=options.launch, output=output, thorough=options.thorough)
+        _verify(config, options.workdir, launch=options.launch, as_json=options.json, thorough=options.thorough)
         return
     if options.thorough:
         raise ConfigError("--thorough", reason="requires --verify", hint="add it")
     if options.launch != Launch():
         raise ConfigError("--coordinator", reason="flags of several processes require --verify", hint="add it")
-    if options.output is not None:
-        raise ConfigError("--output", options.output, reason="requires --verify", hint="give --json and redirect stdout")
     _check(config, options.workdir or str(Path("runs") / config.name), images=options.check_images, as_json=options.json)
 
 
@@ -81,7 +73,7 @@ def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None
     """Run the checks and print their results; exits with 1 if one reports an error."""
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
         from jaxdp.doctor import dataset, runner
-    from jaxdp.doctor.check_result import ERROR, ResultBuilder, any_running, summarize, to_dict
+    from jaxdp.doctor.check_result import ERROR, ResultBuilder, summarize, to_dict
     from jaxdp.loggers.console import Screen
 
     results = runner.run_checks(config, workdir)
@@ -99,39 +91,18 @@ def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None
         screen.info(f"checks for the recipe {config.name}")
         screen.table(runner.make_table(results))
         screen.info(summarize(results))
-    code = EXIT_FAILURE if any(result.status == ERROR for result in results) else 0
-    if any_running():
-        sys.stdout.flush()
-        os._exit(code)
-    if code:
-        sys.exit(code)
+    if any(result.status == ERROR for result in results):
+        sys.exit(EXIT_FAILURE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """Where the record of the proofs goes: a JSON file if `path` is given, and stdout as a summary or as JSON."""
-
-    path: str | None
-    overwrite: bool
-    json: bool
-
-    def write(self, record: dict) -> None:
-        from jaxdp.doctor import verify
-
-        text = json.dumps(record, indent=1, allow_nan=False)
-        if self.path is not None:
-            write_output(Path(self.path), (text + "\n").encode())
-        written = "" if self.path is None else f"; proofs written to {self.path}"
-        print(text if self.json else verify.summarize(record) + written, flush=True)
-
-
-def _verify(config: Config, workdir: str | None, *, launch: Launch, output: Output, thorough: bool) -> None:
+def _verify(config: Config, workdir: str | None, *, launch: Launch, as_json: bool, thorough: bool) -> None:
     """Run the proofs on all processes; exits with 1 if one fails. Several processes share a directory beside `workdir`."""
     from jaxdp.distributed import runtime
     from jaxdp.doctor import verify
     from jaxdp.loggers.console import Quiet, Screen
     from jaxdp.setup import run_dir
 
+    document = stdout_for_the_document() if as_json else sys.stdout
     run_path = run_dir.resolve_workdir(workdir, config)
     shared_dir = run_path.with_name(f"{run_path.name}-verify")
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: one line, temporary files removed
@@ -147,12 +118,11 @@ def _verify(config: Config, workdir: str | None, *, launch: Launch, output: Outp
         with runtime.fail_together(group):
             if workdir is not None and group.num_processes == 1:
                 raise ConfigError("--workdir", workdir, reason="has no effect with --verify in a single process")
-            if group.is_rank0 and output.path is not None:
-                check_output(output.path, output.overwrite)
-            info = Screen(sys.stderr if output.json else None).info if group.is_rank0 else Quiet().info
+            info = Screen(sys.stderr if as_json else None).info if group.is_rank0 else Quiet().info
             record = verify.run(config, info, group=group, shared_dir=_shared(shared_dir, group), thorough=thorough)
             if group.is_rank0:
-                output.write(record)
+                text = json.dumps(record, indent=1, allow_nan=False) if as_json else verify.summarize(record)
+                print(text, file=document, flush=True)
             if record["stopped"]:
                 raise KeyboardInterrupt
     finally:

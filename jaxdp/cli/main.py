@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, TextIO
+from typing import Any
 
 from jaxdp import cli
 from jaxdp.distributed import memory
@@ -75,8 +75,6 @@ def _run(command: str, arguments: list[str], program: str) -> None:
     if arguments == ["--version"]:
         return _version()
     arguments = _read_words(arguments)
-    if os.environ.get("TERM") == "dumb" or not _prints_boxes(sys.stdout):
-        os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
     if command in ON_DEVICES and not asks_for_help(arguments):
         memory.check_address_space()
     import_module(f"{cli.__name__}.{command}").run(arguments, program)
@@ -176,14 +174,6 @@ def _version() -> None:
     from jaxdp import __version__
 
     print(f"jaxdp {__version__}", flush=True)
-
-
-def _prints_boxes(stream: TextIO) -> bool:
-    try:
-        "\u256d\u2500".encode(stream.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _help() -> str:

@@ -1,7 +1,9 @@
 """Types of command-line options that several commands share."""
 
 import dataclasses
-from typing import Annotated
+import os
+import sys
+from typing import IO, Annotated
 
 import tyro
 
@@ -51,3 +53,14 @@ EVERYDAY = (
     "--schedule.learning-rate",
     "--reduce.strategy",
 )
+
+
+def stdout_for_the_document() -> IO[str]:
+    """The original stdout. The file descriptor is redirected to stderr, because native libraries such as gloo write to it."""
+    try:
+        number, errors = sys.stdout.fileno(), sys.stderr.fileno()
+    except OSError:  # captured by a notebook or a test
+        return sys.stdout
+    document = os.fdopen(os.dup(number), "w")
+    os.dup2(errors, number)
+    return document

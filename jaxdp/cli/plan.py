@@ -1,7 +1,6 @@
 """`jaxdp plan`: print the plan of a run, and predictions of its messages, step time and memory."""
 
 import dataclasses
-import io
 import json
 import os
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from jaxdp.cli.options import EVERYDAY, ConfigFields, Switch
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
-from jaxdp.files import check_output, write_output
 from jaxdp.flags import parse
 from jaxdp.planning import Plan as RunPlan
 from jaxdp.recipes import load_recipe
@@ -48,10 +46,6 @@ class Plan:
     images_per_second: float | None = None
     """Training speed of one device in images/s, from `jaxdp bench step`: predicts the hours of the run. With --network
     the speed without communication (None: the paper's V100, scaled by multiply-adds)"""
-    picture: str | None = None
-    """PNG file for a plot of efficiency against devices, up to 16,384, with --network"""
-    overwrite: Switch = False
-    """Overwrite an existing PNG file"""
     compile_for: str | None = None
     """GPU for which XLA compiles the step: a100, h100 or h200; needs no GPU (extra cuda13)"""
     phase: int = 0
@@ -178,8 +172,6 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
 def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     """Step time and efficiency on a network."""
     if options.network is None:
-        if options.picture is not None:
-            raise ConfigError("--picture", options.picture, reason="requires --network")
         return None
     from jaxdp.analysis import network_model
     from jaxdp.analysis.cost_model import parse_network
@@ -188,15 +180,7 @@ def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     network = network_model.Network(*parse_network(options.network))
     messages = normalization_messages(plan)
     prediction = network_model.predict(plan, summary, network, rate=options.images_per_second, normalization_messages=messages)
-    parts = [*network_model.tables(prediction), *network_model.notes(prediction)]
-    if options.picture is not None:
-        if not options.picture.endswith(".png"):
-            raise ConfigError("--picture", options.picture, reason="must end in .png")
-        output, picture = check_output(options.picture, options.overwrite, "--picture"), io.BytesIO()
-        network_model.draw(prediction, picture)
-        write_output(output, picture.getvalue())
-        parts.append(f"plot written to {options.picture}")
-    return prediction, parts
+    return prediction, [*network_model.tables(prediction), *network_model.notes(prediction)]
 
 
 def _compiled(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:

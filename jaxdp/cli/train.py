@@ -5,7 +5,7 @@ import dataclasses
 import faulthandler
 import os
 import sys
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from jaxdp.cli import STARTED
 from jaxdp.errors import EXIT_STOPPED, ConfigError
@@ -43,7 +43,7 @@ def run(arguments: list[str], program: str) -> None:
 def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None:
     import tyro
 
-    from jaxdp.cli.options import EVERYDAY, ConfigFields, Launch, LaunchFields, Switch
+    from jaxdp.cli.options import EVERYDAY, ConfigFields, Launch, LaunchFields, Switch, stdout_for_the_document
     from jaxdp.flags import parse
     from jaxdp.recipes import load_recipe
     from jaxdp.validation import validate
@@ -87,7 +87,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     from jaxdp.session import Command, board_opener, run_session
     from jaxdp.setup import run_dir
 
-    document = _stdout_for_the_document() if options.json else None
+    document = stdout_for_the_document() if options.json else None
     launch = options.launch
     url = options.workdir.strip().rstrip("/") if options.workdir and is_url(options.workdir) else None
     group = runtime.join(
@@ -128,14 +128,3 @@ def _with_profile(config: "Config", profile: str | None) -> "Config":
         reason = f"contradicts --logging.profile {config.logging.profile}"
         raise ConfigError("--profile", profile, reason=reason, hint="use one of them")
     return dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile=profile))
-
-
-def _stdout_for_the_document() -> IO[str]:
-    """The original stdout. The file descriptor is redirected to stderr, because native libraries such as gloo write to it."""
-    try:
-        number, errors = sys.stdout.fileno(), sys.stderr.fileno()
-    except OSError:  # captured by a notebook or a test
-        return sys.stdout
-    document = os.fdopen(os.dup(number), "w")
-    os.dup2(errors, number)
-    return document

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxdp.analysis.network_model import Network, draw, notes, predict, tables
+from jaxdp.analysis.network_model import Network, notes, predict, tables
 from jaxdp.analysis.traffic import normalization_messages
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.planning import make_plan
@@ -28,8 +28,8 @@ def test_predict_with_synchronized_normalization_adds_its_psum_to_every_strategy
     assert phase["normalization_seconds"] == pytest.approx(6e-3 * len(between_layers), rel=1e-3)
     assert list(phase["strategies"]) == list(STRATEGIES)
     for strategy, row in phase["strategies"].items():
-        added = {name: row[name] - without[strategy][name] for name in ("communication_seconds", "one_message_seconds")}
-        assert list(added.values()) == pytest.approx([phase["normalization_seconds"]] * 2)
+        added = row["communication_seconds"] - without[strategy]["communication_seconds"]
+        assert added == pytest.approx(phase["normalization_seconds"])
         assert row["step_seconds"] == pytest.approx(phase["computation_seconds"] + row["communication_seconds"])
         assert row["efficiency"] < without[strategy]["efficiency"]
     assert any("cannot be hidden" in note for note in notes(prediction))
@@ -51,13 +51,10 @@ def test_predict_with_a_sharded_update_adds_it_for_strategies_that_scatter():
     volume = sum(gradients) + 0.75 * sum(gathered) + norms + 1.75 * statistics
     seconds = rows["torus, sharded update"]["communication_seconds"]
     assert seconds == pytest.approx(1e-3 * rounds + volume / 1e9)
-    assert rows["torus, sharded update"]["one_message_seconds"] == pytest.approx(1e-3 * (5 + 3 + 6 + 8) + volume / 1e9)
 
 
-def test_tables_and_draw_of_a_prediction_show_every_strategy(tmp_path):
+def test_table_of_a_prediction_shows_every_strategy():
     plan = make_plan(CONFIG, examples=4096, devices=8)
     prediction = predict(plan, model_summary(CONFIG), Network(latency=1e-5, bandwidth=1e10))
     (table,) = tables(prediction)
     assert table.row_count == len(STRATEGIES)
-    draw(prediction, tmp_path / "efficiency.png")
-    assert (tmp_path / "efficiency.png").stat().st_size > 5000

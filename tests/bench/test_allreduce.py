@@ -75,7 +75,7 @@ def test_advice_recommends_the_fastest_strategy():
     assert "torus is fastest, 1.50 times as fast as psum. --reduce.strategy torus" in text
 
 
-def test_run_measures_every_strategy_and_message(tiny, tmp_path):
+def test_run_measures_every_strategy_and_message(tiny):
     record = bench_allreduce.run(
         tiny, make_mesh(2, 2), {"w": jnp.zeros((5, 4))}, sizes=(64,), dtypes=("float32", "bfloat16"), repeats=1
     )
@@ -86,5 +86,3 @@ def test_run_measures_every_strategy_and_message(tiny, tmp_path):
     json.dumps(record)
     assert set(record["updates"]) == {"torus, replicated update", "torus, sharded update"}
     assert len(list(bench_allreduce.render(record))) == 6
-    bench_allreduce.draw(record, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 5000

@@ -37,13 +37,6 @@ def test_doctor_checks_a_machine_although_the_number_of_classes_is_unknown(monke
     assert checks["images"]["status"] == "error"
 
 
-def test_flags_of_several_processes_without_verify_are_refused(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main.main(["doctor", "--processes", "2"])
-    assert stopped.value.code == 2
-    assert "require --verify" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_doctor_starts_jax_and_reports_its_devices(tmp_path):
     environment = os.environ | {"HOME": "/proc/none", "XDG_CACHE_HOME": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
