@@ -459,18 +459,12 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
-    """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
-    (None: no averaging)"""
-    average_start: Literal["unbiased", "initial", "warmup"] = "unbiased"
-    """Start of the average. unbiased: all steps, their weights divided by the sum of these weights; initial: the values of
-    the first step, as in timm; warmup: these, with the decay 1 - 1 / step^(2/3) until it is `average_decay`, as in timm"""
+    """Decay per step of an exponential moving average of parameters and batch statistics over all steps, used in evaluation;
+    the weights of the steps are divided by their sum (None: no averaging)"""
 
     def check(self) -> None:
-        """Class weights are positive; an average has a decay."""
+        """Class weights are positive."""
         super().check()
-        if self.average_start != Optimizer.average_start and self.average_decay is None:
-            reason, hint = "not used without optimizer.average_decay", "omit it, or use --optimizer.average-decay 0.9999"
-            raise ConfigError("optimizer.average_start", self.average_start, reason=reason, hint=hint)
         if self.class_weights != "balanced" and not all(SMALLEST <= weight <= LARGEST for weight in self.class_weights):
             hint = "give one number for each class, or balanced"
             raise ConfigError("optimizer.class_weights", self.class_weights, reason="must be greater than 0", hint=hint)

@@ -48,8 +48,7 @@ def optimizer_words(optimizer: Optimizer) -> str:
     if optimizer.clip_norm is not None:
         words.append(f"gradients clipped to norm {optimizer.clip_norm:g}")
     if optimizer.average_decay is not None:
-        start = "" if optimizer.average_start == "unbiased" else f" and start {optimizer.average_start!r}"
-        words.append(f"evaluation of averaged parameters with decay {optimizer.average_decay:g}{start}")
+        words.append(f"evaluation of averaged parameters with decay {optimizer.average_decay:g}")
     return ", ".join(words)
 
 

@@ -1,14 +1,16 @@
 """Help of the command line: the everyday flags with a list of groups, the flags of one group, or all flags."""
 
+import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.foreign_flags import COUNTERPARTS
@@ -87,10 +89,7 @@ def _full_rows(flags: Iterable["Flag"]) -> str:
 
 
 def description(options: type) -> str:
-    """The docstring of an options class, wrapped to the width of the terminal, including the examples that tyro omits.
-
-    Text is indented because tyro joins lines that start with a letter.
-    """
+    """The docstring of an options class, wrapped to the width of the terminal."""
     text, _, examples = (inspect.getdoc(options) or "").partition("\n\nExamples:\n")
     width = _width()
     paragraphs = ("\n".join(_wrap(paragraph, width - 2)) for paragraph in text.split("\n\n"))
@@ -121,11 +120,14 @@ def _group_texts(flags: "Flags") -> dict[str, str]:
 @functools.cache
 def docstrings(options: type) -> dict[str, str]:
     """The docstrings of the fields of a class, in one line each."""
-    import docstring_parser
-
-    owners = [owner for owner in reversed(options.__mro__) if dataclasses.is_dataclass(owner)]  # a field may be inherited
-    found = [param for owner in owners for param in docstring_parser.parse_from_object(owner).params]
-    return {param.arg_name: " ".join(param.description.split()) for param in found if param.description}
+    found = {}
+    for owner in [owner for owner in reversed(options.__mro__) if dataclasses.is_dataclass(owner)]:  # a field may be inherited
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        for field, below in itertools.pairwise(cast(ast.ClassDef, definition).body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
 
 
 def help_text(flag: "Flag") -> str:

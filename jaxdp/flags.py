@@ -1,5 +1,6 @@
-"""Parsing of command lines with tyro, preceded by a check that reports the first error in one line with the nearest flag."""
+"""Parsing of command lines into dataclasses: every field is a flag, and an error is one line that names the nearest flag."""
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 from jaxdp.errors import ConfigError, nearest, one_of, plural
 from jaxdp.files import RUNS, check_local, check_no_password, is_run, known_recipes
@@ -30,6 +31,22 @@ TAKE_URLS = (
 UNEXPECTED = "unexpected argument"
 ANY = "a value"  # what a flag of type STR expects
 NUMBERS = {int: "an integer", float: "a number"}
+
+
+FieldPath = tuple[str | int, ...]  # of a field in the options, through the sections around it
+
+
+class Arg(NamedTuple):
+    """Annotation of a field: how it is spelled on a command line.
+
+    metavar: its values in words. is_prefix: whether the flags of its fields, if it is a section, begin with its name.
+    positional: without a flag. negatable: whether a bool also has a flag --no-NAME.
+    """
+
+    metavar: str = ""
+    is_prefix: bool = True
+    positional: bool = False
+    negatable: bool = True
 
 
 def flag_value(arguments: list[str], flag: str) -> str | None:
@@ -55,27 +72,45 @@ def parse(
 
     Raises ConfigError for an unknown flag, a missing value, or a value of the wrong type. `--help` prints help and exits.
     """
-    import tyro
-
-    arguments, flags = list(arguments), Flags.of(options, default)
-    topic = check(flags, arguments, program)
+    flags = Flags.of(options, default)
+    values, topic = read(flags, list(arguments), program)
     if topic is not None:
         show(options, flags, program=program, topic=topic, everyday=everyday)
-    omitted = tyro.MISSING_NONPROP if default is None else default
-    return tyro.cli(options, args=arguments, prog=program, default=omitted)
+    return _build(options, default, values)
+
+
+def _build(options: type[Options], default: Options | None, values: dict[FieldPath, Any]) -> Options:
+    """An instance of a dataclass. default: values of omitted fields. values: of fields, those of sections too."""
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(cast(Any, options)):
+        inner = {path[1:]: value for path, value in values.items() if path[0] == field.name}
+        value, _ = _default(field, default)
+        if () in inner:
+            value = inner[()]
+        elif inner and isinstance(value, tuple):
+            value = tuple(
+                _build(type(section), section, {path[1:]: each for path, each in inner.items() if path[0] == index})
+                for index, section in enumerate(value)
+            )
+        elif inner:
+            value = _build(type(value), value, inner)
+        given[field.name] = value
+    return options(**given)
 
 
 @dataclasses.dataclass
 class Flag:
     """A flag or positional argument.
 
-    types: types and literal choices of its value. field: the field that it sets, of the dataclass `owner`. default: value of
+    types: types and literal choices of its value. path, field: of what it sets, in the dataclass `owner`. default: value of
     the field if omitted. group: group of the flag in the help. spelling: the flag that sets the field; differs from the name
-    for --no-NAME. metavar: its values in words. repeated: takes any number of values. switch: takes none.
+    for --no-NAME. metavar: its values in words. repeated: takes any number of values. alone: values that stand for all values
+    of a repeated flag. switch: takes none.
     """
 
     name: str
     types: tuple
+    path: FieldPath
     field: dataclasses.Field
     owner: type
     default: Any
@@ -83,6 +118,7 @@ class Flag:
     spelling: str
     metavar: str = ""
     repeated: bool = False
+    alone: tuple = ()
     switch: bool = False
     required: bool = False
 
@@ -98,19 +134,27 @@ class Flag:
         kinds = [kind if isinstance(kind, type) else type(kind) for kind in self.types if kind is not NoneType]
         return "|".join(dict.fromkeys(kind.__name__.upper() for kind in kinds))
 
-    def check(self, value: str) -> None:
-        """Raise ConfigError for a value of the wrong type. Ranges are checked with the config."""
+    def parse(self, words: list[str]) -> Any:
+        """The value of the field. Raises ConfigError for a word of the wrong type. Ranges are checked with the config."""
+        values = tuple(map(self._parse_word, words))
+        if self.repeated:
+            return values[0] if len(values) == 1 and values[0] in self.alone else values
+        return values[0]
+
+    def _parse_word(self, value: str) -> Any:
         check_no_password(value, self.name)
         if self.name not in TAKE_URLS:
             check_local(value, self.name)  # most flags would create a local directory of that name
-        if str in self.types or value in self.choices or (NoneType in self.types and value == "None"):
-            return
-        for kind in NUMBERS.keys() & set(self.types):
-            try:
-                kind(value)
-                return
-            except ValueError:
-                pass
+        if NoneType in self.types and value == "None":
+            return None
+        for choice in self.types:
+            if not isinstance(choice, type) and str(choice) == value:
+                return choice
+        if str in self.types:
+            return value
+        for kind in [kind for kind in NUMBERS if kind in self.types]:
+            with contextlib.suppress(ValueError):
+                return kind(value)
         if self.choices and not NUMBERS.keys() & set(self.types):
             raise one_of(self.name, value, self.choices)
         raise ConfigError(self.name, value, reason=f"expected {self.expected}")
@@ -139,9 +183,9 @@ class Flags:
 
     @classmethod
     def of(cls, options: type, default: Any = None) -> "Flags":
-        """The flags that tyro derives from a dataclass. default: values, which decide the number of phases, for example."""
+        """The flags of a dataclass. default: values, which decide the number of phases, for example."""
         flags = cls()
-        flags._add(options, default, "", group=GENERAL)
+        flags._add(options, default, "", path=(), group=GENERAL)
         if flags.groups:
             flags.groups = {GENERAL: options} | flags.groups
         return flags
@@ -150,38 +194,35 @@ class Flags:
         """The command that lists all flags."""
         return f"{program} --help {ALL}" if self.groups else f"{program} --help"
 
-    def _add(self, options: Any, value: Any, prefix: str, *, group: str) -> None:
-        import tyro
-
+    def _add(self, options: Any, value: Any, prefix: str, *, path: FieldPath, group: str) -> None:
         for field in sorted(dataclasses.fields(options), key=lambda field: bool(field.kw_only)):
             default, required = _default(field, value)
             annotation, marks = _without_marks(field.type)
-            name = "" if any(getattr(mark, "name", None) == "" for mark in marks) else field.name.replace("_", "-")
-            inner = f"{prefix}{name}." if name else prefix
+            spelled = next((mark for mark in marks if isinstance(mark, Arg)), Arg())
+            name, here = field.name.replace("_", "-"), (*path, field.name)
+            inner = f"{prefix}{name}." if spelled.is_prefix else prefix
             section = field.name.replace("_", "-")
             if dataclasses.is_dataclass(annotation):
                 if any(dataclasses.is_dataclass(_without_marks(each.type)[0]) for each in dataclasses.fields(annotation)):
                     section = group  # the config, which contains the sections
                 else:
                     self.groups[section] = cast(type, annotation)
-                self._add(annotation, default, inner, group=section)
+                self._add(annotation, default, inner, path=here, group=section)
                 continue
             if isinstance(default, tuple) and default and dataclasses.is_dataclass(default[0]):
                 self.groups[section] = type(default[0])
                 for index, item in enumerate(default):
-                    self._add(type(item), item, f"{inner}{index}.", group=section)
+                    self._add(type(item), item, f"{inner}{index}.", path=(*here, index), group=section)
                 continue
             spelling = f"--{prefix}{name}"
-            metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), "")
-            flag = Flag(spelling, (), field, options, default, group, spelling, metavar)
+            flag = Flag(spelling, (), here, field, options, default, group, spelling, spelled.metavar)
             if annotation is bool:
-                negatable = tyro.conf.FlagCreatePairsOff not in marks
-                for shown in (name, f"no-{name}")[: 1 + negatable]:
+                for shown in (name, f"no-{name}")[: 1 + spelled.negatable]:
                     self.named[f"--{prefix}{shown}"] = dataclasses.replace(flag, name=f"--{prefix}{shown}", switch=True)
                 continue
-            flag.types, flag.repeated = _value_types(field.type)
+            flag.types, flag.repeated, flag.alone = _value_types(field.type)
             flag.required = required and not flag.repeated
-            if tyro.conf.Positional in marks:
+            if spelled.positional:
                 self.positional.append(dataclasses.replace(flag, name=name.upper()))
             else:
                 self.named[flag.name] = flag
@@ -195,7 +236,7 @@ def _default(field: dataclasses.Field, value: Any) -> tuple[Any, bool]:
         return field.default, False
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory(), False
-    return None, True
+    return (), True  # of any number of values; any other is given
 
 
 def _without_marks(annotation: Any) -> tuple[Any, list]:
@@ -206,32 +247,38 @@ def _without_marks(annotation: Any) -> tuple[Any, list]:
     return annotation, []
 
 
-def _value_types(annotation: Any) -> tuple[tuple, bool]:
-    """(types and literal choices of a value, whether any number of values is allowed)."""
+def _value_types(annotation: Any) -> tuple[tuple, bool, tuple]:
+    """(types and literal choices of a value, whether any number of values is allowed, `Flag.alone`)."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         names = next((tuple(mark.table) for mark in arguments[1:] if isinstance(mark, OneOf)), None)
-        return (names, False) if names else _value_types(arguments[0])
+        return (names, False, ()) if names else _value_types(arguments[0])
     if origin in (Union, UnionType):
         parts = [_value_types(part) for part in arguments]
-        return tuple(kind for kinds, _ in parts for kind in kinds), any(repeated for _, repeated in parts)
+        repeated = any(several for _, several, _ in parts)
+        alone = tuple(kind for kinds, several, _ in parts if repeated and not several for kind in kinds)
+        return tuple(kind for kinds, _, _ in parts for kind in kinds), repeated, alone
     if origin is Literal:
-        return arguments, False
+        return arguments, False, ()
     if origin is tuple:
-        return _value_types(arguments[0])[0], True
-    return (annotation,), False
+        return _value_types(arguments[0])[0], True, ()
+    return (annotation,), False, ()
 
 
-def check(flags: Flags, arguments: list[str], program: str) -> str | None:
-    """Raise ConfigError for the first word that cannot be parsed. If --help precedes it, returns the word after --help, or ""
-    if there is none; otherwise None.
+def read(flags: Flags, arguments: list[str], program: str) -> tuple[dict[FieldPath, Any], str | None]:
+    """(values of the fields, the topic of --help: the word after it, "" without one; None without --help).
+
+    Raises ConfigError for the first word that cannot be parsed before --help, and without it for a flag that is required.
     """
-    seen, positional, rest = set(), iter(flags.positional), list(arguments)
+    values, rest = dict[FieldPath, Any](), list(arguments)
+    words_of: dict[FieldPath, list[str]] = {}  # of positional arguments
+    positional = iter(flags.positional)
     argument = next(positional, None)
     while rest:
         word = rest.pop(0)
         if asks_for_help([word]):
-            return word.partition("=")[2] or next((following for following in rest[:1] if not _is_flag(following)), "")
+            topic = next((following for following in rest[:1] if not _is_flag(following)), "")
+            return values, word.partition("=")[2] or topic
         if not _is_flag(word):
             if WORKDIR in flags.named and is_run(word):
                 raise ConfigError(repr(word), reason="is a run", hint=f"give it with {WORKDIR} {word}")
@@ -240,8 +287,8 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
                 meant = f"{missing[0]} {word}" if missing else _meant_by(word, flags)
                 hint = f"did you mean {meant}?" if meant else f"`{flags.help_command(program)}` lists all flags"
                 raise ConfigError(repr(word), reason=UNEXPECTED, hint=hint)
-            argument.check(word)
-            seen.add(argument.name)
+            words_of.setdefault(argument.path, []).append(word)
+            values[argument.path] = argument.parse(words_of[argument.path])
             argument = argument if argument.repeated else next(positional, None)
             continue
         name, equals, value = word.partition("=")
@@ -249,25 +296,24 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
         flag = flags.named.get(name)
         if flag is None:
             raise _unknown_flags(flags, program, [word, *rest])
-        seen.add(name)
         if flag.switch:
             if equals:
                 raise ConfigError(name, value, reason="takes no value")
+            values[flag.path] = flag.name == flag.spelling
             continue
-        values = [value] if equals else []
-        while not equals and rest and not _is_flag(rest[0]) and (flag.repeated or not values):
-            values.append(rest.pop(0))
-        if not values and not flag.repeated:
+        words = [value] if equals else []
+        while not equals and rest and not _is_flag(rest[0]) and (flag.repeated or not words):
+            words.append(rest.pop(0))
+        if not words and not flag.repeated:
             expected = f"expected {flag.expected}" if flag.expected != ANY else f"expected: {purpose(flag)}"
             raise ConfigError(name, reason="missing value", hint=expected)
-        for value in values:
-            flag.check(value)
+        values[flag.path] = flag.parse(words)
     for flag in (*flags.named.values(), *flags.positional):
-        if flag.required and flag.name not in seen:
+        if flag.required and flag.path not in values:
             example = re.search(rf"{flag.name} \S+", inspect.getdoc(flag.owner) or "")
             see = f"for example {example[0]}" if example else f"see `{program} --help`"
             raise ConfigError(flag.name, reason="required", hint=_runs_hint() if flag.name == WORKDIR else see)
-    return None
+    return values, None
 
 
 def _meant_by(word: str, flags: Flags) -> str | None:
@@ -297,7 +343,7 @@ def _is_flag(word: str) -> bool:
 def _is_valid(flags: Flags, words: list[str]) -> bool:
     """Whether the flags in `words` exist and have values of their types."""
     try:
-        check(flags, [*words, "--help"], "")  # which ends the check before required flags
+        read(flags, [*words, "--help"], "")  # which ends before required flags
     except ConfigError:
         return False
     return True

@@ -107,9 +107,6 @@ _ROWS = {
     "opt-eps": Counterpart("--optimizer.adam-eps", "of adamw and lamb"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
-    "model-ema-warmup": Counterpart(
-        "--optimizer.average-start", form="--optimizer.average-start warmup --optimizer.average-decay 0.9999"
-    ),
     "-b batch batch-size": Counterpart(
         "--batch.0.global-batch", "the global batch: that of all GPUs together; a second phase has --batch.1.global-batch"
     ),
@@ -211,6 +208,7 @@ NO_COUNTERPART = {
     "memory": "jaxdp plan always prints the memory of a run",
     "remode": "jaxdp erases with the mean of the data set, timm's const",
     "multi-label": "an image has one label",
+    "model-ema-warmup": "not needed: the average has no bias towards its start",
     "quiet": "redirect the output, as in > log.txt; in Python with contextlib.redirect_stdout(io.StringIO())",
     "max-steps": "give the length with --epochs, which may be a fraction",
     "no-resume": "use --resume never",

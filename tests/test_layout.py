@@ -1,6 +1,7 @@
 """Rules of the code base."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -67,10 +68,16 @@ def folder_of(module: str) -> str:
     return "base" if top in BASE else top
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Every module that a file imports, inside functions too."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             beside = node.module == "jaxdp"
             names |= {f"jaxdp.{alias.name}" for alias in node.names} if beside else {node.module}
@@ -167,7 +174,7 @@ def test_every_public_name_is_there():
 def test_no_code_compares_the_name_of_a_data_source():
     """What differs is a field of the source's entry."""
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Compare):
                 constants = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
                 assert constants.isdisjoint(SOURCES), f"{path}:{node.lineno}"

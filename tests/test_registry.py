@@ -308,4 +308,5 @@ def test_examples_of_the_extending_page_can_be_planned(block):
     names = {}
     exec(block, names)
     assert jaxdp.plan(names["config"], devices=4).total_steps > 0
-    assert summary(names["config"].model, (32, 32, 3))["parameters"] > 0
+    if "register_model" in block:
+        assert summary(names["config"].model, (32, 32, 3))["parameters"] > 0

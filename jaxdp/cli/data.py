@@ -3,10 +3,8 @@
 import dataclasses
 from typing import Annotated
 
-import tyro
-
 from jaxdp.errors import ConfigError, one_of
-from jaxdp.flags import parse
+from jaxdp.flags import Arg, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +16,7 @@ class Prepare:
       jaxdp data prepare imagenet2012 --directory ~/tensorflow_datasets --manual-directory ~/downloads
     """
 
-    name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
+    name: Annotated[str, Arg("NAME", positional=True)]
     """Name of the data set, optionally with config and version: NAME/CONFIG:VERSION"""
     directory: str | None = None
     """Directory of prepared data sets (None: ~/tensorflow_datasets)"""

@@ -32,7 +32,7 @@ def run(arguments: list[str], program: str) -> None:
         Examples:
           jaxdp doctor --config imagenet_goyal_8k
           jaxdp doctor --check-images --data.source folder --data.directory ~/pictures
-          jaxdp doctor --verify --json > proofs.json
+          jaxdp doctor --verify --json
           jaxdp doctor --verify --thorough --mesh.cpu-devices 8
           jaxdp launch --processes 2 -- jaxdp doctor --verify
         """

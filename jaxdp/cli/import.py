@@ -4,12 +4,10 @@ import dataclasses
 import json
 from typing import Annotated
 
-import tyro
-
 from jaxdp.cli.options import Switch
 from jaxdp.config import BlurPool, Model, Preprocessing, Stem
 from jaxdp.errors import plural
-from jaxdp.flags import parse
+from jaxdp.flags import Arg, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Import:
       jaxdp import v2.safetensors --output ours.safetensors --data.eval-size 224 --data.eval-resize 232
     """
 
-    file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]]
+    file: Annotated[str, Arg("FILE", positional=True)]
     """Safetensors file with the names of torchvision or timm"""
     output: str
     """File to write, ending in .safetensors"""

@@ -5,15 +5,13 @@ import os
 import sys
 from typing import IO, Annotated
 
-import tyro
-
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.flag_help import asks_for_help
-from jaxdp.flags import flag_value
+from jaxdp.flags import Arg, flag_value
 
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]  # --name without --no-name
-ConfigFields = Annotated[Config, tyro.conf.arg(name="")]  # the fields of Config as flags without a prefix
+Switch = Annotated[bool, Arg(negatable=False)]  # --name without --no-name
+ConfigFields = Annotated[Config, Arg(is_prefix=False)]  # the fields of Config as flags without a prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +37,7 @@ def weights_flag(arguments: list[str]) -> str | None:
     return weights
 
 
-LaunchFields = Annotated[Launch, tyro.conf.arg(name="")]  # the fields of Launch as flags without a prefix
+LaunchFields = Annotated[Launch, Arg(is_prefix=False)]  # the fields of Launch as flags without a prefix
 # Flags of config fields that `jaxdp train --help` and `jaxdp plan --help` show; the others are in the help of their group.
 EVERYDAY = (
     "--epochs",

@@ -8,12 +8,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
-import tyro
-
 from jaxdp.cli.options import Switch, weights_flag
 from jaxdp.config import GivenNetwork, Preprocessing
 from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable_lines
-from jaxdp.flags import parse
+from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
 
 COLUMNS = ("image", "rank", "class", "name", "probability")
@@ -30,7 +28,7 @@ class Predict:
       jaxdp predict --weights resnet50.safetensors --data.eval-resize 232 picture.jpg
     """
 
-    images: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...")]]
+    images: Annotated[tuple[str, ...], Arg("IMAGE ...", positional=True)]
     """Image files, or directories that are searched recursively"""
     workdir: str
     """Working directory of the run"""

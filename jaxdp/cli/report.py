@@ -6,13 +6,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from jaxdp.cli.options import Switch
 from jaxdp.distributed import memory
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_output, write_output
-from jaxdp.flags import parse
+from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
 
 STDOUT = "-"
@@ -33,7 +31,7 @@ def run(arguments: list[str], program: str) -> None:
           jaxdp report runs/first runs/second --csv metrics.csv --no-html
         """
 
-        workdir: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKDIR ...")]]
+        workdir: Annotated[tuple[str, ...], Arg("WORKDIR ...", positional=True)]
         """Directories or URLs of runs"""
         output: str | None = None
         """Directory of the page; None: WORKDIR/report for one run, ./report for several"""

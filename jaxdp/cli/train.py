@@ -41,10 +41,8 @@ def run(arguments: list[str], program: str) -> None:
 
 
 def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None:
-    import tyro
-
     from jaxdp.cli.options import EVERYDAY, ConfigFields, Launch, LaunchFields, Switch, stdout_for_the_document
-    from jaxdp.flags import parse
+    from jaxdp.flags import Arg, parse
     from jaxdp.recipes import load_recipe
     from jaxdp.validation import validate
 
@@ -65,7 +63,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         """Recipe: a name in configs/, a .py file with config(), or a saved config.json"""
         workdir: str | None = None
         """Working directory for all output (None: runs/NAME)"""
-        resume: Annotated[str, tyro.conf.arg(metavar="auto|never|PATH")] = "auto"
+        resume: Annotated[str, Arg("auto|never|PATH")] = "auto"
         """Checkpoint to resume from. auto: the newest in the working directory; never: none, in a new directory if there is a
         run; PATH: the newest of another run, or a checkpoint, in a new directory"""
         accept_changes: Switch = False

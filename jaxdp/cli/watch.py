@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
-import tyro
-
 from jaxdp.cli.options import Switch
 from jaxdp.errors import printable
 from jaxdp.files import check_local, is_run
-from jaxdp.flags import parse
+from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
 
 NICE = 10  # training goes first
@@ -30,7 +28,7 @@ def run(arguments: list[str], program: str) -> None:
           jaxdp watch runs/digits --host 0.0.0.0 --port 8080
         """
 
-        workdir: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKDIR ...")]]
+        workdir: Annotated[tuple[str, ...], Arg("WORKDIR ...", positional=True)]
         """Directories of runs; a run may begin later"""
         port: int | None = None
         """Port of the page (None: the first free one from 8600 on; 0: any free one)"""

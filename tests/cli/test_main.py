@@ -11,12 +11,12 @@ import pytest
 
 from jaxdp import session
 from jaxdp.cli import main
-from jaxdp.recipes import load_config
-from jaxdp.validation import from_json, to_json
+from jaxdp.validation import from_json
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.depth", "18", "--model.width", "4", "--model.stem", "small", "--mesh.cpu-devices", "2"]
 IMAGES = ["--data.source", "synthetic", "--data.image-size", "12", "--data.train-examples", "700"]
+SMALL_PLAN = "plan --devices 4 --model.depth 18 --model.width 4 --epochs 1"  # of one phase
 QUICK = [*SMALL, *IMAGES, "--epochs", "1", "--batch.0.until-epoch", "0.5", "--schedule.warmup-epochs", "0.5"]
 
 
@@ -65,25 +65,6 @@ def test_train_with_an_invalid_config_exits_with_2_and_one_line(capsys, tmp_path
 def test_main_with_an_unknown_command_suggests_the_nearest(capsys):
     assert "command='trian': invalid choice; did you mean train?" in failing(capsys, "trian")
     assert "choose from train, plan, " in failing(capsys, "qqq")
-
-
-@pytest.mark.parametrize("command", ["train", "plan"])
-def test_help_all_lists_every_config_field(capsys, command):
-    with pytest.raises(SystemExit) as stopped:
-        main.main([command, "--help", "all"])
-    shown = capsys.readouterr().out
-    assert stopped.value.code == 0
-    tree = json.loads(to_json(load_config("digits")))
-
-    def flags(part, prefix="--"):
-        if isinstance(part, dict):
-            return [flag for name, inner in part.items() for flag in flags(inner, f"{prefix}{name}.")]
-        if isinstance(part, list) and part and isinstance(part[0], dict):
-            return [flag for index, inner in enumerate(part) for flag in flags(inner, f"{prefix}{index}.")]
-        return [prefix[:-1].replace("_", "-")]
-
-    for flag in flags(tree):
-        assert flag in shown
 
 
 def test_plan_warns_of_batch_normalization_over_few_values(capsys):
@@ -153,16 +134,15 @@ def test_train_with_a_non_finite_loss_exits_with_1_and_one_line(capsys, tmp_path
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("program", [["train.py", "--help"], ["-m", "jaxdp", "train", "--help"]])
-def test_train_py_and_python_m_jaxdp_show_the_help_of_train(program):
-    done = subprocess.run([sys.executable, *program], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_train_py_shows_the_help_of_train():
+    done = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "--batch.0.global-batch" in done.stdout
 
 
 def test_plan_on_a_platform_that_does_not_start_exits_with_2_unless_devices_are_given():
     environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
     # for given devices a plan needs no platform at all
-    given = [sys.executable, "-m", "jaxdp", "plan", "--devices", "4", "--json"]
+    given = [sys.executable, "-m", "jaxdp", *SMALL_PLAN.split(), "--json"]
     done = subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["total_steps"] > 0
     done = subprocess.run(
@@ -179,14 +159,14 @@ def test_output_closed_by_its_reader_is_no_error():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", ["--version", "plan --help", "plan --devices 4"])
+@pytest.mark.parametrize("arguments", ["--version", SMALL_PLAN])
 def test_output_to_a_full_device_exits_with_1_and_one_line(arguments):
     full = f"{sys.executable} -m jaxdp {arguments} >/dev/full"
     done = subprocess.run(full, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "jaxdp: stdout: No space left on device\n")
 
 
-@pytest.mark.parametrize(("arguments", "unbuffered"), [("--help", True), ("--version", False), ("plan --devices 4", False)])
+@pytest.mark.parametrize(("arguments", "unbuffered"), [("--help", True), ("--version", False)])
 def test_output_without_a_reader_ends_a_command_quietly_by_sigpipe(arguments, unbuffered):
     """As git does: 141 in a shell."""
     reader, writer = os.pipe()
@@ -232,14 +212,14 @@ def test_training_outlasts_its_output(tmp_path, launched, output, errors):
         assert done.stderr == f"{program}: stdout cannot be written ({reason}); the run continues without it\n"
 
 
-@pytest.mark.parametrize("arguments", ["--help", "plan --devices 4 --json"])
-def test_closed_stdout_gives_no_traceback(arguments):
-    for shell in (f"{sys.executable} -m jaxdp {arguments} | true", f"{sys.executable} -m jaxdp {arguments} >&-"):
-        done = subprocess.run(shell, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stderr == ""
+def test_closed_stdout_gives_no_traceback():
+    done = subprocess.run(
+        f"{sys.executable} -m jaxdp --help >&-", shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
 
 
-@pytest.mark.parametrize("module", ["tyro", "numpy", "jaxdp.doctor.devices"])
+@pytest.mark.parametrize("module", ["pydantic", "jaxdp.doctor.devices"])
 def test_interrupt_during_an_import_is_one_line(module):
     script = f"""
 import signal, sys
@@ -313,7 +293,7 @@ def test_plan_with_wire_and_network_predicts_messages_and_efficiency(capsys):
 
 
 def test_plan_for_two_hosts_has_two_mesh_rows(capsys):
-    main.main(["plan", "--json", "--hosts", "2", "--gpus-per-host", "8"])
+    main.main(["plan", "--json", "--hosts", "2", "--gpus-per-host", "8", "--model.depth", "18", "--model.width", "4"])
     (first, _) = json.loads(capsys.readouterr().out)["phases"]
     assert (first["vertical"], first["horizontal"]) == (2, 8)
 

@@ -39,7 +39,6 @@ def test_flag_of_another_trainer_names_its_counterpart(name, capsys):
         ("--model=resnet50.a1_in1k", "--model.depth 50"),
         ("--model resnet50d.ra2_in1k", "--model.depth 50 --model.stem deep --model.shortcut pooled"),
         ("--model seresnet152d", "--model.depth 152 --model.stem deep --model.shortcut pooled --model.squeeze-excitation"),
-        ("--model-ema-warmup", "--optimizer.average-start warmup --optimizer.average-decay 0.9999"),
         ("--model vit_base_patch16_224", "--model.depth, for example --model.depth 50"),
         ("-a resnet20", "--model.depth, for example --model.depth 50"),
         ("--opt adamw", "--optimizer.name adamw"),

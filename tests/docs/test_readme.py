@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 import jaxdp
-from jaxdp.analysis import aot
 from jaxdp.bench import allreduce, input, lr, scaling, step
 from jaxdp.choices import SOURCES
 from jaxdp.cli import bench as bench_command
 from jaxdp.cli import main
+from jaxdp.cli import plan as plan_command
 from jaxdp.config import Config, Model
 from jaxdp.data import sources
+from jaxdp.models import resnet
 from jaxdp.recipes import load_config
 from jaxdp.validation import to_json
 
@@ -140,12 +141,12 @@ def test_documented_training_commands_use_different_directories():
 
 @pytest.mark.parametrize(("command", "flags"), list(documented_commands()))
 def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch, tmp_path):
-    """Parsed and planned, without training."""
+    """Parsed and planned, with a small network, without training or compiling."""
     from jaxdp import session
     from jaxdp.setup import prepare
 
-    if "--compile-for" in flags and aot.unavailable_reason():
-        pytest.skip(aot.unavailable_reason())
+    monkeypatch.setitem(resnet.BLOCKS, 50, resnet.BLOCKS[resnet.TWO_BLOCKS])
+    monkeypatch.setattr(plan_command, "_compiled", lambda options, *_: options.compile_for and ("", ["compiled"]))
     planned, opened = [], sources.open_datasets
     digits = Config(model=Model(classes=10))  # instead of data sets that are not on this machine
     monkeypatch.setattr(

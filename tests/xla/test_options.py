@@ -113,7 +113,7 @@ def test_tuned_options_compute_the_same_step(tiny_resnet, monkeypatch):
         if not tuned:
             monkeypatch.setattr(options, "TUNED", {})
         assert bool(options.compiler_options(tiny_resnet.compile, "cpu")) == tuned
-        one = build_step(tiny_resnet, make_mesh(2, 2), global_batch=8, strategy="torus")
+        one = build_step(tiny_resnet, make_mesh(1, 1), global_batch=8, strategy="torus")
         one.hyperparameters["learning_rate"] = np.float32(1.0)
         found[tuned] = jax.device_get(one())
     (params, metrics), (others, other_metrics) = found[True], found[False]
