@@ -94,7 +94,7 @@ def test_run_directory_with_a_pipe_in_place_of_a_file_does_not_block(tiny, tmp_p
 FLAGS = {
     "train": "--config --finetune.weights --compile.cache --name",
     "report": "--output --config",
-    "doctor": "--config --output",
+    "doctor": "--config",
 }
 
 

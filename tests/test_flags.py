@@ -1,9 +1,6 @@
 """A command line that cannot be parsed: one line that names the flag and the nearest that there is."""
 
 import contextlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +14,6 @@ from jaxdp.validation import to_json
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = [[name] for name in main.COMMANDS] + [["bench", name] for name in BENCHES] + [["data", "prepare"]]
-
-QUICK = (["bench"], ["data", "prepare"], ["evaluate"], ["launch"])
 
 
 def failing(capsys, *arguments) -> str:
@@ -117,9 +112,7 @@ def test_load_config_with_valid_flags_succeeds(flags):
     assert load_config("digits", flags).name == "digits"
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow, id=" ".join(one)) for one in COMMANDS]
-)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_of_every_command_has_examples_within_80_columns(capsys, monkeypatch, tmp_path, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -132,14 +125,6 @@ def test_help_of_every_command_has_examples_within_80_columns(capsys, monkeypatc
     assert f"jaxdp {' '.join(command)}" in examples
     assert "\x1b" not in out
     assert max(len(line) for line in out.splitlines()) <= 80
-
-
-def test_help_in_a_terminal_without_unicode_is_ascii():
-    environment = os.environ | {"TERM": "dumb", "PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
-    command = [sys.executable, "-m", "jaxdp", "launch", "--help"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
-    assert done.stdout.isascii()
-    assert b"--restarts INT" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"]])
