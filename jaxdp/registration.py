@@ -149,7 +149,7 @@ def register_augmentation(name: str, change: Callable[[Any, Any], Any]) -> None:
     change: a function of (image [S, S, 3] float32, from 0 to 1, key) that returns such an image, traced by JAX and mapped over
     the batch on the devices. It acts on the crop, before color jitter and normalization. key: one for each image, which depends
     on the seed and the position of the image in the run alone, so results do not depend on the mesh. Bind parameters with
-    `functools.partial`. Resuming or evaluating a run requires the same registration. A repeated name replaces the function.
+    `functools.partial`. Resuming a run requires the same registration. A repeated name replaces the function.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
     from jaxdp.augmentations import apply  # needs JAX

@@ -1,6 +1,7 @@
 """A command line that cannot be parsed: one line that names the flag and the nearest that there is."""
 
 import contextlib
+import functools
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from jaxdp import load_config
 from jaxdp.cli import main
 from jaxdp.cli.bench import BENCHES
 from jaxdp.config import Config
+from jaxdp.recipes import apply_flags
 from jaxdp.strategies import STRATEGIES
 from jaxdp.validation import to_json
 
@@ -61,6 +63,7 @@ def failing(capsys, *arguments) -> str:
             "--reduce.overlap, --reduce.no-overlap, --reduce.update",
         ),
         ("train --data pets", "did you mean --data.directory pets --data.source folder (folder: images in SPLIT/CLASS/)?"),
+        ("train --profile 3,2", "--profile: unknown flag; did you mean --logging.profile?"),
         ("train --resume", "--resume: missing value; expected auto|never|PATH"),
         ("launch --processes 2 train.py", "'train.py': unexpected argument; put -- before the command"),
         ("train --model.depth 20", "--model.depth='20': invalid choice; choose from 18, 34, 50, 101, 152"),
@@ -98,6 +101,34 @@ def test_missing_or_misplaced_run_is_named_with_its_flag(capsys, monkeypatch, tm
         Path("runs", name, "config.json").write_text(to_json(Config()))
     give = "give the directory of a run, for example --workdir runs/a; ./runs holds runs/a, runs/b"
     assert failing(capsys, *arguments.split()) == message.format(give=give)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("--optimizer.class-weights balanced", "balanced"),
+        ("--optimizer.class-weights 1 2.5", (1.0, 2.5)),
+        ("--optimizer.class-weights 1", (1.0,)),
+        ("--schedule.boundaries", ()),
+        ("--optimizer.average-decay None", None),
+        ("--schedule.end -1", -1.0),
+        ("--evaluation.batch=32", 32),
+        ("--model.depth=18", 18),
+        ("--data.directory=", ""),
+        ("--name None", "None"),
+        ("--augment.no-flip", False),
+        ("--augment.no-flip --augment.flip", True),
+        ("--batch.1.global_batch 64 --batch.1.global-batch 32", 32),
+    ],
+)
+def test_value_of_a_flag_has_the_type_of_its_field_and_the_last_one_counts(words, value):
+    flags = words.split()
+    path = flags[0].partition("=")[0].removeprefix("--").replace("-", "_").replace("no_", "")
+    config = apply_flags(load_config("digits"), flags)
+    found = functools.reduce(
+        lambda part, name: part[int(name)] if name.isdigit() else getattr(part, name), path.split("."), config
+    )
+    assert (found, type(found)) == (value, type(value))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Evaluate:
     """Checkpoint to evaluate: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
     number of samples as listed by `jaxdp checkpoints`"""
     config: str | None = None
-    """Recipe file (.py) that registers the parts of the run that are not jaxdp's"""
+    """Recipe file (.py) that registers the model, data and loss of the run, if they are not jaxdp's"""
     real_labels: str | None = None
     """File real.json with the ReaL labels of ImageNet's validation set, for the share of predictions that fit the image"""
     json: Switch = False

@@ -40,7 +40,7 @@ class Export:
     overwrite: Switch = False
     """Overwrite existing files"""
     config: str | None = None
-    """Recipe file (.py) that registers the model or optimizer of the run, if they are not jaxdp's"""
+    """Recipe file (.py) that registers the model of the run, if it is not jaxdp's"""
     json: Switch = False
     """Output as one JSON document on stdout"""
 

@@ -46,7 +46,7 @@ class Predict:
     overwrite: Switch = False
     """Overwrite an existing CSV file"""
     config: str | None = None
-    """Recipe file (.py) that registers the model or optimizer of the run, if they are not jaxdp's"""
+    """Recipe file (.py) that registers the model of the run, if it is not jaxdp's"""
     json: Switch = False
     """Output as one JSON document on stdout"""
 

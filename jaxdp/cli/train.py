@@ -8,10 +8,9 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from jaxdp.cli import STARTED
-from jaxdp.errors import EXIT_STOPPED, ConfigError
+from jaxdp.errors import EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from jaxdp.config import Config
     from jaxdp.distributed.preemption import SignalHandler
 
 
@@ -70,14 +69,12 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         """Resume with a changed configuration"""
         schedule_from_now: Switch = False
         """Begin the learning-rate schedule anew at the checkpoint, for the epochs that remain; with --accept-changes"""
-        profile: str | None = None
-        """FIRST,COUNT: short for --logging.profile"""
         json: Switch = False
         """Result as one JSON document on stdout, all other output on stderr"""
         launch: LaunchFields = dataclasses.field(default_factory=Launch)
 
     options = parse(Train, arguments, program, everyday=EVERYDAY)
-    config = validate(_with_profile(options.run, options.profile))
+    config = validate(options.run)
     from jaxdp.distributed import runtime
     from jaxdp.files import is_url
     from jaxdp.loggers.console import Screen
@@ -116,13 +113,3 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
             group.close()  # the run has ended well: the other processes exit with 0
             raise OSError(error.errno, error.strerror, "stdout") from None
     runtime.exit_together(group)
-
-
-def _with_profile(config: "Config", profile: str | None) -> "Config":
-    """The config with the value of --profile in logging.profile."""
-    if profile is None:
-        return config
-    if config.logging.profile not in (None, profile):
-        reason = f"contradicts --logging.profile {config.logging.profile}"
-        raise ConfigError("--profile", profile, reason=reason, hint="use one of them")
-    return dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile=profile))

@@ -12,7 +12,6 @@ import pytest
 from helpers.runs import Recorder, train_shown, train_until
 
 from jaxdp import ConfigError, models, train
-from jaxdp.cli import main
 from jaxdp.config import Phase
 from jaxdp.loggers.profile import time_shares
 from jaxdp.parallel.mesh import make_mesh
@@ -123,16 +122,3 @@ def test_train_profile_beyond_the_last_step_raises_config_error(tiny_resnet, tmp
         "logging.profile='14,3': steps 14 to 16 are not all among the 15 steps of the run; use FIRST,COUNT within them"
     )
     assert not (tmp_path / "config.json").exists()
-
-
-def test_train_profile_flag_sets_logging_profile(monkeypatch, capsys):
-    from jaxdp import session
-
-    given = []
-    monkeypatch.setattr(session, "run_session", lambda config, *_, **__: given.append(config.logging.profile))
-    for words in (["--profile", "3,2"], ["--logging.profile", "3,2"], ["--profile=3,2", "--logging.profile=3,2"], []):
-        main.main(["train", *words])
-    assert given == ["3,2", "3,2", "3,2", None]
-    with pytest.raises(SystemExit):
-        main.main(["train", "--profile", "3,2", "--logging.profile", "4,2"])
-    assert "--profile='3,2': contradicts --logging.profile 4,2" in capsys.readouterr().err
