@@ -21,7 +21,7 @@ from jaxdp.errors import (
     printable_lines,
 )
 from jaxdp.files import check_no_password, expand_user, is_url
-from jaxdp.flag_help import asks_for_help, rows
+from jaxdp.flag_help import rows
 from jaxdp.imports import not_imported
 
 COMMANDS = {
@@ -40,7 +40,6 @@ COMMANDS = {
     "doctor": "Check this machine for a run; --verify: prove that it trains correctly",
 }
 STDOUT = "stdout"
-ON_DEVICES = ("train", "evaluate", "predict", "export", "bench", "doctor")  # commands that start JAX
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -75,8 +74,6 @@ def _run(command: str, arguments: list[str], program: str) -> None:
     if arguments == ["--version"]:
         return _version()
     arguments = _read_words(arguments)
-    if command in ON_DEVICES and not asks_for_help(arguments):
-        memory.check_address_space()
     import_module(f"{cli.__name__}.{command}").run(arguments, program)
 
 

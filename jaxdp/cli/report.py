@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 from jaxdp.cli.options import Switch
-from jaxdp.distributed import memory
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_output, write_output
 from jaxdp.flags import Arg, parse
@@ -52,8 +51,6 @@ def run(arguments: list[str], program: str) -> None:
         """Overwrite an existing CSV file"""
 
     options = parse(Report, arguments, program)
-    if options.html:  # JAX starts
-        memory.check_address_space()
     register_from(options.config)
     from jaxdp.records import without_nan
     from jaxdp.report import as_text, labels_of, metrics_csv, read_run, summarize

@@ -181,21 +181,7 @@ def detect(
     if cluster is None:
         return None
     _check(cluster)
-    if cluster.launcher == "slurm" and cluster.num_processes > 1 and "SLURM_PTY_PORT" in environment:
-        _check_no_shell(cluster.num_processes)
     return cluster if cluster.num_processes > 1 or launcher != "auto" else None
-
-
-def _check_no_shell(tasks: int) -> None:
-    """Raise ConfigError in the shell of `srun --pty`. Steps that are started there inherit its variables, but no terminal."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return
-    reason = f"this command was started in a shell of `srun --pty`, and not by srun in all {tasks} tasks"
-    raise ConfigError(
-        "SLURM_PTY_PORT", reason=reason, hint="use --cluster none to train with this process only, or srun without --pty"
-    )
 
 
 def _from_flags(launcher: str, coordinator: str | None, *, processes: int | None, rank: int | None) -> Cluster:

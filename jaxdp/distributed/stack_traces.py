@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
-from jaxdp.errors import printable
+from jaxdp.errors import printable, printable_lines
 
 MAX_FRAMES, MAX_THREADS = 12, 5  # innermost frames of a stack; threads of a process beside the main thread
 MAIN, NATIVE = "main thread", "native thread"
@@ -27,22 +27,9 @@ CONTROL = ("jaxdp/distributed/process_group.py", "jaxdp/distributed/coordination
 PREEMPTION = "jaxdp/distributed/preemption.py"
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
-WAIT_PRIMITIVES = (
-    "threading.py",
-    "concurrent/",
-    "selectors.py",
-    "queue.py",
-    "asyncio/",
-)  # do not show what the thread waits for
+# Files whose frames do not show what a thread does or waits for.
+WAIT_PRIMITIVES = ("threading.py", "concurrent/", "selectors.py", "queue.py", "asyncio/", "jax/", "orbax/")
 THREAD_BASE = ("_bootstrap", "_bootstrap_inner", "run", "_worker")  # the outermost functions of every thread
-
-
-class Stack(TypedDict):
-    """The stack trace of a thread. frames: "file:line in function", innermost first; waits_for: "" if it executes code."""
-
-    name: str
-    frames: list[str]
-    waits_for: str
 
 
 class Frame(NamedTuple):
@@ -51,24 +38,39 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        return f"{PREFIX.sub('', self.file)}:{self.line} in {self.function}"
+
+
+class Stack(NamedTuple):
+    """The stack trace of a thread. frames: innermost first; waits_for: "" if it executes code."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    waits_for: str
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it is a thread that the run waits for, and executes code."""
+        return self.waits_for in WORKING and self.name.startswith(RUN_THREADS)
 
 
 def capture(training_thread: int | None) -> list[Stack]:
-    """The stack trace of the thread that trains, given by its identity, then those of other threads that are not idle."""
+    """The stack trace of the thread that trains, given by its identity, then those of other threads that are not idle.
+
+    Threads of a pool at the same line are merged; threads that execute code come first after the main thread.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate() if not thread.name.startswith("Dummy-")}
-    stacks: list[Stack] = []
+    groups: dict[tuple[bool, tuple[Frame, ...]], list[str]] = {}
     for identity, top in sys._current_frames().items():
-        if identity == threading.get_ident() or names.get(identity, "") in WATCHING_THREADS:
-            continue
-        frames = list(_walk(top))
-        if identity == training_thread:
-            stacks.insert(0, _stack(MAIN, frames))
-        elif identity not in names:  # such as one of XLA's in a callback of the compiled program
-            stacks.append(_stack(NATIVE, frames))
-        elif not _is_idle(frames):
-            stacks.append(_stack(names[identity], frames))
-    return _grouped(stacks)
+        name = MAIN if identity == training_thread else names.get(identity, NATIVE)  # such as XLA's in a callback
+        frames = tuple(_walk(top))
+        is_watching = identity == threading.get_ident() or name in WATCHING_THREADS
+        if not is_watching and (name in (MAIN, NATIVE) or not _is_idle(frames)):
+            groups.setdefault((name == MAIN, _without_base(frames)), []).append(name)
+    stacks = []
+    for (_, frames), (first, *others) in groups.items():
+        stacks.append(Stack(first + (f" and {len(others)} more" if others else ""), frames, waits_for(frames)))
+    return sorted(stacks, key=lambda stack: (stack.name != MAIN, stack.waits_for))[: 1 + MAX_THREADS]
 
 
 def _walk(frame: FrameType | None) -> Iterator[Frame]:
@@ -77,24 +79,10 @@ def _walk(frame: FrameType | None) -> Iterator[Frame]:
         frame = frame.f_back
 
 
-def _stack(name: str, frames: Sequence[Frame]) -> Stack:
-    shown = frames
-    while len(shown) > 1 and shown[-1].function in THREAD_BASE:
-        shown = shown[:-1]
-    texts = [str(frame._replace(file=PREFIX.sub("", frame.file))) for frame in shown[:MAX_FRAMES]]
-    return {"name": name, "frames": texts, "waits_for": waits_for(frames)}
-
-
-def _grouped(stacks: list[Stack]) -> list[Stack]:
-    """Threads of a pool at the same line are merged; threads that execute code come first after the main thread."""
-    groups: dict[tuple, list[Stack]] = {}
-    for stack in stacks:
-        groups.setdefault((stack["name"] == MAIN, tuple(stack["frames"])), []).append(stack)
-    merged: list[Stack] = []
-    for first, *others in groups.values():
-        name = first["name"] + (f" and {len(others)} more" if others else "")
-        merged.append({"name": name, "frames": first["frames"], "waits_for": first["waits_for"]})
-    return sorted(merged, key=lambda stack: (stack["name"] != MAIN, stack["waits_for"]))[: 1 + MAX_THREADS]
+def _without_base(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    while len(frames) > 1 and frames[-1].function in THREAD_BASE:
+        frames = frames[:-1]
+    return frames
 
 
 def _is_idle(frames: Sequence[Frame]) -> bool:
@@ -124,14 +112,9 @@ def waits_for(frames: Sequence[Frame]) -> str:
     return waits
 
 
-def is_working(stack: Stack) -> bool:
-    """Whether a thread that the run waits for executes code."""
-    return stack["waits_for"] in WORKING and stack["name"].startswith(RUN_THREADS)
-
-
 def work(stacks: Sequence[Stack]) -> str:
     """What the threads of a process do: "code", "compiler", or "" if all of them wait."""
-    waits = {stack["waits_for"] for stack in stacks if is_working(stack)}
+    waits = {stack.waits_for for stack in stacks if stack.is_working}
     return "code" if "" in waits else "compiler" if waits else ""
 
 
@@ -139,20 +122,16 @@ def format_stacks(stacks: Sequence[Stack]) -> list[str]:
     """Lines to print, most recent call first as in faulthandler: the main thread, and the threads that execute code."""
     lines = []
     for stack in stacks:
-        if stack["name"] == MAIN or stack["waits_for"] in WORKING:
-            waits = f" (waits for {stack['waits_for']})" if stack["waits_for"] else ""
-            lines += [f"  {stack['name']}{waits}:", *(f"    {frame}" for frame in stack["frames"])]
+        if stack.name == MAIN or stack.waits_for in WORKING:
+            waits = f" (waits for {stack.waits_for})" if stack.waits_for else ""
+            lines += [f"  {stack.name}{waits}:", *(f"    {frame}" for frame in stack.frames[:MAX_FRAMES])]
     return lines
 
 
-def innermost_frames(stacks: Sequence[Stack]) -> str:
-    """One line with the innermost frames of the thread that executes code, or of the main thread if none does."""
-    order = sorted(stacks, key=lambda stack: (not is_working(stack), is_working(stack) and stack["waits_for"]))
-    if not (order and order[0]["frames"]):
-        return ""
-    frames = order[0]["frames"]
-    shown = [frame for frame in frames if not frame.startswith((*WAIT_PRIMITIVES, "jax/"))] or frames
-    return f"{order[0]['name']} at {' < '.join(shown[:3])}"
+def place_of_work(stacks: Sequence[Stack]) -> str:
+    """The innermost frames of the thread that executes code, or of the first one if none does, on one line; "" if none."""
+    order = sorted(stacks, key=lambda stack: (not stack.is_working, stack.is_working and stack.waits_for))
+    return f"{order[0].name} at {_shown(order[0].frames)}" if order else ""
 
 
 def place_of(error: BaseException) -> str:
@@ -174,15 +153,15 @@ def place_of_dump(text: str) -> str:
         threads.append([Frame(match[1], int(match[2]), match[3]) for match in matches if match])
     if not (threads := [frames for frames in threads if frames]):
         return ""
-    *others, main = threads
-    busy = [frames for frames in (main, *others) if not waits_for(frames) and not _is_idle(frames)]
-    shown = busy[0] if busy else main
-    return f"{MAIN if shown is main else 'a thread'} at {_shown(shown)}"
+    named = [(MAIN, threads.pop()), *(("a thread", frames) for frames in threads)]
+    busy = [one for one in named if not waits_for(one[1]) and not _is_idle(one[1])]
+    name, frames = (busy or named)[0]
+    return f"{name} at {_shown(frames)}"
 
 
 def _shown(frames: Sequence[Frame]) -> str:
-    texts = [str(frame._replace(file=PREFIX.sub("", frame.file))) for frame in frames]
-    own = [text for text in texts if not text.startswith((*WAIT_PRIMITIVES, "jax/", "orbax/"))] or texts
+    texts = [str(frame) for frame in frames]
+    own = [text for text in texts if not text.startswith(WAIT_PRIMITIVES)] or texts
     return printable(" < ".join(own[:3]), 400)
 
 
@@ -191,7 +170,7 @@ def print_lines(lines: Sequence[str]) -> None:
 
     The report is lost if the system allows no further thread: the caller, which watches the run, must go on.
     """
-    text = "jaxdp: " + "\n".join(lines) + "\n"
+    text = "jaxdp: " + printable_lines("\n".join(lines)) + "\n"
     thread = threading.Thread(target=lambda: print(text, end="", file=sys.stderr, flush=True), name="print-stacks", daemon=True)
     with contextlib.suppress(RuntimeError):
         thread.start()

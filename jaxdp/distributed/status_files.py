@@ -7,19 +7,18 @@ A count that changes shows that a process is alive. No time stamp of another hos
 import errno
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxdp.distributed import stack_traces
 from jaxdp.distributed.status import Heartbeat
 from jaxdp.distributed.stragglers import StepTimes
-from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, first_line, printable
+from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, first_line
 
 FOLDER = "processes"
 LARGEST = 2**26  # bytes of a file
 NO_STEPS, STARTING = StepTimes(), Heartbeat("start")
-REASON_CHARS, PLACE_CHARS, NAME_CHARS = 4096, 400, 255
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,10 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """The failure that an exception is, in one line."""
-        reason, code = _text(first_line(error) or type(error).__name__, REASON_CHARS), getattr(error, "exit_code", EXIT_FAILURE)
+        code = getattr(error, "exit_code", EXIT_FAILURE)
         place = "" if code == EXIT_STOPPED else stack_traces.place_of(error)
         is_collective = "JaxRuntimeError" in (type(error).__name__, type(error.__cause__).__name__)  # maybe of a callback
-        return cls(reason, code, is_collective, place)
+        return cls(first_line(error), code, is_collective, place)
 
 
 @dataclass(frozen=True)
@@ -113,30 +112,19 @@ class Record:
     def from_json(cls, text: str) -> "Record":
         """Raises ValueError, TypeError or KeyError for anything else than a record."""
         fields: dict[str, Any] = json.loads(text)
-        failure, verdict, (number, lines) = fields["failure"], fields["verdict"], fields["report"]
-        steps, seconds, waited_seconds = fields["step_times"]
-        beat = Heartbeat(**fields["beat"])
+        beat, failure, verdict, (number, lines) = (fields[name] for name in ("beat", "failure", "verdict", "report"))
         fields |= {
-            "beat": replace(beat, position=tuple(map(int, beat.position)), detail=_text(beat.detail, PLACE_CHARS)),
-            "stacks": _lines(fields["stacks"]),
-            "report": (int(number), _lines(lines)),
-            "failure": failure and Failure(**failure | {"reason": _text(failure["reason"], REASON_CHARS)}),
-            "verdict": verdict and Verdict(**verdict | {"reason": _text(verdict["reason"], REASON_CHARS)}),
-            "step_times": StepTimes(int(steps), float(seconds), float(waited_seconds)),
-            "stop_reason": _text(fields["stop_reason"], NAME_CHARS),
+            "beat": Heartbeat(**beat | {"position": tuple(map(int, beat["position"]))}),
+            "stacks": tuple(map(str, fields["stacks"])),
+            "report": (int(number), tuple(map(str, lines))),
+            "failure": failure and Failure(**failure),
+            "verdict": verdict and Verdict(**verdict),
+            "step_times": StepTimes(*fields["step_times"]),
         }
         record = cls(**fields)
         if not (isinstance(record.count, int) and isinstance(record.rank, int)):
             raise TypeError("count and rank must be integers")
         return record
-
-
-def _text(value: object, length: int) -> str:
-    return printable(str(value), length)
-
-
-def _lines(values: list[str]) -> tuple[str, ...]:
-    return tuple(_text(value, NAME_CHARS) for value in values)
 
 
 class Board(Protocol):

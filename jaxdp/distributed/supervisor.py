@@ -22,7 +22,7 @@ from jaxdp.distributed.launchers import host_identity
 from jaxdp.distributed.status_files import Record, Verdict
 from jaxdp.distributed.stragglers import StepTimes
 from jaxdp.distributed.verdict import Judge, Limits, Records
-from jaxdp.errors import EXIT_FAILURE, first_line
+from jaxdp.errors import EXIT_FAILURE, first_line, printable
 
 if TYPE_CHECKING:  # the command line starts to watch before it imports the config
     from jaxdp.config import Guard
@@ -36,7 +36,7 @@ LOOK_AFTER = 0.25
 EXIT_SECONDS = 5.0  # for the others to read a verdict, to clean up and to print, before a process ends anyway
 STACKS_SIGNAL = signal.SIGUSR2
 MAX_ERRORS = 5  # of a thread in a row
-STDERR = 2
+STDERR, MOST_CHARS = 2, 8192
 
 
 def limits_from(guard: "Guard") -> Limits:
@@ -110,7 +110,7 @@ class Supervisor:
         self.update(
             count=self.record.count + 1,
             beat=beat,
-            place=stack_traces.innermost_frames(stacks),
+            place=stack_traces.place_of_work(stacks),
             work=stack_traces.work(stacks),
             step_times=self.own_step_times,
             overdue=overdue if is_judged else "",
@@ -175,7 +175,7 @@ class Supervisor:
                 print("jaxdp: ending the run. Stack traces of all threads:", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(file=STDERR, all_threads=True)
             hint = f"; {self.resume_hint}" if self.resume_hint else ""
-            print(f"jaxdp: {found}{hint}", file=sys.stderr, flush=True)
+            print(f"jaxdp: {printable(f'{found}{hint}', MOST_CHARS)}", file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):
             if self.follower is not None:
                 self.follower.write_last()

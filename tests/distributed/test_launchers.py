@@ -1,8 +1,5 @@
 """The variables of each launcher, as those systems set them."""
 
-import errno
-import os
-
 import pytest
 
 from jaxdp.distributed.launchers import (
@@ -200,31 +197,3 @@ def test_visible_gpus_with_cuda_visible_devices_returns_those():
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []
-
-
-@pytest.mark.parametrize("launcher", ["auto", "slurm"])
-@pytest.mark.parametrize("terminal", [True, False])
-def test_detect_in_a_shell_of_srun_pty_raises_but_not_in_a_step_started_there(monkeypatch, terminal, launcher):
-    """The step inherits the shell's variables, but has no controlling terminal."""
-    controller, side = os.openpty()
-
-    def opened(path, flags, *mode, open=os.open):
-        if path != "/dev/tty":
-            return open(path, flags, *mode)
-        if not terminal:
-            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
-        return os.dup(side)
-
-    monkeypatch.setattr(os, "open", opened)
-    shell = SLURM | {"SLURM_PTY_PORT": "41234", "SLURM_PROCID": "0"}
-    try:
-        if terminal:
-            with pytest.raises(ConfigError, match=r"a shell of `srun --pty`.* all 2 tasks; use --cluster none"):
-                detect(launcher, shell)
-        else:
-            assert detect(launcher, shell).num_processes == 2
-        assert detect("none", shell) is None
-        assert detect("auto", shell | {"SLURM_STEP_NUM_TASKS": "1"}) is None
-    finally:
-        os.close(controller)
-        os.close(side)

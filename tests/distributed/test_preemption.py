@@ -9,22 +9,23 @@ import sys
 import time
 
 import pytest
-from helpers.processes import ROOT, TIMEOUT, log_lines, outcome, place
+from helpers.processes import ROOT, TIMEOUT, TINY, log_lines, outcome, place
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed.preemption import STOP_SIGNALS, SignalHandler
 from jaxdp.records import read_log
 
-TINY = [
+RESNET = [  # compiles for seconds
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "10"),
     *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "16"),
     *("--batch.0.global-batch", "8", "--batch.0.until-epoch", "8", "--batch.1.global-batch", "16"),
     *("--logging.no-tensorboard", "--logging.every-steps", "1"),
 ]
+LONG = [*TINY, "--mesh.cpu-devices", "2", "--epochs", "40"]  # 240 steps, so that it does not end before a signal
 
 
-def start(workdir, *more, before=(), start_new_session=False, **environment):
-    command = [*before, sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TINY, *more]
+def start(workdir, recipe=RESNET, *, before=(), start_new_session=False, **environment):
+    command = [*before, sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *recipe]
     output = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     environment = os.environ | environment
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, start_new_session=start_new_session, **output)
@@ -39,7 +40,7 @@ def wait_for(condition, process):
 
 
 def train_to_the_end(workdir) -> tuple:
-    process = start(workdir)
+    process = start(workdir, LONG)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, err
     return outcome(workdir)
@@ -162,7 +163,7 @@ def test_resume_after_ctrl_c_sigkill_a_crash_and_a_second_signal_equals_an_unint
     """
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     under_timeout = ["timeout", "--foreground", "600"] if shutil.which("timeout") else []
-    process = start(cut, before=under_timeout, start_new_session=True)
+    process = start(cut, LONG, before=under_timeout, start_new_session=True)
     wait_for(lambda: log_lines(cut) > 20, process)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=TIMEOUT)
@@ -173,7 +174,7 @@ def test_resume_after_ctrl_c_sigkill_a_crash_and_a_second_signal_equals_an_unint
 
     for number in (signal.SIGKILL, signal.SIGSEGV):  # SIGSEGV: a crash in native code
         before = log_lines(cut)
-        process = start(cut)
+        process = start(cut, LONG)
         wait_for(lambda before=before: log_lines(cut) > before + 20, process)
         process.send_signal(number)
         _, err = process.communicate(timeout=TIMEOUT)
@@ -181,7 +182,7 @@ def test_resume_after_ctrl_c_sigkill_a_crash_and_a_second_signal_equals_an_unint
     assert err.startswith("Fatal Python error: Segmentation fault\n")
     assert "jaxdp/training/loop.py" in err
 
-    process = start(cut)
+    process = start(cut, LONG)
     before = log_lines(cut)
     wait_for(lambda: log_lines(cut) > before + 20, process)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -201,7 +202,7 @@ def test_the_documented_slurm_script_saves_and_requeues(tmp_path, page, number, 
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     assert f"--signal={number.name.removeprefix('SIG')}@" in script
     config = tmp_path / "config.py"
-    config.write_text(f"from jaxdp import load_config\ndef config():\n    return load_config('digits', {TINY})\n")
+    config.write_text(f"from jaxdp import load_config\ndef config():\n    return load_config('digits', {RESNET})\n")
     for documented, here in (
         (r"^(source|cd) .*\n", ""),
         (r"--(model\.dtype|batch\.0\.[\w-]+|data\.directory) \S+", ""),  # of ImageNet on many GPUs

@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from types import MappingProxyType
 
 import pytest
 from helpers.processes import TIMEOUT, place
@@ -95,26 +97,30 @@ def hit_by(number):
     return f"time.sleep(2); os.kill(os.getpid(), {int(number)})"
 
 
-# Runs with a fault: they are started together, for they mostly wait.
-FAULTY = {
-    "stuck": {0: STUCK, 1: "group.broadcast_object('x', 1)"},
-    "killed": {0: WAIT, 1: hit_by(signal.SIGKILL)},
-    "suspended": {0: WAIT, 1: hit_by(signal.SIGSTOP)},
-    "holds the GIL": {0: WAIT, 1: HOLDS_THE_GIL},
-    "without network": {0: WAIT, 1: CUT_OFF},
-    "fault of the watching thread": {0: FAULT + WAIT, 1: "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT},
-    "faults of the watching thread": {0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT},
-    "read-only directory": {0: READ_ONLY, 1: READ_ONLY},
+LIVES_ON = "print('joined', flush=True)" + WAIT.replace("True", "group.status.clock < 8") + "group.close(); os._exit(0)"
+LATE_START = {"START": "20"}
+# Runs that are started together, for they mostly wait: their processes, and options of `Run`.
+RUNS = {
+    "stuck": ({0: STUCK, 1: "group.broadcast_object('x', 1)"}, {}),
+    "killed": ({0: WAIT, 1: hit_by(signal.SIGKILL)}, {}),
+    "suspended": ({0: WAIT, 1: hit_by(signal.SIGSTOP)}, {}),
+    "holds the GIL": ({0: WAIT, 1: HOLDS_THE_GIL}, {}),
+    "without network": ({0: WAIT, 1: CUT_OFF}, {}),
+    "fault of the watching thread": ({0: FAULT + WAIT, 1: "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT}, {}),
+    "faults of the watching thread": ({0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT}, {}),
+    "read-only directory": ({0: READ_ONLY, 1: READ_ONLY}, {}),
+    "suspended as a whole": ({0: LIVES_ON, 1: LIVES_ON}, {}),
+    "rank 1 does not start": ({0: WAIT, 2: WAIT}, {"processes": 3, "environment": LATE_START}),
 }
 
 
 class Run:
     """Processes that run PRELUDE and their own code."""
 
-    def __init__(self, folder, port, codes, processes=None, environment=()):
+    def __init__(self, folder, port, codes, processes=None, environment=MappingProxyType({})):
         self.running = []
         for rank, code in codes.items():
-            variables = place(rank, processes or len(codes), port) | dict(environment) | {"PYTHONPATH": os.getcwd()}
+            variables = place(rank, processes or len(codes), port) | environment | {"PYTHONPATH": os.getcwd()}
             command = [sys.executable, "-c", PRELUDE + code, str(folder / "processes")]
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, env=os.environ | variables, stdout=pipe, stderr=pipe, text=True)
@@ -135,9 +141,25 @@ class Run:
             process.communicate()
 
 
+def signal_all(run, number):
+    for process in run.running:
+        process.send_signal(number)
+
+
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
-    runs = {name: Run(tmp_path_factory.mktemp("run"), reserved_port(), codes) for name, codes in FAULTY.items()}
+    runs = {
+        name: Run(tmp_path_factory.mktemp("run"), reserved_port(), codes, **options) for name, (codes, options) in RUNS.items()
+    }
+    folder, port = tmp_path_factory.mktemp("run"), reserved_port()
+    for rank, host in enumerate(("127.0.0.1", "localhost")):
+        environment = LATE_START | {"JAX_COORDINATOR_ADDRESS": f"{host}:{port}"}
+        runs[host] = Run(folder, port, {rank: WAIT}, processes=2, environment=environment)
+    suspended = runs["suspended as a whole"]
+    for process in suspended.running:
+        assert process.stdout.readline() == "joined\n", process.communicate()
+    signal_all(suspended, signal.SIGSTOP)
+    threading.Timer(6, signal_all, (suspended, signal.SIGCONT)).start()  # the limit for a silent process is 4 s
     yield runs
     for run in runs.values():
         run.kill()
@@ -200,24 +222,16 @@ def test_a_process_that_holds_the_gil_is_named_with_the_place(faulty):
     assert re.search(r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes", run.running[0].stderr.read())
 
 
-def test_a_run_that_is_suspended_as_a_whole_continues(start):
-    lives_on = "print('joined', flush=True)" + WAIT.replace("True", "group.status.clock < 8") + "group.close(); os._exit(0)"
-    run = start({0: lives_on, 1: lives_on})
-    for process in run.running:
-        assert process.stdout.readline() == "joined\n", process.communicate()
-    for process in run.running:
-        process.send_signal(signal.SIGSTOP)
-    time.sleep(6)  # the limit for a silent process is 4 s
-    for process in run.running:
-        process.send_signal(signal.SIGCONT)
-    assert [code for code, _ in run.wait()] == [0, 0]
+def test_a_run_that_is_suspended_as_a_whole_continues(faulty):
+    results = faulty["suspended as a whole"].wait()
+    assert [code for code, _ in results] == [0, 0], results
 
 
-def test_processes_that_do_not_start_are_named_by_those_that_do(start):
-    for code, line in start({0: WAIT, 2: WAIT}, processes=3, environment={"START": "8"}.items()).wait():
+def test_processes_that_do_not_start_are_named_by_those_that_do(faulty):
+    for code, line in faulty["rank 1 does not start"].wait():
         assert code == 1
         assert re.fullmatch(
-            r"jaxdp: 1 of 3 processes did not start within 8 s: rank 1 \(started: rank 0 on \S+, rank 2 on \S+\); .*", line
+            r"jaxdp: 1 of 3 processes did not start within 20 s: rank 1 \(started: rank 0 on \S+, rank 2 on \S+\); .*", line
         ), line
 
 
@@ -236,7 +250,7 @@ def test_two_processes_of_the_same_rank_are_refused(start):
 def test_two_runs_that_start_together_in_the_same_directory_are_not_mixed(start, free_port):
     """Both ranks 0 may find no file of another, and write theirs."""
     environment = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port + 1}", "START": "20"}
-    first, second = start({0: WAIT}, processes=2), start({0: WAIT}, processes=2, environment=environment.items())
+    first, second = start({0: WAIT}, processes=2), start({0: WAIT}, processes=2, environment=environment)
     while first.running[0].poll() is None and second.running[0].poll() is None:
         time.sleep(0.05)
     refused = first if first.running[0].poll() is not None else second
@@ -245,12 +259,9 @@ def test_two_runs_that_start_together_in_the_same_directory_are_not_mixed(start,
     assert re.search(r"rank 0 on \S+ failed.*: a run that 127.0.0.1:\d+ coordinates uses this directory", line), line
 
 
-def test_processes_that_name_the_coordinator_differently_are_told_so(start, free_port):
-    environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port}", "START": "6"}
-    first = start({0: WAIT}, processes=2, environment={"START": "6"}.items())
-    second = start({1: WAIT}, processes=2, environment=environment.items())
-    for rank, run, own, other in ((0, first, "127.0.0.1", "localhost"), (1, second, "localhost", "127.0.0.1")):
-        ((code, line),) = run.wait()
+def test_processes_that_name_the_coordinator_differently_are_told_so(faulty):
+    for rank, own, other in ((0, "127.0.0.1", "localhost"), (1, "localhost", "127.0.0.1")):
+        ((code, line),) = faulty[own].wait()
         hint = rf"rank {1 - rank} on \S+ names the coordinator {other}:\d+, and this process {own}:\d+"
         assert code == 1
         assert re.search(rf"did not start .*; {hint}: give all processes the same HOST:PORT", line), line
@@ -313,13 +324,13 @@ def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(faulty):
 
 def test_a_taken_port_is_a_config_error_on_every_process(start, free_port):
     with socket.create_server(("127.0.0.1", free_port)):
-        for code, line in start({0: START_JAX, 1: START_JAX}, environment={"STUCK": "60"}.items()).wait():
+        for code, line in start({0: START_JAX, 1: START_JAX}, environment={"STUCK": "60"}).wait():
             assert code == 2
             assert f"coordinator port={free_port}: rank 0 cannot listen on 127.0.0.1 (Address already in use)" in line
 
 
 def test_unequal_numbers_of_devices_are_a_config_error_on_every_process(start):
-    for code, line in start({0: START_JAX, 1: START_JAX}, environment={"MORE_DEVICES": "1", "STUCK": "60"}.items()).wait():
+    for code, line in start({0: START_JAX, 1: START_JAX}, environment={"MORE_DEVICES": "1", "STUCK": "60"}).wait():
         assert code == 2
         assert re.search(r"devices: rank 0 on \S+ has 1 and rank 1 on \S+ has 2", line), line
 

@@ -12,23 +12,23 @@ from jaxdp.distributed import stack_traces
 from jaxdp.training import loop
 
 
-def stack(frame, waits_for="", name=stack_traces.MAIN):
-    return {"name": name, "frames": [frame], "waits_for": waits_for}
+def stack(file, function, waits_for="", name=stack_traces.MAIN):
+    return stack_traces.Stack(name, (stack_traces.Frame(file, 9, function),), waits_for)
 
 
-WAITS = stack("jaxdp/distributed/preemption.py:9 in wait_for", stack_traces.OTHER_THREAD)
-COMPILES = stack("jax/compiler.py:9 in backend_compile", stack_traces.COMPILER, "compile_0")
+WAITS = stack("jaxdp/distributed/preemption.py", "wait_for", stack_traces.OTHER_THREAD)
+COMPILES = stack("jax/compiler.py", "backend_compile", stack_traces.COMPILER, "compile_0")
 
 
 @pytest.mark.parametrize(
     ("stacks", "expected"),
     [
-        ([stack("train.py:7 in __getitem__")], "code"),
+        ([stack("train.py", "__getitem__")], "code"),
         ([WAITS, COMPILES], "compiler"),
-        ([stack("train.py:7 in __getitem__"), COMPILES], "code"),
-        ([stack("jax/array.py:9 in _value", stack_traces.DEVICES)], ""),
-        ([WAITS, stack("train.py:3 in callback", name=stack_traces.NATIVE)], "code"),  # of the compiled program
-        ([WAITS, stack("logger.py:3 in run", name="logger")], ""),
+        ([stack("train.py", "__getitem__"), COMPILES], "code"),
+        ([stack("jax/array.py", "_value", stack_traces.DEVICES)], ""),
+        ([WAITS, stack("train.py", "callback", name=stack_traces.NATIVE)], "code"),  # of the compiled program
+        ([WAITS, stack("logger.py", "run", name="logger")], ""),
     ],
 )
 def test_work_is_what_the_threads_of_a_run_do(stacks, expected):
@@ -57,12 +57,12 @@ def test_capture_shows_busy_pool_threads_and_omits_idle_ones():
         began.wait()
         stacks = captured()
         release.set()
-    by_name = {stack["name"]: stack for stack in stacks}
-    assert stacks[0]["name"] == stack_traces.MAIN
-    assert any("reads_an_image" in frame for frame in by_name["decode_0"]["frames"])
-    assert by_name["decode_0"]["waits_for"] == ""
+    by_name = {stack.name: stack for stack in stacks}
+    assert stacks[0].name == stack_traces.MAIN
+    assert any(frame.function == "reads_an_image" for frame in by_name["decode_0"].frames)
+    assert by_name["decode_0"].waits_for == ""
     assert not any(name.startswith("idle") for name in by_name)
-    assert "in reads_an_image" in stack_traces.innermost_frames([by_name["decode_0"]])
+    assert "in reads_an_image" in stack_traces.place_of_work([by_name["decode_0"]])
 
 
 def test_capture_shows_user_threads_and_they_do_not_put_a_rank_at_fault():
@@ -86,14 +86,14 @@ def test_capture_shows_user_threads_and_they_do_not_put_a_rank_at_fault():
     stop.set()
     for thread in threads:
         thread.join()
-    assert "monitor" in [stack["name"] for stack in stacks]
+    assert "monitor" in [stack.name for stack in stacks]
     assert any("in sleeps" in line for line in stack_traces.format_stacks(stacks))
     of_rank_0 = [
-        stack("jax/array.py:9 in _value", stack_traces.DEVICES),
-        *(stack for stack in stacks if stack["name"] in ("logger", "monitor")),
+        stack("jax/array.py", "_value", stack_traces.DEVICES),
+        *(stack for stack in stacks if stack.name in ("logger", "monitor")),
     ]
     assert stack_traces.work(of_rank_0) == ""
-    assert "in sleeps" not in stack_traces.innermost_frames(of_rank_0)
+    assert "in sleeps" not in stack_traces.place_of_work(of_rank_0)
 
 
 def test_place_of_an_error_is_where_the_first_one_was_raised():
@@ -187,7 +187,7 @@ def test_a_thread_that_waits_for_its_devices_is_recognized(wait):
     thread.start()
     deadline, waiting = time.monotonic() + 30, ""
     while waiting != stack_traces.DEVICES and time.monotonic() < deadline:
-        waiting = next(iter(stack_traces.capture(thread.ident)), stack(""))["waits_for"]
+        waiting = next(iter(stack_traces.capture(thread.ident)), stack("", "")).waits_for
         time.sleep(0.01)
     release.set()
     thread.join()

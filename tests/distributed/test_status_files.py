@@ -62,10 +62,3 @@ def test_a_pipe_or_link_in_place_of_a_file_raises_and_blocks_nobody(tmp_path):
     assert board.read("0.json") == ""
     with pytest.raises(OSError, match=r"1\.json"):
         board.read("1.json")
-
-
-def test_text_of_others_is_printed_on_one_line_of_limited_length():
-    hostile = replace(RECORD, failure=Failure("a\nb\x1b[2J" + "c" * 10_000))
-    reason = Record.from_json(hostile.to_json()).failure.reason
-    assert reason.startswith("a\\nb\\x1b[2Jccc")
-    assert len(reason) <= 4096

@@ -61,3 +61,11 @@ def test_the_signal_for_stacks_prints_them_while_native_code_holds_the_gil():
         _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
     assert re.search(r'File "<string>", line [67] in computes', err)  # 6: it has printed, and not yet called
+
+
+def test_the_reason_of_another_process_is_printed_on_one_line():
+    hostile = 'Verdict("a\\nb\\x1b[2J" + "c" * 10_000, 1, "node")'
+    completed = run(f"from jaxdp.distributed.supervisor import *\ncurrent().end({hostile})")
+    last = completed.stderr.splitlines()[-1]
+    assert last.startswith(r"jaxdp: rank 1 on node failed: a\nb\x1b[2Jccc")
+    assert completed.stderr.count("\n") < 20
