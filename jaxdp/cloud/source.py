@@ -181,6 +181,7 @@ class Source:
         futures = {start: self.pieces.submit(fetch, start) for start in starts[:PIECES_AHEAD]}
         for number, start in enumerate(starts):
             piece = futures.pop(start).result()
+            self.patience.while_waiting()  # a large file is progress, too
             for following in starts[number + PIECES_AHEAD : number + PIECES_AHEAD + 1]:
                 futures[following] = self.pieces.submit(fetch, following)
             os.pwrite(descriptor, piece, start)

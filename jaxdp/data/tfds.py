@@ -2,18 +2,19 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import SOURCES
 from jaxdp.data.decode import ImageError
-from jaxdp.data.records import READERS, Records
-from jaxdp.errors import ConfigError, StorageError, first_line, nearest
+from jaxdp.data.records import READERS
+from jaxdp.errors import ConfigError, first_line, nearest
 from jaxdp.files import check_local, expand_user
+
+if TYPE_CHECKING:
+    from jaxdp.data.remote_prepared import RemotePrepared
 
 DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
 OTHER_SOURCES = tuple(name for name, one in SOURCES.items() if not (one.prepared or one.from_python))
@@ -25,29 +26,25 @@ MANUAL_DOWNLOADS = {
 }
 
 
-class Copies(Protocol):
-    """A prepared data set that is not on a local disk, with its metadata in `directory`. url: where it is."""
-
-    directory: Path
-    url: str
-
-    def open(self, builder: Any, split: str, instructions: Sequence[Any]) -> Records:
-        """The records of a split. builder, instructions: of tensorflow-datasets. Raises ConfigError."""
-
-
 class NotPreparedError(ConfigError):
     """A data set that tensorflow-datasets knows and that has not been prepared."""
 
 
-@dataclass(frozen=True)
 class TfdsSource:
-    """The examples of a split, or of a slice such as train[:10%], as (encoded image, label)."""
+    """The examples of a split, or of a slice such as train[:10%], as (encoded image, label).
 
-    records: Records
-    classes: int
-    class_names: list[str]
-    label: str
-    """the data set and split, for the names of images"""
+    Constructed by `open`. features: of tensorflow-datasets; label: the data set and split, for the names of images; read:
+    returns the serialized examples, and is called once, by `start` or for the first example.
+    """
+
+    def __init__(self, features: Any, examples: int, *, label: str, read: Callable[[], Sequence[bytes]]) -> None:
+        import tensorflow_datasets as tfds
+
+        self.features, self.examples, self.label, self.read = features, examples, label, read
+        self.classes, self.class_names = features["label"].num_classes, features["label"].names
+        self.decoders = {"image": tfds.decode.SkipDecoding()}
+        self.records: Sequence[bytes] | None = None
+        self.lock = threading.Lock()
 
     @classmethod
     def open(
@@ -57,21 +54,21 @@ class TfdsSource:
         split: str,
         *,
         field: str = "data.train_split",
-        prepared: Copies | None = None,
+        remote: "RemotePrepared | None" = None,
     ) -> "TfdsSource":
-        """Open a split.
+        """Open a split; its files too, if they are on a local disk.
 
         directory: where tensorflow-datasets keeps its data, None for its default; field: config field of `split`, for errors;
-        prepared: the data set, if it is not on a local disk.
+        remote: the data set, if it is at a URL.
 
         Raises ConfigError for an unknown data set or split, missing or damaged files, and a data set without images and labels.
         """
         try:
-            builder = open_builder(name, str(prepared.directory) if prepared else directory)
+            builder = open_builder(name, str(remote.directory) if remote else directory)
         except ConfigError as error:
-            if prepared is None:
+            if remote is None:
                 raise
-            reason = error.reason.replace(str(prepared.directory), prepared.url)
+            reason = error.reason.replace(str(remote.directory), remote.url)
             raise ConfigError(error.field, error.value, reason=reason, hint=error.hint) from None
         features, splits = builder.info.features, builder.info.splits
         for feature in ("image", "label"):
@@ -92,54 +89,47 @@ class TfdsSource:
         if file_format not in READERS:
             reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
             raise ConfigError("data.source", name, reason=reason, hint=f"prepare it again with jaxdp data prepare {name}")
-        try:
-            if prepared:
-                records = prepared.open(builder, split, instructions)
-            else:
-                _check_exist(instructions, name)
-                records = READERS[file_format].open(builder, split, instructions)
-            len(records)
-        except ConfigError:
-            raise
-        except Exception as error:  # RuntimeError or TypeError, by reader
-            folder = str(Path(instructions[0].filename).parent)
-            reason = f"a file of {name}, {split}, is damaged ({first_line(error)})"
-            raise ConfigError("data.directory", folder, reason=reason, hint="prepare it again") from None
-        label = features["label"]
-        return cls(records, label.num_classes, label.names, f"{name}, {split}")
 
-    def start(self) -> None:
-        """See `Records.start`."""
-        self.records.start()
+        def read() -> Sequence[bytes]:
+            files = remote.copied(instructions) if remote else _existing(instructions, name)
+            try:
+                return READERS[file_format](files)
+            except ConfigError as error:
+                place = remote.urls.get(str(error.value), error.value) if remote else error.value
+                raise ConfigError(error.field, place, reason=error.reason, hint=error.hint) from None
+            except Exception as error:  # RuntimeError or TypeError, by reader
+                folder, reason = str(Path(instructions[0].filename).parent), f"a file of {name}, {split}, is damaged"
+                reason = f"{reason} ({first_line(error)})"
+                raise ConfigError("data.directory", folder, reason=reason, hint="prepare it again") from None
 
-    @property
-    def warnings(self) -> Sequence[str]:
-        """See `Records`."""
-        return self.records.warnings
+        opened = cls(features, splits[split].num_examples, label=f"{name}, {split}", read=read)
+        if remote is None:
+            opened.start()
+        return opened
 
-    @property
-    def wait_seconds(self) -> float:
-        """See `Records`."""
-        return self.records.wait_seconds
+    def start(self) -> Sequence[bytes]:
+        """The serialized examples; copies files at a URL, and opens them. Raises ConfigError for damaged ones."""
+        with self.lock:
+            if self.records is None:
+                self.records = self.read()
+            return self.records
 
     def __len__(self) -> int:
-        return len(self.records)
-
-    def read_ahead(self, order: Iterable[np.ndarray]) -> None:
-        """See `Records.read_ahead`."""
-        self.records.read_ahead(order)
-
-    def stop_reading(self) -> None:
-        """See `Records.stop_reading`."""
-        self.records.stop_reading()
+        return self.examples
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
-        """(encoded image, label). Raises ImageError for a record that cannot be read, and StorageError for a failed request."""
+        """(encoded image, label). Raises ImageError for a record that cannot be read."""
+        example = self._example(index)
+        image = example["image"]
+        return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
+
+    def _example(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} of {len(self)}")
+        records = self.start() if self.records is None else self.records
         try:
-            example = self.records[index]
-            image = example["image"]
-            return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
-        except (IndexError, ImageError, StorageError, InterruptedError):
+            return self.features.deserialize_example_np(records[int(index)], decoders=self.decoders)
+        except ImageError:
             raise
         except Exception as error:  # RuntimeError, DecodeError, ..., by reader
             raise ImageError(f"cannot read the record ({type(error).__name__}: {first_line(error)})") from None
@@ -150,15 +140,17 @@ class TfdsSource:
 
     def file_name(self, index: int) -> str:
         """The name of the image's file in the original data set; "" if the data set does not state it."""
-        name = self.records[index].get("file_name", b"")
+        name = self._example(index).get("file_name", b"")
         return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def _check_exist(instructions: Sequence[Any], name: str) -> None:
+def _existing(instructions: Sequence[Any], name: str) -> Sequence[Any]:
+    """The instructions. Raises ConfigError for the first of them whose file is missing."""
     for file in instructions:
         if not os.path.exists(file.filename):
             hint = f"prepare {name} again"
             raise ConfigError("data.directory", str(file.filename), reason="file not found", hint=hint)
+    return instructions
 
 
 def open_builder(
