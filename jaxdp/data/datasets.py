@@ -1,7 +1,6 @@
 """The training and evaluation sets of a run, and the interface of the data sources that open them."""
 
 import dataclasses
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,8 +10,7 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading, phase_image_size
-from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import DecodedImages, ItemSource, OnBadImage, Transform
+from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError
@@ -207,16 +205,16 @@ def decode_items(
         stated = None
     counted_words = counted(stated) if counted and stated else None
     config = with_classes(config, model_classes(config, stated, counted=counted_words))
-    on_bad_image, warned = config.data.on_bad_image, threading.Event()
+    on_bad_image = config.data.on_bad_image
 
     def open_training(config: Config) -> DecodedSource:
         transform = training_transform(config)
-        return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training image", warned=warned)
+        return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training image")
 
     # An evaluation ignores bad images: a replacement would count twice.
     ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
     transform = evaluation_transform(config)
-    held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation image", warned=warned)
+    held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation image")
     both = (evaluation,) if train is evaluation else (train, evaluation)
     warnings = [] if only_evaluates else _label_warnings(train, evaluation)
     warnings += [text for items in both for text in getattr(items, "warnings", ())]
@@ -238,7 +236,6 @@ def _loaded(
     *,
     on_bad_image: OnBadImage,
     kind: str,
-    warned: threading.Event,
 ) -> DecodedImages | ArraySource:
     """`DecodedImages`, or all of its images in memory if they are small and few and their transform is not random."""
     transform, size = transform_and_size
@@ -251,7 +248,6 @@ def _loaded(
         threads=threads,
         on_bad_image=on_bad_image,
         kind=kind,
-        warned=warned,
     )
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
         return loader

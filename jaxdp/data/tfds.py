@@ -166,9 +166,6 @@ def open_builder(
         raise no_folder
     import tensorflow_datasets as tfds
 
-    for path in _json_files(name, directory):
-        if not path.is_file():  # tensorflow-datasets would read it and might block forever
-            raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
     is_folder = ConfigError(field, name, reason="is a folder", hint=f"{folder_hint} {name}") if Path(name).is_dir() else None
     try:
         builder = tfds.builder(name, data_dir=directory) if directory else tfds.builder(name)
@@ -209,22 +206,12 @@ def open_builder(
 
 def _prepared(name: str, directory: str | None) -> list[str]:
     """The prepared configs and versions of a data set, as name/config:version."""
-    folders = [path.parent for path in _json_files(name, directory) if path.name == DATASET_INFO]
-    root = _root(directory)
-    return sorted(f"{folder.parent.relative_to(root)}:{folder.name}" for folder in folders)
-
-
-def _json_files(name: str, directory: str | None) -> list[Path]:
-    """The metadata files of all prepared configs and versions of a data set."""
-    base = re.split("[/:]", name)[0]
-    patterns = (f"{base}/*/*.json", f"{base}/*/*/*.json") if base.isidentifier() else ()
-    return [path for pattern in patterns for path in _root(directory).glob(pattern)]
-
-
-def _root(directory: str | None) -> Path:
     import tensorflow_datasets as tfds
 
-    return Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory"))
+    root, base = Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory")), re.split("[/:]", name)[0]
+    depths = ("*", "*/*") if base.isidentifier() else ()
+    folders = [path.parent for depth in depths for path in root.glob(f"{base}/{depth}/{DATASET_INFO}")]
+    return sorted(f"{folder.parent.relative_to(root)}:{folder.name}" for folder in folders)
 
 
 def prepare(name: str, directory: str | None = None, manual_directory: str | None = None) -> str:

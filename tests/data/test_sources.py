@@ -17,8 +17,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
 from jaxdp.data.datasets import with_classes
-from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import DecodedImages
+from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import load_config
