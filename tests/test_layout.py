@@ -142,9 +142,10 @@ def test_importing_jaxdp_starts_nothing():
     assert out.strip() == "[]"
 
 
-def test_what_urls_need_is_not_imported_without_one():
+def test_what_urls_and_single_data_sources_need_is_not_imported_without_them():
     modules = "jaxdp.session, jaxdp.data.sources, jaxdp.inference.load_run, jaxdp.report.server"
-    code = f"import sys, {modules}; print([m for m in sys.modules if m.startswith(('jaxdp.cloud', 'fsspec', 'obstore'))])"
+    names = ("jaxdp.cloud", "fsspec", "obstore", "jaxdp.data.tfds", "jaxdp.data.digits", "jaxdp.data.synthetic")
+    code = f"import sys, {modules}; names = {names}; print([m for m in sys.modules if m.startswith(names)])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
 
