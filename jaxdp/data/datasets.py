@@ -173,7 +173,7 @@ class FileSource(Source):
         else:
             (_, train), (_, evaluation) = self.splits(config)
         for items in (train, evaluation):
-            if start := getattr(items, "start", None):  # checks files at a URL, which a run reads soon
+            if start := getattr(items, "start", None):  # looks for the files of a table
                 start()
         return decode_items(config, train, evaluation, source=config.data.source, may_lack_classes=may_lack_classes)
 

@@ -23,10 +23,10 @@ class Prepared(FileSource):
         data, published = config.data, SOURCES[config.data.source]
         if published.train_images is not None and data.train_split == "train" and data.directory is None:
             return published.train_images, published.classes
-        train = self.data_set(config).open(data.train_split)
+        train = self.data_set(config).describe(data.train_split)
         return len(train), stated_classes(train)
 
-    def data_set(self, config: Config) -> Splits:
+    def data_set(self, config: Config) -> "PreparedSplits":
         """See `FileSource.data_set`."""
         if not is_url(config.data.directory or ""):
             return PreparedSplits(config, None)
@@ -49,9 +49,15 @@ class PreparedSplits(Splits):
         return list(open_builder(self.config.data.source, directory).info.splits)
 
     def open(self, name: str, classes: list[str] | None = None) -> TfdsSource:
+        source = self.describe(name)
+        source.read()
+        return source
+
+    def describe(self, name: str) -> TfdsSource:
+        """A split whose files have neither been copied nor opened."""
         data = self.config.data
         field = "data.train_split" if name == data.train_split else "data.eval_split"
-        return TfdsSource.open(data.source, data.directory, name, field=field, remote=self.remote)
+        return TfdsSource(data.source, data.directory, name, field=field, remote=self.remote)
 
     def no_evaluation_split(self) -> ConfigError:
         reason = f"{self.config.data.source} has only the splits {', '.join(self.names())}"

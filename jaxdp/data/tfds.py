@@ -2,8 +2,7 @@
 
 import os
 import re
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,36 +32,22 @@ class NotPreparedError(ConfigError):
 class TfdsSource:
     """The examples of a split, or of a slice such as train[:10%], as (encoded image, label).
 
-    Constructed by `open`. features: of tensorflow-datasets; label: the data set and split, for the names of images; read:
-    returns the serialized examples, and is called once, by `start` or for the first example.
+    `read` opens its files. directory: where tensorflow-datasets keeps its data, None for its default; field: config field of
+    `split`, for errors; remote: the data set, if it is at a URL.
     """
 
-    def __init__(self, features: Any, examples: int, *, label: str, read: Callable[[], Sequence[bytes]]) -> None:
-        import tensorflow_datasets as tfds
-
-        self.features, self.examples, self.label, self.read = features, examples, label, read
-        self.classes, self.class_names = features["label"].num_classes, features["label"].names
-        self.decoders = {"image": tfds.decode.SkipDecoding()}
-        self.records: Sequence[bytes] | None = None
-        self.lock = threading.Lock()
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         name: str,
         directory: str | None,
         split: str,
         *,
         field: str = "data.train_split",
         remote: "RemotePrepared | None" = None,
-    ) -> "TfdsSource":
-        """Open a split; its files too, if they are on a local disk.
+    ) -> None:
+        """Raises ConfigError for an unknown data set or split, and a data set without images and labels."""
+        import tensorflow_datasets as tfds
 
-        directory: where tensorflow-datasets keeps its data, None for its default; field: config field of `split`, for errors;
-        remote: the data set, if it is at a URL.
-
-        Raises ConfigError for an unknown data set or split, missing or damaged files, and a data set without images and labels.
-        """
         try:
             builder = open_builder(name, str(remote.directory) if remote else directory)
         except ConfigError as error:
@@ -90,29 +75,32 @@ class TfdsSource:
             reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
             raise ConfigError("data.source", name, reason=reason, hint=f"prepare it again with jaxdp data prepare {name}")
 
-        def read() -> Sequence[bytes]:
-            files = remote.copied(instructions) if remote else _existing(instructions, name)
-            try:
-                return READERS[file_format](files)
-            except ConfigError as error:
-                place = remote.urls.get(str(error.value), error.value) if remote else error.value
-                raise ConfigError(error.field, place, reason=error.reason, hint=error.hint) from None
-            except Exception as error:  # RuntimeError or TypeError, by reader
-                folder, reason = str(Path(instructions[0].filename).parent), f"a file of {name}, {split}, is damaged"
-                reason = f"{reason} ({first_line(error)})"
-                raise ConfigError("data.directory", folder, reason=reason, hint="prepare it again") from None
+        self.data_set, self.label, self.remote = name, f"{name}, {split}", remote
+        self.features, self.instructions, self.file_format = features, instructions, file_format
+        self.examples, self.classes = splits[split].num_examples, features["label"].num_classes
+        self.class_names = features["label"].names
+        self.decoders = {"image": tfds.decode.SkipDecoding()}
+        self.records: Sequence[bytes] = ()
 
-        opened = cls(features, splits[split].num_examples, label=f"{name}, {split}", read=read)
-        if remote is None:
-            opened.start()
-        return opened
+    @classmethod
+    def open(cls, name: str, directory: str | None, split: str) -> "TfdsSource":
+        """A split whose files have been opened."""
+        source = cls(name, directory, split)
+        source.read()
+        return source
 
-    def start(self) -> Sequence[bytes]:
-        """The serialized examples; copies files at a URL, and opens them. Raises ConfigError for damaged ones."""
-        with self.lock:
-            if self.records is None:
-                self.records = self.read()
-            return self.records
+    def read(self) -> None:
+        """Open the files, which are copied first if they are at a URL. Raises ConfigError for missing or damaged ones."""
+        files = self.remote.copied(self.instructions) if self.remote else _existing(self.instructions, self.data_set)
+        try:
+            self.records = READERS[self.file_format](files)
+        except ConfigError as error:
+            place = self.remote.urls.get(str(error.value), error.value) if self.remote else error.value
+            raise ConfigError(error.field, place, reason=error.reason, hint=error.hint) from None
+        except Exception as error:  # RuntimeError or TypeError, by reader
+            folder = str(Path(self.instructions[0].filename).parent)
+            reason = f"a file of {self.label}, is damaged ({first_line(error)})"
+            raise ConfigError("data.directory", folder, reason=reason, hint="prepare it again") from None
 
     def __len__(self) -> int:
         return self.examples
@@ -126,9 +114,8 @@ class TfdsSource:
     def _example(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
-        records = self.start() if self.records is None else self.records
         try:
-            return self.features.deserialize_example_np(records[int(index)], decoders=self.decoders)
+            return self.features.deserialize_example_np(self.records[int(index)], decoders=self.decoders)
         except ImageError:
             raise
         except Exception as error:  # RuntimeError, DecodeError, ..., by reader

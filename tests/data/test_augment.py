@@ -160,17 +160,21 @@ def test_resize_for_evaluation_takes_the_center_of_a_larger_image():
     np.testing.assert_allclose(seen[0, :, 1], seen[:, 0, 0], atol=1e-4)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def mixed(kind, alpha=1.0, count=1):
-    """(images, partner, share) of batches that start at 0, 4, ... `count` * 4 - 4."""
+@functools.partial(jax.jit, static_argnums=0)
+def mix_batches(kind, alpha):
     config = Config(data=Data(mix=kind, mix_alpha=alpha))
-    images = jnp.arange(4, dtype=jnp.float32)[:, None, None, None] * jnp.ones((4, 32, 32, 3))
-    positions = jnp.arange(4 * count, dtype=jnp.uint32).reshape(count, 4)
+    images = jnp.arange(4, dtype=jnp.float32)[:, None, None, None] * jnp.ones((4, 24, 24, 3))
+    positions = jnp.arange(1200, dtype=jnp.uint32).reshape(300, 4)
     return jax.vmap(lambda batch: augment.mix(config, images, batch))(positions)
 
 
+def mixed(kind, alpha=1.0):
+    """(images, partner, share) of each of 300 batches of four images."""
+    return list(zip(*map(np.asarray, mix_batches(kind, alpha)), strict=True))
+
+
 def test_mixup_blends_images_by_the_returned_share():
-    images, partner, share = (np.asarray(part)[0] for part in mixed("mixup"))
+    images, partner, share = mixed("mixup")[0]
     np.testing.assert_array_equal(partner, [3, 2, 1, 0])
     assert 0 < share[0] < 1
     for row in range(4):
@@ -178,7 +182,7 @@ def test_mixup_blends_images_by_the_returned_share():
 
 
 def test_cutmix_pastes_a_rectangle_of_the_remaining_share():
-    for images, partner, share in zip(*map(np.asarray, mixed("cutmix", 1.0, 5)), strict=True):
+    for images, partner, share in mixed("cutmix")[:5]:
         for row in range(4):
             own = images[row] == row
             assert np.all(own | (images[row] == partner[row]))
@@ -190,10 +194,7 @@ def test_cutmix_pastes_a_rectangle_of_the_remaining_share():
 
 
 def test_mixup_or_cutmix_is_one_of_the_two_with_its_own_alpha():
-    found, cuts, blends = (
-        list(zip(*map(np.asarray, mixed(kind, alpha, 200)), strict=True))
-        for kind, alpha in (("mixup_or_cutmix", 0.2), ("cutmix", 1.0), ("mixup", 0.2))
-    )
+    found, cuts, blends = mixed("mixup_or_cutmix", 0.2), mixed("cutmix", 1.0), mixed("mixup", 0.2)
 
     def equal(one, other):
         return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
@@ -204,7 +205,7 @@ def test_mixup_or_cutmix_is_one_of_the_two_with_its_own_alpha():
 
 
 def test_mix_share_follows_the_beta_distribution():
-    shares = np.asarray(mixed("mixup", 0.4, 300)[2])[:, 0]
+    shares = [share[0] for _, _, share in mixed("mixup", 0.4)]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.07)
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * 0.4 + 1)), rel=0.2)
 
