@@ -1,10 +1,10 @@
-"""What a file of weights states about BlurPool, a filter without weights: by names of tensors, in metadata, or beside it."""
+"""What a file of weights states about BlurPool, a filter without weights: in its metadata, or beside it."""
 
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from jaxdp.config import Model
 from jaxdp.files import read_regular
@@ -12,28 +12,6 @@ from jaxdp.models.preprocessing import TIMM, TIMM_FILE
 
 FORMS = get_args(get_type_hints(Model)["blur_pool"])
 ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
-# A convolution that FFCV and Composer wrapped, with its filter; timm's filter, which files of today lack; Composer's pooling.
-WRAPPED = re.compile(r"(layer\d+\.\d+\.(?:conv\d|downsample\.0))\.(?:conv\.(weight)|blur_filter)")
-TIMM_FILTER, POOL_FILTER = re.compile(r"layer\d+\.\d+\.aa\.filt|maxpool\.1\.filt"), "maxpool.filt2d"
-
-Tensor = TypeVar("Tensor")
-
-
-def without_filters(stored: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str | None]:
-    """(tensors under their names without BlurPool, the form of BlurPool that the names show, or None)."""
-    tensors: dict[str, Tensor] = {}
-    form = None
-    for name, tensor in stored.items():
-        wrapped = WRAPPED.fullmatch(name)
-        if wrapped:
-            form = "convolutions_and_pool" if POOL_FILTER in stored else "convolutions"
-            if wrapped[2]:
-                tensors[f"{wrapped[1]}.weight"] = tensor
-        elif TIMM_FILTER.fullmatch(name):
-            form = "activations"
-        elif name != POOL_FILTER:
-            tensors[name] = tensor
-    return tensors, form
 
 
 def stated_form(path: str, metadata: Mapping[str, str]) -> str | None:
