@@ -59,7 +59,8 @@ class RemotePrepared:
         """
         objects = dict(self.object_of(file.filename) for file in instructions)
         gigabytes, limit = sum(info.size for info in objects.values()) / 1e9, self.remote.limit / 1e9
-        self.remote.notice(f"reading {gigabytes:,.1f} GB from {self.url} to {self.remote.cache.path}, unless they are there")
+        if missing := sum(info.size for name, info in objects.items() if self.remote.cache.file(name, info) is None):
+            self.remote.notice(f"copying {missing / 1e9:,.1f} GB from {self.url} to {self.remote.cache.path}")
         with self.remote.opening():
             paths = dict(zip(objects, self.remote.each_file(objects), strict=True))
         if None in paths.values():

@@ -165,15 +165,16 @@ def records_config(directory):
 
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
-def test_prepared_data_at_a_url_are_copied_and_give_the_batches_of_the_disk(request, tmp_path, file_format):
+def test_prepared_data_at_a_url_are_copied_and_give_the_batches_of_the_disk(request, tmp_path, capsys, file_format):
     """Again from a copy that is damaged; nothing is copied to learn the size."""
     directory = request.getfixturevalue("imagenet" if file_format == "array_record" else "imagenet_tfrecord")
     config = records_config(directory)
     far_config, local = at_url(config, f"file://{directory}", tmp_path / "cache"), sources.open_datasets(config)
     assert sources.inspect(far_config)[1] == 20
     assert not list((tmp_path / "cache").rglob("copies/*/*"))
-    for _ in range(2):
+    for lines in (2, 0):  # of the training and the evaluation split; none with copies
         far = sources.open_datasets(far_config)
+        assert capsys.readouterr().err.count(f"GB from file://{directory} to {tmp_path}/cache/") == lines
         assert_equal_batches(batches(local.train), batches(far.train))
         for ours, theirs in ((far.train, local.train), (far.evaluation, local.evaluation)):
             assert data_digest(ours) == data_digest(theirs)
