@@ -189,11 +189,9 @@ def decode_items(
     *,
     source: str,
     may_lack_classes: bool = False,
-    counted: Callable[[int], str] | None = None,
 ) -> Datasets:
     """Data sets of two sets of single items. source: name of the data source. may_lack_classes: see `Source.open`.
 
-    counted: number of classes that the items state -> sentence for errors, if they are not those of `data.source`.
     Raises ConfigError for an empty set, and for another number of classes than the model has.
     """
     only_evaluates = may_lack_classes and train is evaluation
@@ -203,8 +201,7 @@ def decode_items(
     stated = max(stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
     if may_lack_classes and config.model.classes is not None and (stated or 0) <= config.model.classes:
         stated = None
-    counted_words = counted(stated) if counted and stated else None
-    config = with_classes(config, model_classes(config, stated, counted=counted_words))
+    config = with_classes(config, model_classes(config, stated, source))
     on_bad_image = config.data.on_bad_image
 
     def open_training(config: Config) -> DecodedSource:
@@ -269,12 +266,12 @@ def stated_classes(source: ItemSource) -> int | None:
     return int(classes) if isinstance(classes, (int, np.integer)) else len(classes) if classes else None
 
 
-def model_classes(config: Config, stated: int | None, *, counted: str | None = None) -> int:
+def model_classes(config: Config, stated: int | None, source: str | None = None) -> int:
     """The number of classes of the model: the one that the data state, or else the config's.
 
-    counted: see `check_classes`. Raises ConfigError if they differ or are both None.
+    source: see `check_classes`. Raises ConfigError if they differ or are both None.
     """
-    check_classes(config, stated, counted=counted)
+    check_classes(config, stated, source)
     count = stated if config.model.classes is None else config.model.classes
     if count is None:
         python = "load_config(name, ['--data.source', 'given', '--model.classes', 'N'])"

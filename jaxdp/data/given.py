@@ -8,7 +8,7 @@ import numpy as np
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
 from jaxdp.data.loader import ItemSource
-from jaxdp.errors import ConfigError, first_line, plural
+from jaxdp.errors import ConfigError, first_line
 from jaxdp.imports import place_in_user_code
 
 GIVEN = "given"  # the name of the source
@@ -74,13 +74,7 @@ class Given(Source):
 def open_pair(config: Config, pair: Sequence[Any], *, may_lack_classes: bool = False, source: str = GIVEN) -> Datasets:
     """Data sets of (training, evaluation) items from Python; see `Source.open`. source: name of their data source."""
     train, evaluation = check_pair(pair)
-
-    def counted(classes: int) -> str:
-        if isinstance(train, ArrayItems):
-            return f"the arrays have {plural(classes, 'class')}, from 0 to the largest label, {classes - 1}"
-        return f"the given data have {plural(classes, 'class')}"
-
-    return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, counted=counted)
+    return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes)
 
 
 def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
