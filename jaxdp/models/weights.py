@@ -24,7 +24,6 @@ from jaxdp.config import Preprocessing, Stem
 from jaxdp.errors import ConfigError, first_line, plural
 from jaxdp.files import check_local, check_output, expand_user, read_regular, write_output
 from jaxdp.models import preprocessing
-from jaxdp.models.blur_weights import stated_form
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
 from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layout, torch_name
 
@@ -168,7 +167,7 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     naming = _naming(stored)
     model = _network({name: tensor.shape for name, tensor in stored.items()}, naming)
     try:
-        stated = stated_form(path, preprocessing.metadata_of(data))
+        stated = preprocessing.stated_blur_pool(path, preprocessing.metadata_of(data))
     except ValueError as error:
         raise _InvalidWeights(str(error)) from None
     form: Any = stated or blur_pool
