@@ -3,20 +3,17 @@
     apt-get install haproxy && pip install -e '.[cloud,cloud-test]'
     python benchmarks/object_storage_data.py [--repeats 5] [--kinds gcs s3]
 
-JPEGs of 400x350 pixels to random crops of 224x224 in batches of 64, as a folder and as array_record files of
-tensorflow-datasets. The loader has one core. The server, and haproxy, which delays every request, have another one, so that
-they take no time from it, as on a machine of their own. Rounds alternate between the disk, the URL without local copies
-("cold"), with copies of all images ("warm"), and with a cache of a quarter of the data ("small cache"), each with a consumer
-that takes as many images as it gets and with one of a fixed rate. Then single objects are read as fast as possible, with and
-without obstore. array_record files at S3 are not measured: rclone does not serve parts of objects, and moto reads a whole file
-for each. Writes benchmarks/results/object_storage_data.json, in which kinds that were not measured stay as they are.
+JPEGs of 400x350 pixels in a folder to random crops of 224x224 in batches of 64. The loader has one core. The server, and
+haproxy, which delays every request, have another one, so that they take no time from it, as on a machine of their own. Rounds
+alternate between the disk, the URL without local copies ("cold"), with copies of all images ("warm"), and with a cache of a
+quarter of the data ("small cache"), each with a consumer that takes as many images as it gets and with one of a fixed rate.
+Then single objects are read as fast as possible, with and without obstore. Writes benchmarks/results/object_storage_data.json,
+in which kinds that were not measured stay as they are.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
-import io
 import json
 import os
 import statistics
@@ -44,50 +41,30 @@ sys.path.insert(0, str(ROOT / "tests"))
 from delay_proxy import DelayProxy  # noqa: E402
 from helpers.object_storage import object_storage  # noqa: E402
 from helpers.remote_data import upload  # noqa: E402
-from helpers.tfds_miniature import prepare_miniature  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/object_storage_data.json"
-IMAGES, SHARDS, BATCH = 6144, 8, 64
+IMAGES, BATCH = 6144, 64
 WARM_UP = 32  # batches until the images that were read ahead during the start are used up
 SERVERS = {"gcs": "fake-gcs-server", "s3": "rclone"}
-MEASURED = (("gcs", "folder"), ("gcs", "records"), ("s3", "folder"))
 LATENCY, PACED = 0.05, 400  # seconds for each request; images/s of the paced consumer
 
 
 def prepare(folder: Path) -> None:
-    """Write the same images as a folder and as a prepared data set of several files."""
-    import tensorflow_datasets as tfds
-
+    """Write the images."""
     make_images(folder / "folder/train", IMAGES)
     make_images(folder / "folder/val", 4)
-    files = sorted((folder / "folder/train").rglob("*.jpg"))
-    features = {"image": tfds.features.Image(encoding_format="jpeg"), "label": tfds.features.ClassLabel(num_classes=2)}
-    splits = {
-        "train": [(io.BytesIO(file.read_bytes()), {"label": number % 2}) for number, file in enumerate(files)],
-        "validation": [(io.BytesIO(file.read_bytes()), {"label": 0}) for file in files[:SHARDS]],
-    }
-    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        config = tfds.download.DownloadConfig(num_shards=SHARDS)
-        prepare_miniature(
-            folder / "records", name="cifar10", version="3.0.2", features=features, splits=splits, download=config
-        )
 
 
-def measure(
-    directory: str, layout: str, cache: Path, *, gigabytes: float, pace: float | None, threads: int, wait_for_copies: bool
-) -> dict:
+def measure(directory: str, cache: Path, *, gigabytes: float, pace: float | None, threads: int) -> dict:
     """Images a second of one epoch from the end of the warm-up on, and seconds until the first batch.
 
     pace: images a second that the consumer takes, None for as many as it gets.
     """
-    source = {"folder": "folder", "records": "cifar10"}[layout]
-    flags = ["--data.source", source, "--data.directory", f"{directory}/{layout}", "--data.threads", str(threads)]
+    flags = ["--data.source", "folder", "--data.directory", f"{directory}/folder", "--data.threads", str(threads)]
     config = jaxdp.load_config("imagenet_goyal_256", flags)
     config = dataclasses.replace(config, storage=Storage(directory=str(cache), cache_gigabytes=gigabytes))
     began, cpu = time.perf_counter(), time.process_time()
     opened = sources.open_split(config, "train")
-    if hasattr(opened, "start"):
-        opened.start()
     transform, size = training_transform(config)
     loader = DecodedImages(opened, transform=transform, size=size, classes=2, threads=threads)
     rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) // BATCH * BATCH).reshape(-1, BATCH)]
@@ -104,9 +81,6 @@ def measure(
         if pace and counted >= WARM_UP:
             time.sleep(max(0.0, start + (counted - WARM_UP + 1) * BATCH / pace - now))
     end = time.perf_counter() if not pace else max(now, start + (counted - WARM_UP) * BATCH / pace)
-    if wait_for_copies and layout == "records":
-        while not all(shard.local for shard in opened.records.shards):
-            time.sleep(0.1)
     images = (counted - WARM_UP) * BATCH
     return {
         "images_per_second": images / (end - start),
@@ -116,9 +90,9 @@ def measure(
     }
 
 
-def compare(folder: Path, storage, *, layout: str, pace: float | None, threads: int) -> dict[str, dict]:
+def compare(folder: Path, storage, *, pace: float | None, threads: int) -> dict[str, dict]:
     """Name of a case -> measurement, one after the other. All of a case's requests are counted."""
-    data = sum(file.stat().st_size for file in (folder / layout).rglob("*") if file.is_file()) / 1e9
+    data = sum(file.stat().st_size for file in (folder / "folder").rglob("*") if file.is_file()) / 1e9
     results = {}
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as small:
         cases = {
@@ -130,9 +104,7 @@ def compare(folder: Path, storage, *, layout: str, pace: float | None, threads: 
         }
         for name, (directory, local, gigabytes) in cases.items():
             storage.proxy.forget()
-            local = Path(local)
-            options = {"gigabytes": gigabytes, "pace": pace, "threads": threads, "wait_for_copies": name == "cold"}
-            results[name] = measure(directory, layout, local, **options)
+            results[name] = measure(directory, Path(local), gigabytes=gigabytes, pace=pace, threads=threads)
             results[name]["requests"] = storage.proxy.requests()
     return results
 
@@ -175,11 +147,11 @@ def table(record: dict) -> str:
     ]
     cases = ("cold", "warm", "small cache")
     for prefix in dict.fromkeys(name.rpartition(", ")[0] for name in medians):
-        kind, layout, pace = prefix.split(", ")
+        kind, pace = prefix.split(", ")
         disk = medians[f"{prefix}, disk"]["images_per_second"]
         rows = [medians[f"{prefix}, {case}"] for case in cases]
         shares = [f"{row['images_per_second']:,.0f} ({100 * (row['images_per_second'] / disk - 1):+.0f} %)" for row in rows]
-        data = f"{'folder' if layout == 'folder' else 'array_record'}, {kind.upper()} ({SERVERS[kind]})"
+        data = f"{kind.upper()} ({SERVERS[kind]})"
         consumer = f"{record['paced_rate']} images/s" if pace == "paced" else "as fast as it gets"
         requests = ", ".join(f"{row['requests']:,.0f}" for row in rows)
         lines.append(f"| {data} | {consumer} | {disk:,.0f} | {' | '.join(shares)} | {requests} |")
@@ -219,23 +191,23 @@ def main() -> None:
         folder = Path(name)
         prepare(folder)
         pin(os.getpid(), {own})
-        for kind, layout in (pair for pair in MEASURED if pair[0] in arguments.kinds):
+        for kind in arguments.kinds:
             make_proxy = functools.partial(DelayProxy, seconds=LATENCY)
             with object_storage(kind, make_proxy=make_proxy, rclone=kind == "s3") as storage:
                 pin(storage.process.pid, {servers})
                 pin(storage.proxy.process.pid, {servers})
                 os.environ.update(storage.environment)
-                upload(folder / layout, storage, layout)
+                upload(folder / "folder", storage, "folder")
                 for number, pace in product(range(arguments.repeats), (None, PACED)):
-                    for case, result in compare(folder, storage, layout=layout, pace=pace, threads=1).items():
-                        name = f"{kind}, {layout}, {'paced' if pace else 'full speed'}, {case}"
+                    for case, result in compare(folder, storage, pace=pace, threads=1).items():
+                        name = f"{kind}, {'paced' if pace else 'full speed'}, {case}"
                         rounds[name].append(result)
                         print(number, name, {key: round(value, 2) for key, value in result.items()}, flush=True)
-                for number in range(arguments.repeats if layout == "folder" else 0):
+                for number in range(arguments.repeats):
                     for client, result in read_objects(storage).items():
                         reads[f"{kind}, {client}"].append(result)
                         print(number, kind, client, {key: round(value, 2) for key, value in result.items()}, flush=True)
-    settings = {"images": IMAGES, "files": SHARDS, "batch": BATCH, "latency_seconds": LATENCY, "paced_rate": PACED}
+    settings = {"images": IMAGES, "batch": BATCH, "latency_seconds": LATENCY, "paced_rate": PACED}
     record = settings | {
         "medians": {name: median_of(results) for name, results in rounds.items()},
         "reads": kept | {name: median_of(results) for name, results in reads.items()},

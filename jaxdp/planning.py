@@ -205,7 +205,7 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
     )
     if config.model.name == RESNET and per_worker > FEW_VALUES:  # in every layer
         return planned
-    from jaxdp.models.normalized import fewest_values
+    from jaxdp.models.summary import fewest_values
 
     values = fewest_values(config, planned)
     return replace(planned, normalized_values=int(values) if values <= FEW_VALUES else None)

@@ -205,15 +205,16 @@ def _check_source(config: Config) -> None:
     check_classes(config, source.classes)
 
 
-def check_classes(config: Config, classes: int | None, *, counted: str | None = None) -> None:
+def check_classes(config: Config, classes: int | None, source: str | None = None) -> None:
     """Raise ConfigError if the data set has another number of classes than the model.
 
-    classes: its own, None if unknown. counted: sentence that states them, if the data are not those of `data.source`.
+    classes: its own, None if unknown. source: of the data, if it is not `data.source`.
     """
+    source = source or config.data.source
     if classes is not None and config.model.classes not in (None, classes):
-        reason = counted or f"data.source={config.data.source!r} has {plural(classes, 'class')}"
+        reason = f"data.source={source!r} has {plural(classes, 'class')}"
         hint = f"omit it, or use {classes}"
-        if counted is None and not SOURCES[config.data.source].own_images:
+        if not SOURCES[source].own_images:
             hint += " (data sets given in Python: --data.source given)"
         raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
 

@@ -149,10 +149,11 @@ def test_importing_jaxdp_starts_nothing():
     assert out.strip() == "[]"
 
 
-def test_what_urls_and_registered_models_need_is_not_imported_without_one():
-    modules = "jaxdp.session, jaxdp.analysis.memory, jaxdp.data.sources, jaxdp.inference.load_run, jaxdp.report.server"
-    others = ("jaxdp.cloud", "fsspec", "obstore", "flax.nnx")
-    code = f"import sys, {modules}; print([m for m in sys.modules if m.startswith({others})])"
+def test_what_urls_registered_models_and_single_data_sources_need_is_not_imported_without_them():
+    modules = "jaxdp.session, jaxdp.data.sources, jaxdp.inference.load_run, jaxdp.report.server"
+    sources = ("jaxdp.data.tfds", "jaxdp.data.digits", "jaxdp.data.synthetic")
+    names = ("jaxdp.cloud", "fsspec", "obstore", "flax.nnx", *sources)
+    code = f"import sys, {modules}; print([m for m in sys.modules if m.startswith({names})])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
 

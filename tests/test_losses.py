@@ -13,7 +13,7 @@ import jaxdp
 from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
 from jaxdp.data.class_weights import with_class_weights
-from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import ArraySource
 from jaxdp.errors import ConfigError
 from jaxdp.losses import LOSS_FUNCTIONS, binary_cross_entropy, cross_entropy, label_weights, rank_of_label
 from jaxdp.validation import validate

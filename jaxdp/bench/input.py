@@ -20,8 +20,7 @@ from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
 from jaxdp.data.decode import Scratch, decode
 from jaxdp.data.image_folder import ImageFolder
-from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import DecodedImages, ItemSource, default_threads
+from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, default_threads
 from jaxdp.data.sampler import sample_ids
 from jaxdp.data.transforms import training_transform
 

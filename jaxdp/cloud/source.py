@@ -151,12 +151,12 @@ class Source:
 
     def _verified_file(self, name: str, info: ObjectInfo) -> Path | None:
         while True:
+            self.patience.while_waiting()  # large copies take long to verify
             if path := self.cache.file(name, info, verify=True):
                 return path
             try:
                 return self.download(name, info)
             except BlockingIOError:  # another process makes this copy
-                self.patience.while_waiting()
                 time.sleep(BUSY_SECONDS)
 
     def _fill_intact(self, descriptor: int, name: str, info: ObjectInfo) -> int:
@@ -181,6 +181,7 @@ class Source:
         futures = {start: self.pieces.submit(fetch, start) for start in starts[:PIECES_AHEAD]}
         for number, start in enumerate(starts):
             piece = futures.pop(start).result()
+            self.patience.while_waiting()  # a large file is progress, too
             for following in starts[number + PIECES_AHEAD : number + PIECES_AHEAD + 1]:
                 futures[following] = self.pieces.submit(fetch, following)
             os.pwrite(descriptor, piece, start)

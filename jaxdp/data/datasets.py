@@ -1,7 +1,6 @@
 """The training and evaluation sets of a run, and the interface of the data sources that open them."""
 
 import dataclasses
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,8 +10,7 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading, phase_image_size
-from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import DecodedImages, ItemSource, OnBadImage, Transform
+from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError
@@ -175,7 +173,7 @@ class FileSource(Source):
         else:
             (_, train), (_, evaluation) = self.splits(config)
         for items in (train, evaluation):
-            if start := getattr(items, "start", None):  # checks files at a URL, which a run reads soon
+            if start := getattr(items, "start", None):  # looks for the files of a table
                 start()
         return decode_items(config, train, evaluation, source=config.data.source, may_lack_classes=may_lack_classes)
 
@@ -191,11 +189,9 @@ def decode_items(
     *,
     source: str,
     may_lack_classes: bool = False,
-    counted: Callable[[int], str] | None = None,
 ) -> Datasets:
     """Data sets of two sets of single items. source: name of the data source. may_lack_classes: see `Source.open`.
 
-    counted: number of classes that the items state -> sentence for errors, if they are not those of `data.source`.
     Raises ConfigError for an empty set, and for another number of classes than the model has.
     """
     only_evaluates = may_lack_classes and train is evaluation
@@ -205,18 +201,17 @@ def decode_items(
     stated = max(stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
     if may_lack_classes and config.model.classes is not None and (stated or 0) <= config.model.classes:
         stated = None
-    counted_words = counted(stated) if counted and stated else None
-    config = with_classes(config, model_classes(config, stated, counted=counted_words))
-    on_bad_image, warned = config.data.on_bad_image, threading.Event()
+    config = with_classes(config, model_classes(config, stated, source))
+    on_bad_image = config.data.on_bad_image
 
     def open_training(config: Config) -> DecodedSource:
         transform = training_transform(config)
-        return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training image", warned=warned)
+        return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training image")
 
     # An evaluation ignores bad images: a replacement would count twice.
     ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
     transform = evaluation_transform(config)
-    held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation image", warned=warned)
+    held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation image")
     both = (evaluation,) if train is evaluation else (train, evaluation)
     warnings = [] if only_evaluates else _label_warnings(train, evaluation)
     warnings += [text for items in both for text in getattr(items, "warnings", ())]
@@ -238,7 +233,6 @@ def _loaded(
     *,
     on_bad_image: OnBadImage,
     kind: str,
-    warned: threading.Event,
 ) -> DecodedImages | ArraySource:
     """`DecodedImages`, or all of its images in memory if they are small and few and their transform is not random."""
     transform, size = transform_and_size
@@ -251,7 +245,6 @@ def _loaded(
         threads=threads,
         on_bad_image=on_bad_image,
         kind=kind,
-        warned=warned,
     )
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
         return loader
@@ -273,12 +266,12 @@ def stated_classes(source: ItemSource) -> int | None:
     return int(classes) if isinstance(classes, (int, np.integer)) else len(classes) if classes else None
 
 
-def model_classes(config: Config, stated: int | None, *, counted: str | None = None) -> int:
+def model_classes(config: Config, stated: int | None, source: str | None = None) -> int:
     """The number of classes of the model: the one that the data state, or else the config's.
 
-    counted: see `check_classes`. Raises ConfigError if they differ or are both None.
+    source: see `check_classes`. Raises ConfigError if they differ or are both None.
     """
-    check_classes(config, stated, counted=counted)
+    check_classes(config, stated, source)
     count = stated if config.model.classes is None else config.model.classes
     if count is None:
         python = "load_config(name, ['--data.source', 'given', '--model.classes', 'N'])"

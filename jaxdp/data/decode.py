@@ -175,16 +175,6 @@ def rgb(image: Image.Image) -> np.ndarray:
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def has_12_bits(data: bytes, pixels: np.ndarray) -> bool:
-    """Whether an encoded image uses only the lower 12 of 16 bits, as many cameras do. pixels: what it decodes to."""
-    if data.startswith(JPEG) or (data.startswith(PNG_SIGNATURE) and data[24] != 16) or not 0 < pixels.max() < 2**4:
-        return False
-    if data.startswith(PNG_SIGNATURE):
-        return True
-    with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-        return image.mode.startswith("I;16")
-
-
 @lru_cache(maxsize=64)
 def _random_block(seed: int, block: int) -> list[list[float]]:
     key = np.array([seed, AUGMENTATION_STREAM + block], np.uint64)  # a list of ints this large would become floats

@@ -12,7 +12,7 @@ import numpy as np
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets, Source, model_classes, pixel_stats, resized
-from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import ArraySource
 
 FILE = Path(__file__).with_name("digits.npz")
 IMAGES, TEST, VALIDATION = 1797, 360, 288  # all, held out of all, and held out of the remaining training images

@@ -1,14 +1,15 @@
 """Data sets that a user gives from Python: arrays, or objects with items."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxdp.config import Config
-from jaxdp.data.datasets import Datasets, Source, decode_items
+from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
 from jaxdp.data.loader import ItemSource
-from jaxdp.errors import ConfigError, plural
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.imports import place_in_user_code
 
 GIVEN = "given"  # the name of the source
 
@@ -32,32 +33,48 @@ class ArrayItems:
 
 
 class Given(Source):
-    """The `datasets` argument of `jaxdp.train`, which a config alone does not have."""
+    """Data from Python. make: the function of `jaxdp.register_dataset`; None for the `datasets` argument of `jaxdp.train`."""
+
+    def __init__(self, make: Callable | None) -> None:
+        self.make = make
 
     def size(self, config: Config) -> tuple[int, int | None]:
-        """Raises ConfigError: the images are missing."""
-        raise _missing()
+        """See `Source.size`."""
+        train, evaluation = self._pair(config)
+        return len(train), max(stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
 
     def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
-        """Raises ConfigError: the images are missing."""
-        raise _missing()
+        """See `Source.open`."""
+        return open_pair(config, self._pair(config), may_lack_classes=may_lack_classes, source=config.data.source)
+
+    def splits(self, config: Config) -> Sequence[tuple[str, ItemSource]]:
+        """See `Source.splits`."""
+        train, evaluation = self._pair(config)
+        return [(config.data.train_split, train), (config.data.eval_split or "evaluation", evaluation)]
+
+    def split(self, config: Config, name: str) -> ItemSource:
+        """See `Source.split`."""
+        return dict(self.splits(config))[name]
+
+    def _pair(self, config: Config) -> tuple[ItemSource, ItemSource]:
+        """The training and the evaluation images. Raises ConfigError if they are missing, and for an error of the function."""
+        if self.make is None:  # a config alone does not have them
+            hint = "pass them in Python: jaxdp.train(config, workdir, datasets=(training, evaluation))"
+            raise ConfigError("data.source", GIVEN, reason="the images are given from Python", hint=hint)
+        try:
+            return check_pair(self.make(config.data))
+        except ConfigError:
+            raise
+        except Exception as error:
+            reason = f"its function fails{place_in_user_code(error)}: {type(error).__name__}: {first_line(error)}"
+            hint = "it is called with the config's `data` section and returns (training, evaluation)"
+            raise ConfigError("data.source", config.data.source, reason=reason, hint=hint) from error
 
 
 def open_pair(config: Config, pair: Sequence[Any], *, may_lack_classes: bool = False, source: str = GIVEN) -> Datasets:
     """Data sets of (training, evaluation) items from Python; see `Source.open`. source: name of their data source."""
     train, evaluation = check_pair(pair)
-
-    def counted(classes: int) -> str:
-        if isinstance(train, ArrayItems):
-            return f"the arrays have {plural(classes, 'class')}, from 0 to the largest label, {classes - 1}"
-        return f"the given data have {plural(classes, 'class')}"
-
-    return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, counted=counted)
-
-
-def _missing() -> ConfigError:
-    hint = "pass them in Python: jaxdp.train(config, workdir, datasets=(training, evaluation))"
-    return ConfigError("data.source", GIVEN, reason="the images are given from Python", hint=hint)
+    return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes)
 
 
 def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:

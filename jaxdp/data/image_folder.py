@@ -6,7 +6,6 @@ Images may lie in folders below CLASS. Folders 0, 1, ... N - 1 are in the order 
 import os
 import re
 import shlex
-import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -64,24 +63,22 @@ class ImageFolder:
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):
                 raise error(f"dangling link {entry.path!r}", "fix or remove it")
-        folders = {utf8(entry.name): entry.name for entry in entries if entry.is_dir()}
+        folders = [entry.name for entry in entries if entry.is_dir()]
         strays = sorted(entry.path for entry in entries if not entry.is_dir() and is_image(entry.name))
-        names = class_order(list(folders))
+        names = class_order(folders)
         if not names:
             raise error(f"{split.name!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
         for name in names:
             if not _is_valid(name):
                 raise error(f"class folder name {name!r} is not UTF-8", "rename it")
-        names = match_classes(
-            names, classes, split=split.name, error=error, is_empty=lambda name: not os.listdir(split / folders[name])
-        )
+        names = match_classes(names, classes, split=split.name, error=error, is_empty=lambda name: not os.listdir(split / name))
         paths: list[str] = []
         labels: list[int] = []
         ignored: list[str] = []
         for label, name in enumerate(names):
-            folder = str(split / folders[name])
+            folder = str(split / name)
             images: list[str] = []
-            for path, reason in _walk(folder, (os.path.realpath(split),)):
+            for path, reason in _walk(folder):
                 if reason and os.path.isdir(path):
                     raise ConfigError("data.directory", path, reason=reason)
                 (images if is_image(path) else ignored).append(path)
@@ -199,11 +196,6 @@ def class_order(names: list[str]) -> list[str]:
     return numbers if set(names) == set(numbers) else sorted(names)
 
 
-def utf8(name: str) -> str:
-    """A file's name read as UTF-8, whatever the encoding of this process; bytes that are not UTF-8 become surrogates."""
-    return name if sys.getfilesystemencoding() == "utf-8" else os.fsencode(name).decode("utf-8", "surrogateescape")
-
-
 def _is_valid(name: str) -> bool:
     """Whether a name is valid UTF-8; Python represents other bytes as surrogates."""
     try:
@@ -249,22 +241,20 @@ def find_images(paths: Iterable[str | Path]) -> ImageFiles:
     return found
 
 
-def _walk(
-    folder: str, above: tuple[str, ...] = (), *, root: str | None = None, visited: set[str] | None = None
-) -> Iterator[tuple[str, str | None]]:
+def _walk(folder: str, root: str | None = None, visited: set[str] | None = None) -> Iterator[tuple[str, str | None]]:
     """(path, None or the reason why it cannot be read) of the files below a folder, in the order of their names.
 
-    Each folder is listed once. Links are followed, but not to a folder that contains them. All real paths: above: folders in
-    which this one lies; root: of the top folder; visited: of the folders listed so far.
+    Links are followed, but not to a folder that contains the top one. Each folder is listed once. root, visited: real paths of
+    the top folder and of those listed so far.
     """
     real = os.path.realpath(folder)
     root, visited = root or real, set() if visited is None else visited
-    if real in visited or any(_is_inside(other, real) for other in above):
+    if real in visited or root.startswith(real.rstrip(os.sep) + os.sep):
         return
     visited.add(real)
     progress.report()
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: utf8(entry.name))
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
         yield folder, error.strerror
         return
@@ -276,22 +266,11 @@ def _walk(
         except OSError:  # links in a circle
             is_folder = is_file = False
         if is_folder:
-            if not (entry.is_symlink() and _is_listed_without_links(os.path.realpath(entry.path), root)):
-                yield from _walk(entry.path, (*above, real), root=root, visited=visited)
+            yield from _walk(entry.path, root, visited)
         elif is_file:
             yield entry.path, None
         else:
             yield entry.path, "dangling link" if entry.is_symlink() else "not a regular file"
-
-
-def _is_listed_without_links(folder: str, root: str) -> bool:
-    """Whether a folder lies below `root` and is not hidden there, so that the walk reaches it anyway. Both: real paths."""
-    return _is_inside(folder, root) and not any(name.startswith(".") for name in folder[len(root) :].split(os.sep))
-
-
-def _is_inside(folder: str, other: str) -> bool:
-    """Whether a folder is another one or lies below it. Both: real paths."""
-    return folder == other or folder.startswith(other.rstrip(os.sep) + os.sep)
 
 
 def similar_splits(folders: Sequence[str]) -> str:

@@ -11,8 +11,7 @@ from jax.sharding import Mesh
 from jaxdp.config import MAX_CLASSES
 from jaxdp.data.decode import center_crop
 from jaxdp.data.given import ArrayItems, as_source
-from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import DecodedImages
+from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.data.prefetch import BatchSource, DeviceIterator
 from jaxdp.data.synthetic import SyntheticSource
 from jaxdp.errors import ConfigError, kind_of

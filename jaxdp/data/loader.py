@@ -1,24 +1,21 @@
-"""Decodes encoded images into batches of one size, on a pool of threads."""
+"""Batches of images of one size: decoded on a pool of threads, or in memory."""
 
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
-import jax
 import numpy as np
 from PIL import Image
 
 from jaxdp.data import progress
-from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, has_12_bits, rgb
+from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
 from jaxdp.errors import OneLine, StorageError
 
 OnBadImage = Literal["stop", "skip", "ignore"]
 IGNORED = -1  # label of an image that cannot be used and does not count
-WARNING = threading.Lock()  # loaders of one run share what they have warned of
 
 Transform = Callable[[np.ndarray, np.ndarray, int], None]
 """transform(pixels [H, W, 3] uint8, out [S, S, 3] uint8, position) fills `out`."""
@@ -47,8 +44,7 @@ class DecodedImages:
 
     classes: labels must lie in 0 .. classes - 1. on_bad_image, for images that cannot be read: "stop" raises DataError, "skip"
     takes the next good image instead, "ignore" returns the label IGNORED. kind: names images of a source without `name`, such
-    as "training image". warned: set once a loader has warned of 12-bit values; loaders of one run share it.
-    bad_images: name -> reason of those that could not be read.
+    as "training image". bad_images: name -> reason of those that could not be read.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class DecodedImages:
         threads: int | None = None,
         on_bad_image: OnBadImage = "stop",
         kind: str = "image",
-        warned: threading.Event | None = None,
     ) -> None:
         self.source, self.transform, self.size, self.classes = source, transform, size, classes
         self.on_bad_image, self.kind = on_bad_image, kind
@@ -70,7 +65,7 @@ class DecodedImages:
         self.scratch = Scratch()
         self.bad_images: dict[str, str] = {}
         self.loading_seconds = 0.0  # of all threads
-        self.lock, self.warned = threading.Lock(), warned or threading.Event()
+        self.lock = threading.Lock()
 
     @property
     def storage_share(self) -> float:
@@ -126,8 +121,6 @@ class DecodedImages:
             try:
                 image, label = self._item(candidate)
                 pixels = decode(image, self.scratch) if isinstance(image, bytes) else image
-                if isinstance(image, bytes) and has_12_bits(image, pixels):
-                    self._warn_of_12_bits(candidate)
                 self.transform(pixels, out, position)
                 return label
             except ImageError as error:
@@ -140,14 +133,6 @@ class DecodedImages:
                     return IGNORED
         reasons = "; ".join(list(self.bad_images.values())[:3])
         raise DataError(f"no image of the data set can be used; the first reasons: {reasons}")
-
-    def _warn_of_12_bits(self, index: int) -> None:
-        with WARNING:
-            if self.warned.is_set() or (jax.distributed.is_initialized() and jax.process_index() > 0):
-                return
-            self.warned.set()
-        reason = "the upper 8 of 16 bits are used, and all values are below 4,096, as from a 12-bit camera"
-        print(f"{self._name(index)} is nearly black: {reason}; multiply such images by 16", file=sys.stderr, flush=True)
 
     def _item(self, index: int) -> tuple[bytes | np.ndarray, int]:
         """(encoded bytes or uint8 pixels [H, W, 3], label) of an item in any of the accepted forms."""
@@ -193,3 +178,33 @@ def _check_pixels(image: object) -> np.ndarray:
     if min(pixels.shape[:2]) < MIN_SIDE:
         raise ImageError(f"{pixels.shape[1]}x{pixels.shape[0]} pixels, fewer than {MIN_SIDE}x{MIN_SIDE}")
     return np.ascontiguousarray(pixels)
+
+
+class ArraySource:
+    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]; bad_images: see `DecodedImages`.
+
+    source: the items, in the same order, of which the images were decoded.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        bad_images: Mapping[str, str] | None = None,
+        *,
+        source: ItemSource | None = None,
+    ) -> None:
+        self.source = source
+        self.images = np.ascontiguousarray(images, np.uint8)
+        self.labels = np.ascontiguousarray(labels, np.int32)
+        self.bad_images = dict(bad_images or {})
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
+        return self.images[index], self.labels[index]
+
+    def batch(self, indices: np.ndarray, positions: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(images [B, H, W, 3] uint8, labels [B] int32), freshly allocated; positions have no effect."""
+        return self.images[indices], self.labels[indices]

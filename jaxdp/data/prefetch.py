@@ -15,8 +15,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.data.chunks import PREFETCH_DEPTH
-from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import DecodedImages
+from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.data.sampler import repeated_positions, sample_ids
 from jaxdp.parallel.mesh import AXES
 

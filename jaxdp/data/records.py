@@ -3,7 +3,7 @@
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,106 +18,57 @@ HEADER, FOOTER = 12, 4  # bytes around a TFRecord's data: its length with a chec
 CHECK_THREADS = 8
 
 
-class Records:
-    """Decoded features of each example of a split, except that images stay encoded.
+def open_array_records(instructions: Sequence[Any]) -> Sequence[bytes]:
+    """The serialized examples of array_record files, by array_record's own reader.
 
-    warnings: what users should know. wait_seconds: for how long threads have waited for records that are not on this machine.
+    instructions: tensorflow-datasets' `FileInstruction`s. Raises ConfigError for a damaged file.
     """
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-    warnings: Sequence[str] = ()
-    wait_seconds = 0.0
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def start(self) -> None:
-        """Check files that `open` has not checked. Raises ConfigError for damaged ones."""
-
-    def read_ahead(self, order: Iterable[np.ndarray]) -> None:
-        """Fetch records in this order from now on. order: arrays of indices."""
-
-    def stop_reading(self) -> None:
-        """Let threads that wait for a record raise InterruptedError."""
+    with ThreadPoolExecutor(CHECK_THREADS) as threads:
+        paths, expected = [str(file.filename) for file in instructions], [file.examples_in_shard for file in instructions]
+        list(threads.map(check_array_record, paths, expected))
+    allow_open_files(len(instructions))
+    return ArrayRecordDataSource(instructions)
 
 
-class ArrayRecords(Records):
-    """tensorflow-datasets' own reader of array_record files.
-
-    Constructed by `open`; builder, split: of tensorflow-datasets; instructions: its `FileInstruction`s.
-    """
-
-    def __init__(self, source: Sequence) -> None:
-        self.source = source
-
-    @classmethod
-    def open(cls, builder: Any, split: str, instructions: Sequence[Any]) -> "ArrayRecords":
-        """Check all files, then open them. Raises ConfigError for a damaged file."""
-        with ThreadPoolExecutor(CHECK_THREADS) as threads:
-            paths, expected = [str(file.filename) for file in instructions], [file.examples_in_shard for file in instructions]
-            list(threads.map(check_array_record, paths, expected))
-        allow_open_files(len(instructions))
-        return cls(builder.as_data_source(split, decoders=skip_image_decoding()))
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.source[int(index)]
-
-
-class TFRecords(Records):
-    """Random access to TFRecord files through the offsets of their records, which `open` collects from the headers.
+class TFRecords:
+    """The serialized examples of TFRecord files, through the offsets of their records.
 
     offsets: for each file, (offset, length of the data) of the split's records, int64 [N, 2].
     """
 
-    def __init__(self, features: Any, paths: list[str], offsets: list[np.ndarray]) -> None:
-        self.features, self.paths, self.offsets = features, paths, offsets
-        self.decoders = skip_image_decoding()
+    def __init__(self, paths: list[str], offsets: list[np.ndarray]) -> None:
+        self.paths, self.offsets = paths, offsets
         self.starts = [0]
         for rows in offsets:
             self.starts.append(self.starts[-1] + len(rows))
 
     @classmethod
-    def open(cls, builder: Any, split: str, instructions: Sequence[Any]) -> "TFRecords":
-        """Read the headers of all files. Raises ConfigError for a damaged file."""
+    def open(cls, instructions: Sequence[Any]) -> "TFRecords":
+        """Read the headers of all files. instructions, errors: as of `open_array_records`."""
         paths = [str(file.filename) for file in instructions]
         with ThreadPoolExecutor(CHECK_THREADS) as threads:
             offsets = list(threads.map(record_offsets, paths, [file.examples_in_shard for file in instructions]))
-        used = [rows[file.skip : file.skip + count_examples(file)] for rows, file in zip(offsets, instructions, strict=True)]
-        return cls(builder.info.features, paths, used)
+        used = [rows[file.skip : file.skip + file.take] for rows, file in zip(offsets, instructions, strict=True)]
+        return cls(paths, used)
 
     def __len__(self) -> int:
         return self.starts[-1]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        index = int(index)
-        if not 0 <= index < len(self):
-            raise IndexError(f"record {index} of {len(self)}")
+    def __getitem__(self, index: int) -> bytes:
+        """An example. Raises ImageError if it is damaged."""
         shard = bisect_right(self.starts, index) - 1
         offset, length = self.offsets[shard][index - self.starts[shard]].tolist()
         with open_regular(self.paths[shard]) as file:
             raw = os.pread(file.fileno(), length + FOOTER, offset + HEADER)
         if masked_checksum(raw[:length]) != raw[length:]:
             raise ImageError(f"checksum mismatch in {self.paths[shard]}")
-        return self.features.deserialize_example_np(raw[:length], decoders=self.decoders)
+        return raw[:length]
 
 
-READERS: dict[str, type[ArrayRecords] | type[TFRecords]] = {"array_record": ArrayRecords, "tfrecord": TFRecords}
-
-
-def skip_image_decoding() -> dict[str, Any]:
-    import tensorflow_datasets as tfds
-
-    return {"image": tfds.decode.SkipDecoding()}
-
-
-def count_examples(instruction: Any) -> int:
-    """Examples that a FileInstruction takes; its `take` is -1 for all after `skip`."""
-    return instruction.take if instruction.take >= 0 else instruction.examples_in_shard - instruction.skip
+READERS: dict[str, Callable[[Sequence[Any]], Any]] = {"array_record": open_array_records, "tfrecord": TFRecords.open}
+"""Format of files -> the sequence of examples in those of tensorflow-datasets' `FileInstruction`s."""
 
 
 def damaged(path: str, reason: str) -> ConfigError:

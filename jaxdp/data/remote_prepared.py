@@ -10,8 +10,6 @@ from typing import Any
 
 from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.cloud.source import Source
-from jaxdp.data.records import READERS, Records
-from jaxdp.data.remote_records import RemoteArrayRecords
 from jaxdp.errors import ConfigError
 from jaxdp.files import write_atomically
 
@@ -22,12 +20,13 @@ class RemotePrepared:
     """A prepared data set at a URL, all configs and versions.
 
     url: of the data set. directory: local directory with its metadata, which tensorflow-datasets opens like one with the whole
-    data set. objects: of all files, by name relative to the URL.
+    data set. objects: of all files, by name relative to the URL. urls: those of the copies, by path.
     """
 
     def __init__(self, remote: Source, name: str) -> None:
         """name: as for tensorflow-datasets. Raises ConfigError if it is not at the URL."""
         self.remote, self.url, base = remote, remote.location.url, re.split("[/:]", name)[0]
+        self.urls: dict[str, str] = {}
         with remote.opening():
             folders, _ = remote.ask(lambda location: location.list_folder())
             if base not in folders:
@@ -46,17 +45,6 @@ class RemotePrepared:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, self.remote.ask(lambda location: self.remote.read_checked(location, name, info)))
 
-    def open(self, builder: Any, split: str, instructions: Sequence[Any]) -> Records:
-        """The records of a split: single ones of array_record files, or those of copies. Raises ConfigError.
-
-        builder, instructions: of tensorflow-datasets.
-        """
-        file_format = builder.info.file_format.value
-        if file_format == "array_record":
-            objects = [self.object_of(file.filename) for file in instructions]
-            return RemoteArrayRecords.open(self.remote, builder.info.features, instructions, objects=objects)
-        return READERS[file_format].open(builder, split, self.copied(instructions))
-
     def object_of(self, path: str | Path) -> tuple[str, ObjectInfo]:
         """(name, information) of a file of the data set. path: below `directory`. Raises ConfigError if there is none."""
         name = os.path.relpath(path, self.directory)
@@ -70,14 +58,17 @@ class RemotePrepared:
         Raises ConfigError if the copies do not fit in the cache or on the disk.
         """
         objects = dict(self.object_of(file.filename) for file in instructions)
-        size, limit = sum(info.size for info in objects.values()), self.remote.limit
+        gigabytes, limit = sum(info.size for info in objects.values()) / 1e9, self.remote.limit / 1e9
+        if missing := sum(info.size for name, info in objects.items() if self.remote.cache.file(name, info) is None):
+            self.remote.notice(f"copying {missing / 1e9:,.1f} GB from {self.url} to {self.remote.cache.path}")
         with self.remote.opening():
             paths = dict(zip(objects, self.remote.each_file(objects), strict=True))
         if None in paths.values():
             raise ConfigError(
                 "storage.cache_gigabytes",
-                limit / 1e9,
-                reason=f"TFRecord files of {size / 1e9:,.1f} GB are copied before they are read, and there is no room for them",
-                hint="give more, free the disk, or prepare the data set as array_record, which needs no room",
+                limit,
+                reason=f"files of {gigabytes:,.1f} GB are copied before they are read, and there is no room for them",
+                hint="give more, free the disk, or use a folder of images, which is read in parts",
             )
-        return [replace(file, filename=paths[self.object_of(file.filename)[0]]) for file in instructions]
+        self.urls |= {str(path): self.remote.url_of(name) for name, path in paths.items()}
+        return [replace(file, filename=str(paths[self.object_of(file.filename)[0]])) for file in instructions]

@@ -10,8 +10,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data import given
 from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, Source, model_classes, with_classes
-from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import ItemSource
+from jaxdp.data.loader import ArraySource, ItemSource
 from jaxdp.registry import InModule, loaded
 
 PREPARED = InModule("jaxdp.data.prepared", "Prepared")  # also every name that is not in the table
@@ -21,7 +20,7 @@ SOURCES.implement(
         "synthetic": InModule("jaxdp.data.synthetic", "Synthetic"),
         "folder": InModule("jaxdp.data.folder", "Folder"),
         "file": InModule("jaxdp.data.file", "File"),
-        "given": InModule("jaxdp.data.given", "Given"),
+        "given": given.Given(None),
         "imagenet2012": PREPARED,
         "cifar10": PREPARED,
     }
@@ -30,12 +29,9 @@ SOURCES.implement(
 
 def source_of(config: Config) -> Source:
     """The data source that a config names."""
-    implementation = SOURCES.implementations.get(config.data.source, PREPARED)
-    if config.data.source in SOURCES.registered:
-        from jaxdp.data.registered import Registered
-
-        return Registered(implementation)
-    return loaded(implementation)
+    name = config.data.source
+    implementation = SOURCES.implementations.get(name, PREPARED)
+    return given.Given(implementation) if name in SOURCES.registered else loaded(implementation)
 
 
 def open_splits(config: Config) -> Sequence[tuple[str, ItemSource]]:

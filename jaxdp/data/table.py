@@ -133,18 +133,15 @@ class TableItems:
 
     def _duplicates(self) -> list[str]:
         """A warning of paths that several rows have. Raises ConfigError if their labels differ."""
-        hashes = np.fromiter(map(hash, self.paths), np.int64, len(self))
-        order = np.argsort(hashes, kind="stable")
-        pairs = np.stack([order[:-1], order[1:]], axis=1)[hashes[order[:-1]] == hashes[order[1:]]]
-        repeated, paths = 0, self.table.rows.paths
-        for first, second in pairs.tolist():
-            if paths[self.rows[first]] != paths[self.rows[second]]:
+        repeated, first_with = 0, dict[str, int]()
+        for index, path in enumerate(self.paths):
+            first = first_with.setdefault(path, index)
+            if first == index:
                 continue
             repeated += 1
-            if self.labels[first] != self.labels[second]:
-                rows = " and ".join(self.table.rows.name(self.rows[index]) for index in (first, second))
-                reason = f"{rows} give {paths[self.rows[first]]!r} different labels"
-                raise self.table.error(reason, "remove one of them")
+            if self.labels[first] != self.labels[index]:
+                rows = " and ".join(self.table.rows.name(self.rows[one]) for one in (first, index))
+                raise self.table.error(f"{rows} give {path!r} different labels", "remove one of them")
         if not repeated:
             return []
         return [f"{self.table.path.name} names an image again in {plural(repeated, 'row')}; it counts each time"]

@@ -2,18 +2,18 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import SOURCES
 from jaxdp.data.decode import ImageError
-from jaxdp.data.records import READERS, Records
-from jaxdp.errors import ConfigError, StorageError, first_line, nearest
+from jaxdp.data.records import READERS
+from jaxdp.errors import ConfigError, first_line, nearest
 from jaxdp.files import check_local, expand_user
+
+if TYPE_CHECKING:
+    from jaxdp.data.remote_prepared import RemotePrepared
 
 DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
 OTHER_SOURCES = tuple(name for name, one in SOURCES.items() if not (one.prepared or one.from_python))
@@ -25,53 +25,35 @@ MANUAL_DOWNLOADS = {
 }
 
 
-class Copies(Protocol):
-    """A prepared data set that is not on a local disk, with its metadata in `directory`. url: where it is."""
-
-    directory: Path
-    url: str
-
-    def open(self, builder: Any, split: str, instructions: Sequence[Any]) -> Records:
-        """The records of a split. builder, instructions: of tensorflow-datasets. Raises ConfigError."""
-
-
 class NotPreparedError(ConfigError):
     """A data set that tensorflow-datasets knows and that has not been prepared."""
 
 
-@dataclass(frozen=True)
 class TfdsSource:
-    """The examples of a split, or of a slice such as train[:10%], as (encoded image, label)."""
+    """The examples of a split, or of a slice such as train[:10%], as (encoded image, label).
 
-    records: Records
-    classes: int
-    class_names: list[str]
-    label: str
-    """the data set and split, for the names of images"""
+    `read` opens its files. directory: where tensorflow-datasets keeps its data, None for its default; field: config field of
+    `split`, for errors; remote: the data set, if it is at a URL.
+    """
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         name: str,
         directory: str | None,
         split: str,
         *,
         field: str = "data.train_split",
-        prepared: Copies | None = None,
-    ) -> "TfdsSource":
-        """Open a split.
+        remote: "RemotePrepared | None" = None,
+    ) -> None:
+        """Raises ConfigError for an unknown data set or split, and a data set without images and labels."""
+        import tensorflow_datasets as tfds
 
-        directory: where tensorflow-datasets keeps its data, None for its default; field: config field of `split`, for errors;
-        prepared: the data set, if it is not on a local disk.
-
-        Raises ConfigError for an unknown data set or split, missing or damaged files, and a data set without images and labels.
-        """
         try:
-            builder = open_builder(name, str(prepared.directory) if prepared else directory)
+            builder = open_builder(name, str(remote.directory) if remote else directory)
         except ConfigError as error:
-            if prepared is None:
+            if remote is None:
                 raise
-            reason = error.reason.replace(str(prepared.directory), prepared.url)
+            reason = error.reason.replace(str(remote.directory), remote.url)
             raise ConfigError(error.field, error.value, reason=reason, hint=error.hint) from None
         features, splits = builder.info.features, builder.info.splits
         for feature in ("image", "label"):
@@ -92,54 +74,49 @@ class TfdsSource:
         if file_format not in READERS:
             reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
             raise ConfigError("data.source", name, reason=reason, hint=f"prepare it again with jaxdp data prepare {name}")
+
+        self.data_set, self.label, self.remote = name, f"{name}, {split}", remote
+        self.features, self.instructions, self.file_format = features, instructions, file_format
+        self.examples, self.classes = splits[split].num_examples, features["label"].num_classes
+        self.class_names = features["label"].names
+        self.decoders = {"image": tfds.decode.SkipDecoding()}
+        self.records: Sequence[bytes] = ()
+
+    @classmethod
+    def open(cls, name: str, directory: str | None, split: str) -> "TfdsSource":
+        """A split whose files have been opened."""
+        source = cls(name, directory, split)
+        source.read()
+        return source
+
+    def read(self) -> None:
+        """Open the files, which are copied first if they are at a URL. Raises ConfigError for missing or damaged ones."""
+        files = self.remote.copied(self.instructions) if self.remote else _existing(self.instructions, self.data_set)
         try:
-            if prepared:
-                records = prepared.open(builder, split, instructions)
-            else:
-                _check_exist(instructions, name)
-                records = READERS[file_format].open(builder, split, instructions)
-            len(records)
-        except ConfigError:
-            raise
+            self.records = READERS[self.file_format](files)
+        except ConfigError as error:
+            place = self.remote.urls.get(str(error.value), error.value) if self.remote else error.value
+            raise ConfigError(error.field, place, reason=error.reason, hint=error.hint) from None
         except Exception as error:  # RuntimeError or TypeError, by reader
-            folder = str(Path(instructions[0].filename).parent)
-            reason = f"a file of {name}, {split}, is damaged ({first_line(error)})"
+            folder = str(Path(self.instructions[0].filename).parent)
+            reason = f"a file of {self.label}, is damaged ({first_line(error)})"
             raise ConfigError("data.directory", folder, reason=reason, hint="prepare it again") from None
-        label = features["label"]
-        return cls(records, label.num_classes, label.names, f"{name}, {split}")
-
-    def start(self) -> None:
-        """See `Records.start`."""
-        self.records.start()
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """See `Records`."""
-        return self.records.warnings
-
-    @property
-    def wait_seconds(self) -> float:
-        """See `Records`."""
-        return self.records.wait_seconds
 
     def __len__(self) -> int:
-        return len(self.records)
-
-    def read_ahead(self, order: Iterable[np.ndarray]) -> None:
-        """See `Records.read_ahead`."""
-        self.records.read_ahead(order)
-
-    def stop_reading(self) -> None:
-        """See `Records.stop_reading`."""
-        self.records.stop_reading()
+        return self.examples
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
-        """(encoded image, label). Raises ImageError for a record that cannot be read, and StorageError for a failed request."""
+        """(encoded image, label). Raises ImageError for a record that cannot be read."""
+        example = self._example(index)
+        image = example["image"]
+        return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
+
+    def _example(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} of {len(self)}")
         try:
-            example = self.records[index]
-            image = example["image"]
-            return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
-        except (IndexError, ImageError, StorageError, InterruptedError):
+            return self.features.deserialize_example_np(self.records[int(index)], decoders=self.decoders)
+        except ImageError:
             raise
         except Exception as error:  # RuntimeError, DecodeError, ..., by reader
             raise ImageError(f"cannot read the record ({type(error).__name__}: {first_line(error)})") from None
@@ -150,15 +127,17 @@ class TfdsSource:
 
     def file_name(self, index: int) -> str:
         """The name of the image's file in the original data set; "" if the data set does not state it."""
-        name = self.records[index].get("file_name", b"")
+        name = self._example(index).get("file_name", b"")
         return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def _check_exist(instructions: Sequence[Any], name: str) -> None:
+def _existing(instructions: Sequence[Any], name: str) -> Sequence[Any]:
+    """The instructions. Raises ConfigError for the first of them whose file is missing."""
     for file in instructions:
         if not os.path.exists(file.filename):
             hint = f"prepare {name} again"
             raise ConfigError("data.directory", str(file.filename), reason="file not found", hint=hint)
+    return instructions
 
 
 def open_builder(
@@ -174,9 +153,6 @@ def open_builder(
         raise no_folder
     import tensorflow_datasets as tfds
 
-    for path in _json_files(name, directory):
-        if not path.is_file():  # tensorflow-datasets would read it and might block forever
-            raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
     is_folder = ConfigError(field, name, reason="is a folder", hint=f"{folder_hint} {name}") if Path(name).is_dir() else None
     try:
         builder = tfds.builder(name, data_dir=directory) if directory else tfds.builder(name)
@@ -217,22 +193,12 @@ def open_builder(
 
 def _prepared(name: str, directory: str | None) -> list[str]:
     """The prepared configs and versions of a data set, as name/config:version."""
-    folders = [path.parent for path in _json_files(name, directory) if path.name == DATASET_INFO]
-    root = _root(directory)
-    return sorted(f"{folder.parent.relative_to(root)}:{folder.name}" for folder in folders)
-
-
-def _json_files(name: str, directory: str | None) -> list[Path]:
-    """The metadata files of all prepared configs and versions of a data set."""
-    base = re.split("[/:]", name)[0]
-    patterns = (f"{base}/*/*.json", f"{base}/*/*/*.json") if base.isidentifier() else ()
-    return [path for pattern in patterns for path in _root(directory).glob(pattern)]
-
-
-def _root(directory: str | None) -> Path:
     import tensorflow_datasets as tfds
 
-    return Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory"))
+    root, base = Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory")), re.split("[/:]", name)[0]
+    depths = ("*", "*/*") if base.isidentifier() else ()
+    folders = [path.parent for depth in depths for path in root.glob(f"{base}/{depth}/{DATASET_INFO}")]
+    return sorted(f"{folder.parent.relative_to(root)}:{folder.name}" for folder in folders)
 
 
 def prepare(name: str, directory: str | None = None, manual_directory: str | None = None) -> str:

@@ -1,17 +1,19 @@
-"""The preparation of images that belongs to a file of weights: jaxdp's metadata, or timm's `pretrained_cfg`.
+"""What a file of weights states besides tensors: the preparation of images, and BlurPool, which has no weights.
 
-timm stores `pretrained_cfg` as JSON in the metadata of a safetensors file, or in the `config.json` beside it, as on the Hugging
-Face hub. Older files of that name hold its entries at the top.
+jaxdp has metadata for both. timm stores `pretrained_cfg` as JSON in the metadata of a safetensors file, or in the `config.json`
+beside it, as on the Hugging Face hub. Older files of that name hold its entries at the top.
 """
 
 import dataclasses
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing
+from jaxdp.config import EVAL_RESIZES, Config, Data, Model, Preprocessing
 from jaxdp.config_words import evaluation_words
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.evaluation_size import evaluation_share, evaluation_side
@@ -19,6 +21,8 @@ from jaxdp.files import read_regular
 from jaxdp.validation import validate
 
 METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
+BLUR_POOLS = get_args(get_type_hints(Model)["blur_pool"])
+ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
 MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
 USUAL = Preprocessing(eval_size=224, eval_crop=0.875, eval_interpolation="bilinear")
 """That of torchvision's first weights and of most papers, for files that state none."""
@@ -134,3 +138,34 @@ def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
 def describe(preprocessing: Preprocessing) -> str:
     """The preprocessing in one line, with `USUAL` for what it does not give."""
     return evaluation_words(Config(data=with_preprocessing(Data(source="given"), merge(USUAL, preprocessing))))
+
+
+def stated_blur_pool(path: str, metadata: Mapping[str, str]) -> str | None:
+    """The form of BlurPool that a file states: in jaxdp's metadata, or by the architecture in timm's metadata or `config.json`.
+
+    None if it states none. Raises ValueError for another filter, which jaxdp does not have.
+    """
+    form = _entry(metadata.get("model", ""), "blur_pool")
+    if form is not None:
+        if form not in BLUR_POOLS:
+            raise ValueError(f"its metadata states the BlurPool {form!r}, which jaxdp lacks")
+        return form
+    beside = Path(path).parent / TIMM_FILE
+    architecture, place = _entry(metadata.get(TIMM, ""), "architecture"), "its metadata"
+    if architecture is None and beside.exists():
+        try:
+            architecture, place = _entry(read_regular(beside), "architecture"), f"{TIMM_FILE} beside it"
+        except OSError:
+            return None
+    named = ARCHITECTURE.match(str(architecture))
+    if named and named[1] == "aa":
+        raise ValueError(f"{place} names the architecture {named.string!r}, whose average pooling jaxdp lacks")
+    return None if named is None else "activations" if named[1] else "none"
+
+
+def _entry(document: str | bytes, name: str) -> Any:
+    """An entry of a JSON object; None without, or of something else."""
+    try:
+        return json.loads(document).get(name)
+    except (ValueError, AttributeError, RecursionError):
+        return None

@@ -4,7 +4,6 @@ models with jaxdp's."""
 import dataclasses
 import hashlib
 import io
-import itertools
 import json
 import os
 import re
@@ -25,7 +24,6 @@ from jaxdp.config import Preprocessing, Stem
 from jaxdp.errors import ConfigError, first_line, plural
 from jaxdp.files import check_local, check_output, expand_user, read_regular, write_output
 from jaxdp.models import preprocessing
-from jaxdp.models.blur_weights import stated_form, without_filters
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
 from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layout, torch_name
 
@@ -45,7 +43,6 @@ FIRST_KERNELS = {
 LISTED = 10  # names of tensors in a message
 TREES = ("params/", "batch_stats/")
 ROUNDED = "rounded from float64 to float32"
-NESTED = ("model_ema", "state_dict_ema", "state_dict", "model")  # weights in checkpoints of torchvision, timm and Lightning
 TORCH_NAME = re.compile(
     r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|conv1\.[0-6]|layer\d+\.\d+\.se\.fc[12]|layer\d+\.\d+\.downsample\.[0-2]|fc)\.[a-z_]+"
 )
@@ -140,17 +137,18 @@ def _read(path: str | Path, field: str, parse: Callable[[str, bytes], Any]) -> A
         raise ConfigError(field, str(path), reason=error.reason, hint=error.hint) from None
 
 
-def _stored_tensors(path: str, data: bytes) -> dict[str, Tensor]:
+def _stored_tensors(data: bytes) -> dict[str, Tensor]:
     try:
         return {name: Tensor(item["dtype"], tuple(item["shape"]), item["data"]) for name, item in deserialize(data)}
     except (SafetensorError, ValueError, OverflowError, MemoryError) as error:
         if _is_pickled(data):
-            raise _InvalidWeights("the file is a pickle, and reading it could run code in it", _conversion(path)) from None
+            hint = "if you trust it, convert it to safetensors with PyTorch, as docs/weights.md shows"
+            raise _InvalidWeights("the file is a pickle, and reading it could run code in it", hint) from None
         raise _InvalidWeights(f"not a safetensors file ({first_line(error)})") from None
 
 
 def _parse_named(path: str, data: bytes) -> NamedTensors:
-    stored = _stored_tensors(path, data)
+    stored = _stored_tensors(data)
     named = {name: tensor for name, tensor in stored.items() if name.startswith(TREES)}
     if not named:
         found = f"tensors such as {min(stored)!r}" if stored else "no tensors"
@@ -164,13 +162,12 @@ def _parse_named(path: str, data: bytes) -> NamedTensors:
 
 
 def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
-    stored = _stored_tensors(path, data)
+    stored = _stored_tensors(data)
     stored, notes = _strip_prefix({name: tensor for name, tensor in stored.items() if name.split(".")[-1] != COUNTER})
-    stored, filtered = without_filters(stored)
     naming = _naming(stored)
     model = _network({name: tensor.shape for name, tensor in stored.items()}, naming)
     try:
-        stated = filtered or stated_form(path, preprocessing.metadata_of(data))
+        stated = preprocessing.stated_blur_pool(path, preprocessing.metadata_of(data))
     except ValueError as error:
         raise _InvalidWeights(str(error)) from None
     form: Any = stated or blur_pool
@@ -206,22 +203,6 @@ def _is_pickled(data: bytes) -> bool:
             return any(name.endswith("data.pkl") for name in archive.namelist())
     except (zipfile.BadZipFile, OSError, ValueError):
         return False
-
-
-def _conversion(path: str) -> str:
-    """Code that converts a .pth file into a new safetensors file beside it."""
-    suffixes = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-    candidates = (Path(path).with_name(f"{Path(path).stem}{suffix}.safetensors") for suffix in suffixes)
-    output = next(str(candidate) for candidate in candidates if not candidate.exists())
-    return (
-        "if you trust it, convert it (the weights alone, or a checkpoint of torchvision, timm or Lightning):\n"
-        "  import argparse, torch; from safetensors.torch import save_file\n"
-        "  torch.serialization.add_safe_globals([argparse.Namespace])\n"
-        f"  loaded = torch.load({path!r}, map_location='cpu', weights_only=True)\n"
-        f"  key = next((key for key in {NESTED} if key in loaded), None)\n"
-        "  weights = loaded if key is None else loaded[key]\n"
-        f"  save_file({{name: weights[name].contiguous() for name in weights}}, {output!r})"
-    )
 
 
 def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

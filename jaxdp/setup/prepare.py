@@ -12,8 +12,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, Reduce
 from jaxdp.data import progress
 from jaxdp.data.class_weights import with_class_weights
-from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import DataError
+from jaxdp.data.loader import ArraySource, DataError
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup

@@ -52,11 +52,10 @@ def prepared(data, **fields):
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("ratio", [0.875, 0.95, 1.0])
-@pytest.mark.parametrize("pixels", [noise, smooth_image])
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_pixels_of_a_crop_ratio_are_those_of_timm(form, pixels, ratio, interpolation):
+def test_pixels_of_a_crop_ratio_are_those_of_timm(form, ratio, interpolation):
     for shape in SIZES:
-        data = encode(pixels(*shape), form)
+        data = encode(noise(*shape), form)
         image = Image.open(io.BytesIO(data)).convert("RGB")
         expected = published(image, resize=math.floor(224 / ratio), crop=224, interpolation=interpolation)
         ours = prepared(data, image_size=160, eval_size=224, eval_crop=ratio, eval_interpolation=interpolation)
@@ -112,14 +111,15 @@ def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
     image = published(Image.open(io.BytesIO(data)).convert("RGB"), resize=50, crop=48, interpolation="bicubic")
     expected_input = (np.asarray(image)[None] / 255 - 0.5) / 0.5
     model = models.create(config.model)
-    params, stats = model.init(jax.random.key(0), (32, 32, 3))
+    params, stats = jax.jit(lambda: model.init(jax.random.key(0), (32, 32, 3)))()
     out = np.empty((1, 48, 48, 3), np.uint8)
     transforms.evaluation_transform(config)[0](decode.decode(data), out[0], 0)
     np.testing.assert_allclose(normalize(out, *datasets.pixel_stats(config)), expected_input, rtol=0, atol=1e-6)
     step = make_prediction_step(config, model, make_mesh(1, 1), pixel_stats=datasets.pixel_stats(config), top=6)
     batch = {"images": out, "labels": np.zeros(1, np.int32)}
     classes, probabilities = step(params, stats, batch)
-    logits = np.asarray(model.apply(params, stats, expected_input.astype(np.float32), train=False)[0])[0]
+    apply = jax.jit(lambda *given: model.apply(*given, train=False)[0])
+    logits = np.asarray(apply(params, stats, expected_input.astype(np.float32)))[0]
     expected = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(np.asarray(probabilities)[0], expected[np.asarray(classes)[0]], rtol=1e-4)
 

@@ -1,7 +1,5 @@
 """Batches of decoded images from sources of single items."""
 
-import io
-
 import numpy as np
 import pytest
 from helpers.images import encode, folder_config, smooth_image
@@ -90,21 +88,6 @@ def test_batch_with_invalid_label_raises_with_image_name(label):
 def test_batch_accepts_labels_of_all_integer_and_boolean_types(label):
     source = DecodedImages([(np.zeros((9, 9, 3), np.uint8), label)], transform=center, size=8, classes=3)
     assert source.batch(np.array([0]), np.array([0]))[1].tolist() == [1]
-
-
-@pytest.mark.parametrize("form", ["PNG", "TIFF"])
-@pytest.mark.parametrize(("largest", "lines"), [(4095, 1), (4096, 0)])
-def test_12_bit_values_in_16_bits_are_warned_about_once(form, largest, lines, capsys):
-    deep = np.random.default_rng(0).integers(0, 4096, (9, 9)).astype(np.uint16)
-    deep[0, 0] = largest
-    buffer = io.BytesIO()
-    Image.fromarray(deep).save(buffer, form)
-    dark = encode(np.zeros((9, 9, 3), np.uint8), "PNG")
-    items = [(dark, 0), *[(buffer.getvalue(), 0)] * 20]
-    DecodedImages(items, transform=center, size=8, classes=3, kind="training image").batch(np.arange(21), np.arange(21))
-    shown = capsys.readouterr().err
-    assert shown.count("\n") == lines
-    assert ("is nearly black: the upper 8 of 16 bits are used, and all values are below 4,096" in shown) == bool(lines)
 
 
 class Raises:

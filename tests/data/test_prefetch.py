@@ -10,7 +10,7 @@ import jaxdp
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.config import Augment
 from jaxdp.data import prefetch
-from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import ArraySource
 from jaxdp.data.sampler import sample_ids
 from jaxdp.parallel.mesh import make_mesh
 

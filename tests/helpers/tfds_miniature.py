@@ -3,8 +3,8 @@
 import struct
 
 
-def prepare_miniature(directory, *, name, version, features, splits, configs=(), download=None):
-    """Prepare a data set as array_record. splits: name -> list of (image, other features by name); download: DownloadConfig."""
+def prepare_miniature(directory, *, name, version, features, splits, configs=()):
+    """Prepare a data set as array_record. splits: name -> list of (image, other features by name)."""
     import tensorflow_datasets as tfds
 
     with tfds.core.registered.skip_registration():
@@ -25,7 +25,7 @@ def prepare_miniature(directory, *, name, version, features, splits, configs=(),
                     yield n, {"image": image} | others
 
     Miniature.name = name
-    Miniature(data_dir=directory, file_format="array_record").download_and_prepare(download_config=download)
+    Miniature(data_dir=directory, file_format="array_record").download_and_prepare()
 
 
 def crc32c_masked(data: bytes) -> bytes:

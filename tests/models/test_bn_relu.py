@@ -48,17 +48,27 @@ def jaxdp_bn_relu(terms, shortcut, axes=(), custom_vjp=True, convolution="direct
     return fused_bn_relu(Fusion(axes, convolution), inputs, shortcut) if custom_vjp else bn_relu(inputs, shortcut)
 
 
+@partial(jax.jit, static_argnums=0)
+def value_and_gradient(function, terms, shortcut, cotangent):
+    value, vjp_fn = jax.vjp(function, terms, shortcut)
+    return value, vjp_fn(cotangent)
+
+
+def in_float64(terms, shortcut, cotangent):
+    """(value, gradients) by Flax in float64."""
+    with jax.enable_x64():
+        return jax.tree.map(np.asarray, value_and_gradient(flax_bn_relu, terms, shortcut, cotangent))
+
+
 @pytest.mark.parametrize("convolution", ["direct", "product"])
 @pytest.mark.parametrize("case", CASES)
 def test_fused_bn_relu_value_and_gradient_match_flax_in_float64(case, convolution):
-    terms, shortcut, cotangent = random_case(*CASES[case])
-    with jax.enable_x64():
-        expected, vjp_fn = jax.vjp(flax_bn_relu, terms, shortcut)
-        wanted = jax.tree.map(np.asarray, vjp_fn(jnp.asarray(cotangent)))
-    narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (terms, shortcut, cotangent))
-    found, vjp_fn = jax.vjp(partial(jaxdp_bn_relu, convolution=convolution), *narrow[:2])
+    arguments = random_case(*CASES[case])
+    expected, wanted = in_float64(*arguments)
+    narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), arguments)
+    found, gradient = value_and_gradient(partial(jaxdp_bn_relu, convolution=convolution), *narrow)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    for one, other in zip(jax.tree.leaves(vjp_fn(narrow[2])), jax.tree.leaves(wanted), strict=True):
+    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted), strict=True):
         assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other)
 
 
@@ -69,8 +79,7 @@ def test_gradients_of_scale_and_bias_in_bfloat16_are_summed_in_float32(case, for
     terms, shortcut, cotangent = jax.tree.map(
         lambda leaf: np.asarray(leaf, jnp.bfloat16).astype(np.float64), random_case(*CASES[case])
     )
-    with jax.enable_x64():
-        wanted, _ = jax.vjp(flax_bn_relu, terms, shortcut)[1](jnp.asarray(cotangent))
+    _, (wanted, _) = in_float64(terms, shortcut, cotangent)
 
     def narrow(array):
         return jnp.asarray(array, jnp.bfloat16 if array.ndim > 1 else jnp.float32)
@@ -91,8 +100,7 @@ def test_relu_by_sqrt_equals_relu_bitwise():
 @pytest.mark.parametrize("case", CASES)
 def test_fused_bn_relu_synchronized_over_devices_equals_whole_batch(case):
     terms, shortcut, cotangent = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), random_case(*CASES[case]))
-    _, vjp_fn = jax.vjp(jaxdp_bn_relu, terms, shortcut)
-    wanted_terms, wanted_shortcut = vjp_fn(cotangent)
+    _, (wanted_terms, wanted_shortcut) = value_and_gradient(jaxdp_bn_relu, terms, shortcut, cotangent)
     mesh, rows, everywhere = make_mesh(2, 4), PartitionSpec(AXES), PartitionSpec()
 
     def on_each(images, weights, shortcut, cotangent):

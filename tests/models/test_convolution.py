@@ -9,7 +9,7 @@ import pytest
 
 from jaxdp.models.convolution import convolve, max_pool
 
-SHAPES = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (8, 8), (9, 9), (1, 6)]
+SHAPES = [(1, 1), (2, 2), (3, 4), (1, 6), (8, 9)]
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -23,7 +23,7 @@ def values_and_gradients(images, kernel, cotangents, stride, method):
 
 
 # 5 and 7 features are fewer and more than the input channels: both forms of the weight gradient.
-@pytest.mark.parametrize(("size", "features"), [(1, 5), (3, 5), (3, 7), (7, 5)])
+@pytest.mark.parametrize(("size", "features"), [(1, 5), (3, 5), (3, 7)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_convolve_product_matches_direct_in_value_and_gradients(size, stride, features):
     random = np.random.default_rng(0)
@@ -66,8 +66,9 @@ def pool_and_gradient(images, cotangent, custom_vjp):
     return value, vjp_fn(cotangent)[0]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("shape", [(16, 16), (7, 9), (1, 1), (2, 5)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((7, 9), jnp.float32), ((1, 1), jnp.float32), ((2, 6), jnp.float32), ((2, 6), jnp.bfloat16)]
+)
 @pytest.mark.parametrize("tied", [False, True])
 def test_max_pool_custom_vjp_equals_the_one_that_jax_derives(shape, tied, dtype):
     """With ties, both give the gradient to the first maximum. (Integers make bfloat16 sums exact.)"""

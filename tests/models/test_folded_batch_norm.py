@@ -183,16 +183,19 @@ HARD = [(5.0, 0.0), (5.0, 1e-3), (5.0, 1e-2), (30.0, 1.0), (0.0, 1.0), (-2.0, 1.
 
 
 @pytest.mark.parametrize(
-    ("dtype", "convolution"), [(jnp.bfloat16, "direct"), (jnp.bfloat16, "product"), (jnp.float16, "direct")]
+    ("mean", "std", "dtype", "convolution"),
+    [
+        *((*hard, jnp.bfloat16, "direct") for hard in HARD),
+        *((*hard, dtype, form) for hard in HARD[2:4] for dtype, form in ((jnp.bfloat16, "product"), (jnp.float16, "direct"))),
+    ],
 )
-@pytest.mark.parametrize(("mean", "std"), HARD)
 def test_behind_a_relu_no_mean_costs_precision_in_16_bits(mean, std, dtype, convolution):
     """The separate form has errors of 70 % with a mean of 5 and a standard deviation of 0.01."""
     assert max(pair_errors(mean, std, dtype, convolution).values()) <= float(jnp.finfo(dtype).eps)
 
 
 # Without float16 where the rounding of the covariance in float32 is larger.
-BIASED = [(jnp.bfloat16, std) for std in (0.0, 1e-3, 1e-2, 0.1, 1.0)] + [(jnp.float16, std) for std in (0.0, 0.1, 1.0)]
+BIASED = [(jnp.bfloat16, std) for std in (0.0, 1e-2, 1.0)] + [(jnp.float16, std) for std in (0.0, 1.0)]
 
 
 @pytest.mark.parametrize(("dtype", "std"), BIASED)
@@ -257,8 +260,9 @@ def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
 
 
 @pytest.mark.usefixtures("direct_convolutions")
-def test_fewer_rows_than_channels_are_not_folded():
+def test_fewer_rows_than_channels_are_not_folded(monkeypatch):
     """With one image of 1x1 the variance would be the rounding of the covariance."""
+    monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1, 1))
     model = models.create(Model(depth=50, width=8, classes=5, batch_norm="folded"))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
 
@@ -270,8 +274,8 @@ def test_fewer_rows_than_channels_are_not_folded():
             for eqn in jaxpr_equations(jaxpr)
         )
 
-    assert folded_convolutions(128) == 20  # 16 last convolutions and 4 shortcuts
-    assert folded_convolutions(1) < 16
+    assert folded_convolutions(128) == 9  # 5 last convolutions and 4 shortcuts
+    assert folded_convolutions(1) < 5
 
 
 def test_products_in_float32_state_their_precision():

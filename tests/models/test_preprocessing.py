@@ -146,7 +146,7 @@ def test_predictions_of_weights_are_those_of_published_preprocessing(file, tenso
     """Probabilities with the file's preprocessing, from the imported file too, and with flags in its place."""
     ours, image = tmp_path / "ours.safetensors", pictures / "val/3/0.JPEG"
     main.main(["import", str(file), "--output", str(ours)])
-    for path, flags, size, ratio in ((file, [], 40, 0.8), (ours, [], 40, 0.8), (ours, ["--data.eval-size", "48"], 48, 0.8)):
+    for path, flags, size, ratio in ((file, [], 40, 0.8), (ours, ["--data.eval-size", "48"], 48, 0.8)):
         capsys.readouterr()
         main.main(["predict", "--weights", str(path), *flags, "--top", "6", "--json", str(image)])
         out, err = capsys.readouterr()
@@ -167,8 +167,6 @@ def test_evaluation_of_weights_counts_as_their_published_preprocessing(file, ten
     losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(6), np.arange(6)]
     assert result["eval_loss"] == pytest.approx(losses.mean(), rel=1e-4)
     assert result["eval_accuracy"] == (logits.argmax(-1) == np.arange(6)).mean()
-    main.main(["evaluate", *flags, "--data.eval-crop", "1.0"])
-    assert "evaluated at 40x40 from a short side of 40, bicubic" in capsys.readouterr().out
 
 
 def test_flag_of_an_evaluation_replaces_the_resize_of_the_run(tiny_resnet, pictures, tmp_path, capsys):
@@ -197,6 +195,7 @@ def test_exported_weights_are_evaluated_as_their_run(tiny_resnet, tmp_path):
     assert "evaluated at 16x16 from a short side of 16, bilinear, mean 0.5 0.5 0.5, std 0.203922" in words
     images = (pair[0][0] - 127.5) / 52
     params, stats = jaxdp.inference.load_run.load_run(tmp_path / "run").state.evaluated
-    logits = np.asarray(model.apply(params, stats, images.astype(np.float32), train=False)[0], np.float64)
+    apply = jax.jit(lambda *given: model.apply(*given, train=False)[0])
+    logits = np.asarray(apply(params, stats, images.astype(np.float32)), np.float64)
     losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(4), pair[0][1]]
     assert result["eval_loss"] == pytest.approx(losses.mean(), rel=1e-5)

@@ -164,7 +164,7 @@ def test_digest_depends_on_weights_only(tmp_path):
     )
 
 
-@pytest.mark.parametrize("prefix", ["module.", "state_dict.", "model.module.", "_orig_mod.", "net.backbone."])
+@pytest.mark.parametrize("prefix", ["module.", "model.module."])
 def test_read_removes_wrapper_prefix_and_notes_it(tmp_path, capsys, prefix):
     tensors = torch_layout.random_tensors(1, *BASIC, **SIZES)
     file = write(tmp_path / "w.safetensors", {prefix + name: value for name, value in tensors.items()})
@@ -247,13 +247,10 @@ def test_the_documented_code_converts_checkpoints_of_torchvision_timm_and_lightn
     network = torch_layout.torch_network(*BASIC, **SIZES).to(memory_format=torch.channels_last)
     for kind, (saved, expected) in torch_checkpoints(torch, network).items():
         torch.save(saved, "resnet50.pth")
-        Path("resnet50.safetensors").unlink(missing_ok=True)
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(ConfigError, match=r"convert it to safetensors with PyTorch, as docs/weights\.md shows"):
             weights.read("resnet50.pth")
-        for code in (documented, "\n".join(line.strip() for line in str(raised.value).splitlines()[1:])):
-            exec(code, {})
-            read = weights.read("resnet50.safetensors")
-            for name, value in weights.named_tensors(read.params, read.batch_stats).items():
-                theirs = expected.state_dict()[torch_name(name)].numpy()
-                np.testing.assert_array_equal(to_torch_layout(value), theirs, err_msg=kind)
-            Path("resnet50.safetensors").unlink()
+        exec(documented, {})
+        read = weights.read("resnet50.safetensors")
+        for name, value in weights.named_tensors(read.params, read.batch_stats).items():
+            theirs = expected.state_dict()[torch_name(name)].numpy()
+            np.testing.assert_array_equal(to_torch_layout(value), theirs, err_msg=kind)

@@ -215,10 +215,9 @@ for shard in jax.jit(reduce)(array).addressable_shards:
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_ring_any_number_of_processes_returns_same_bits(processes, over_processes):
+def test_ring_of_two_processes_returns_the_bits_of_one(over_processes):
     here = np.asarray(reduce_mean(random_tree({"x": (1001,)}, 8), (2, 4), "ring")["x"])
-    lines = [line for lines in over_processes(PRINT_RING_BITS, processes) for line in lines if line.startswith("bits")]
+    lines = [line for lines in over_processes(PRINT_RING_BITS, 2) for line in lines if line.startswith("bits")]
     assert len(lines) == 8
     digests = {hashlib.sha256(bytes.fromhex(line.split()[1])).hexdigest() for line in lines}
     assert digests == {hashlib.sha256(here.tobytes()).hexdigest()}
