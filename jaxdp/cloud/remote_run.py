@@ -171,8 +171,12 @@ def read_run_file(url: str, name: str, field: str = "--workdir") -> bytes | None
             return None
 
 
-def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> bool:
-    """Download the files of the run at a URL that exist; returns whether a process has not ended it. Raises ConfigError."""
+def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> str:
+    """Download the files of the run at a URL that exist. Raises ConfigError.
+
+    Returns "held" while a process renews the lease of the run, "expired" if that ended without a release, and "free" without
+    either.
+    """
     with storage_errors(url, field):
         remote = RemoteRun(open_patiently(url, field))
         lease = remote.newest_lease()
@@ -180,7 +184,10 @@ def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field:
         for name in names:
             if name in files:
                 remote.download_file(name, folder)
-        return lease is not None and not lease.released
+        if lease is None or lease.released:
+            return "free"
+        age = remote.location.seconds_since_written(lease.name)
+        return "held" if age is None or age <= lease.seconds else "expired"
 
 
 def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, list[RemoteName], dict[RemoteName, Any]]:

@@ -85,9 +85,9 @@ def _how_to_continue(history: History) -> str:
     saved = escape(f"from {history.as_of}") if history.as_of else "from its beginning, as it has saved no checkpoint"
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."
-    if is_url(history.files.workdir) or _names_own_parts(history.config):
+    if is_url(history.workdir) or _names_own_parts(history.config):
         return f"To continue {saved}, repeat its command."
-    directory = printable(history.files.workdir, 4096)
+    directory = printable(history.workdir, 4096)
     words = ["jaxdp", "train", "--config", f"{directory}/{CONFIG}", "--workdir", directory]
     command = " ".join(f"<span>{escape(shlex.quote(word))}</span>" for word in words)  # each word breaks as a whole
     return f"To continue {saved}, repeat its command, or: <code>{command}</code>"
@@ -192,7 +192,7 @@ def messages_html(runs: Sequence[Seen]) -> str:
         rows = [_message_html(events[0], len(events)) for events in alike.values()]
         parts.append(f"<ul>{''.join(rows[:MAX_MESSAGES])}</ul>" if rows else "")
         if len(rows) > MAX_MESSAGES:
-            events = printable(f"{run.history.files.workdir}/{EVENTS}", 4096)
+            events = printable(f"{run.history.workdir}/{EVENTS}", 4096)
             parts.append(f'<p class="quiet">Earlier messages are in {escape(events)}.</p>')
     return "".join(parts)
 
