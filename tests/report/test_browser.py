@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from helpers.browser import Browser
-from helpers.processes import CACHE_EVERYTHING, RESNET, ROOT, TINY
+from helpers.processes import CACHE_EVERYTHING, ROOT, TINY
 from helpers.report import write_result, write_run
 from helpers.watch import append, serving, training_record
 
@@ -64,7 +64,7 @@ def runs(tmp_path):
 @contextmanager
 def training(workdir):
     """A process that trains a tiny run."""
-    flags = [*TINY, *RESNET, "--mesh.cpu-devices", "2", "--epochs", "60"]
+    flags = [*TINY, "--mesh.cpu-devices", "2", "--epochs", "600", "--checkpoint.every-epochs", "20"]
     command = [sys.executable, "train.py", "--workdir", str(workdir), *flags]
     environment = os.environ | CACHE_EVERYTHING
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -85,7 +85,7 @@ def test_real_run_is_followed_from_before_its_start_over_its_death_to_its_result
             assert "images/s" in browser.evaluate("document.querySelector('article').textContent")
             browser.wait("document.title.startsWith(document.querySelector('progress').value + ' % · run')")
             browser.wait(DRAWN)
-            browser.wait(f"{PERCENT} >= 10")  # there are checkpoints of six epochs to resume from
+            browser.wait(f"{PERCENT} >= 10")  # there is a checkpoint to resume from
         assert browser.wait(f"{STATUS}.startsWith('killed, or its process was lost') && {PERCENT}") < 100
         with training(path) as process:
             browser.wait(f"{STATUS} === 'training'")
