@@ -184,15 +184,14 @@ class RunFacts(NamedTuple):
     """What a tracker shows about a run beside its log.
 
     config: all fields by dotted name. about: directory and, if known, host, command, commit and newest checkpoint; paths are
-    absolute, or URLs of a run at a URL. result: fields of result.json by dotted name; empty before the end. pictures: of the
-    held-out examples, by samples. best: the directory of the best checkpoint, if it is to be sent.
+    absolute, or URLs of a run at a URL. result: fields of result.json by dotted name; empty before the end. best: the directory
+    of the best checkpoint, if it is to be sent.
     """
 
     name: str
     config: dict[str, Any]
     about: dict[str, str]
     result: dict[str, Any]
-    pictures: dict[int, Path]
     plot: Path | None
     best: Path | None
 
@@ -217,7 +216,6 @@ def run_facts(workdir: Path, location: str) -> RunFacts:
         config=config,
         about={name: encodable(text) for name, text in about.items() if text},
         result={name: value for name, value in flatten(result).items() if value is not None},
-        pictures=pictures(workdir),
         plot=plot if plot.is_file() else None,
         best=best,
     )

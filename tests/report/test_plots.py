@@ -76,10 +76,17 @@ def write_log(run, records):
 
 def test_every_number_that_callbacks_log_has_a_panel(tmp_path):
     first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    write_log(first, [{"epoch": 1.0, "loss": 1.0, "weight norm": 3.0}, {"epoch": 2.0, "eval_accuracy": 0.5, "recall": 0.25}])
+    write_log(
+        first,
+        [
+            {"epoch": 1.0, "loss": 1.0, "weight norm": 3.0, "global_batch": 64},
+            {"epoch": 2.0, "eval_accuracy": 0.5, "recall": 0.25},
+        ],
+    )
     write_log(second, [{"epoch": 1.0, "loss": 1.0, "weight norm": None, "note": "text", "key": 10**400, "recall": 10**400}])
     runs = read_all([first, second])
     assert plots.logged_names(runs) == ["weight norm", "recall"]
+    assert [line.get_drawstyle() for line in plots.setting_figure(runs, "global_batch").panel.lines] == ["steps-post"]
     (line,) = plots.logged_figure(runs, "recall").panel.lines
     assert [*zip(*line.get_data(), strict=True)] == [(2.0, 0.25)]
     assert [figure.panel.get_title() for _, group, figure in plots._figures(runs, ()) if group == "logged"] == [
