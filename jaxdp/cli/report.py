@@ -83,10 +83,10 @@ def run(arguments: list[str], program: str) -> None:
             write_output(file, data)
     if options.html:
         from jaxdp.loggers.console import Screen
-        from jaxdp.report.output import write
+        from jaxdp.report.output import write_page
 
-        page = write(
-            options.workdir,
+        page = write_page(
+            runs,
             options.output,
             evaluate=options.evaluate,
             checkpoint=options.checkpoint,

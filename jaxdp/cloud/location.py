@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -263,17 +262,6 @@ class Location:
     def info(self, name: str) -> ObjectInfo:
         """Size and tag of an object."""
         return self._request(name, lambda: ObjectInfo.from_fsspec(self.fs.info(f"{self.path}/{name}")))
-
-    def seconds_since_written(self, name: str) -> float | None:
-        """The age of an object, by the clocks of the storage and of this machine; None if the storage does not say it."""
-
-        def written() -> float | None:
-            with suppress(NotImplementedError):
-                return self.fs.modified(f"{self.path}/{name}").timestamp()
-            return None
-
-        moment = self._request(name, written)
-        return None if moment is None else time.time() - moment
 
     def list_folder(self, name: str = "") -> tuple[list[str], dict[str, ObjectInfo]]:
         """(names of the folders, name -> information of the objects) directly in a folder, as names relative to that folder.

@@ -23,7 +23,7 @@ from typing import Any
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, verify_files
-from jaxdp.cloud.lease import LeaseRecord, newest_lease
+from jaxdp.cloud.lease import LeaseHeld, LeaseRecord, newest_lease, wait_until_free
 from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, storage_errors
 from jaxdp.cloud.patience import open_patiently
 from jaxdp.config import Stop
@@ -171,23 +171,35 @@ def read_run_file(url: str, name: str, field: str = "--workdir") -> bytes | None
             return None
 
 
-def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> str:
-    """Download the files of the run at a URL that exist. Raises ConfigError.
+def waiting_notice(url: str, lease: LeaseRecord) -> str:
+    return f"{url} was in use by {lease.holder}; waiting up to {lease.seconds:.0f} s to see whether it still is"
 
-    Returns "held" while a process renews the lease of the run, "expired" if that ended without a release, and "free" without
-    either.
+
+def holder_of(url: str, field: str) -> str:
+    """How the lease of the run at a URL is: held, free (released, or never taken), or lost: its holder no longer renews it.
+
+    Without a release, this waits for a renewal, up to the `seconds` of the lease. Raises ConfigError.
     """
     with storage_errors(url, field):
+        location = open_patiently(url, field)
+        lease = newest_lease(location)
+        if lease is None or lease.released:
+            return "free"
+        print(waiting_notice(url, lease), file=sys.stderr, flush=True)
+        try:
+            return "free" if wait_until_free(location, lease).released else "lost"
+        except LeaseHeld:
+            return "held"
+
+
+def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> None:
+    """Download the files of the run at a URL that exist. Raises ConfigError."""
+    with storage_errors(url, field):
         remote = RemoteRun(open_patiently(url, field))
-        lease = remote.newest_lease()
-        files = remote.files(lease)
+        files = remote.files(remote.newest_lease())
         for name in names:
             if name in files:
                 remote.download_file(name, folder)
-        if lease is None or lease.released:
-            return "free"
-        age = remote.location.seconds_since_written(lease.name)
-        return "held" if age is None or age <= lease.seconds else "expired"
 
 
 def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, list[RemoteName], dict[RemoteName, Any]]:

@@ -18,7 +18,7 @@ from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
 from jaxdp.report.page import page
 from jaxdp.report.plots import Picture, check_number, draw
 from jaxdp.report.progress import Seen
-from jaxdp.report.run_history import History, check_workdirs, read_all
+from jaxdp.report.run_history import History, read_all
 
 PAGE = "report.html"
 GENERATOR = '<meta name="generator" content="jaxdp report">'
@@ -48,17 +48,29 @@ def write(
     """
     workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
     workdirs = [expand_user(workdir, "WORKDIR") for workdir in workdirs]
+    return write_page(read_all(workdirs), output, evaluate=evaluate, checkpoint=checkpoint, datasets=datasets, info=info)
+
+
+def write_page(
+    runs: list[History],
+    output: PathLike | None,
+    *,
+    evaluate: bool,
+    checkpoint: str,
+    datasets: tuple | None = None,
+    info: Callable[[str], None],
+) -> Path:
+    """`write` for runs that have been read."""
     output = None if output is None else expand_user(output, "--output")
-    check_workdirs(workdirs)
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
     check_local(output, "--output")
     if output is not None and Path(output).suffix == Path(PAGE).suffix and not Path(output).is_dir():
         reason = f"must be a directory, which receives {PAGE} and its figures"
         raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
-    check_number(workdirs)
-    runs = read_all(workdirs)
-    default = Path(workdirs[0]) / "report" if len(workdirs) == 1 and not is_url(workdirs[0]) else Path("report")
+    check_number(runs)
+    first = runs[0].workdir
+    default = Path(first) / "report" if len(runs) == 1 and not is_url(first) else Path("report")
     folder = default if output is None else Path(output)
     _make_directory(folder)
     if evaluate:

@@ -128,17 +128,17 @@ def read_directory(path: Path, label: str | None = None, *, is_running: bool) ->
 
 def _read_url(url: str, label: str | None) -> History:
     from jaxdp.cloud.local import temporary_directory
-    from jaxdp.cloud.remote_run import download_run_files, list_manifests
+    from jaxdp.cloud.remote_run import download_run_files, holder_of, list_manifests
 
+    holder = {"held": RUNNING, "lost": KILLED, "free": UNKNOWN}[holder_of(url, FIELD)]
     with temporary_directory(Storage()) as copy:
         path = Path(copy)
-        lease = download_run_files(url, path, names=(CONFIG, LOG, RESULT, EVENTS), field=FIELD)
+        download_run_files(url, path, names=(CONFIG, LOG, RESULT, EVENTS), field=FIELD)
         for name in (CONFIG, LOG):
             if not (path / name).exists():
                 raise _no_run(url, name)
         _, names, manifests = list_manifests(url, FIELD)
         newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
-        holder = {"held": RUNNING, "expired": KILLED}.get(lease, UNKNOWN)
         return _assemble(path, url, label, holder=holder, samples=[name.samples for name in names], newest=newest)
 
 
