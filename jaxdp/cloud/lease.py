@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from jaxdp.cloud.location import Location, ObjectNotFoundError
+from jaxdp.cloud.patience import sleep
 from jaxdp.errors import StorageError
 
 FOLDER = ".lease"
@@ -81,12 +82,12 @@ def newest_lease(location: Location) -> LeaseRecord | None:
 def wait_until_free(location: Location, lease: LeaseRecord, while_waiting: Callable[[], Any] = lambda: None) -> LeaseRecord:
     """Wait for the end of a lease; returns it as it was then: released, or not renewed for its `seconds`.
 
-    while_waiting: called about every second; may raise. Raises LeaseHeld if its holder renews it meanwhile, or another process
+    while_waiting: see `sleep`. Raises LeaseHeld if its holder renews it meanwhile, or another process
     takes over, and StorageError if a request fails.
     """
     began = time.monotonic()
     while time.monotonic() - began <= lease.seconds:
-        _sleep(min(POLL_SECONDS, lease.seconds / RENEWALS), while_waiting)
+        sleep(min(POLL_SECONDS, lease.seconds / RENEWALS), while_waiting)
         newest = newest_lease(location) or lease
         if newest.token == lease.token and newest.released:
             return newest
@@ -210,10 +211,3 @@ class Lease:
 
 def _process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _sleep(seconds: float, while_waiting: Callable[[], Any]) -> None:
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        while_waiting()
-        time.sleep(min(1.0, left))
