@@ -107,15 +107,14 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
     workdir = expand_user(workdir, FIELD)
     if is_url(workdir):
         return _read_url(workdir, label)
-    for name in (CONFIG, LOG):
-        if not Path(workdir, name).is_file():
-            raise _no_run(workdir, name)
+    _check_is_run(Path(workdir), workdir)
     return read_directory(Path(workdir), label, is_running=in_use(Path(workdir)))
 
 
-def _no_run(workdir: str, missing: str) -> ConfigError:
-    reason = f"holds no run: {missing} not found"
-    return ConfigError(FIELD, workdir, reason=reason, hint="give the directory of a run")
+def _check_is_run(path: Path, workdir: str) -> None:
+    for name in (CONFIG, LOG):
+        if not (path / name).is_file():
+            raise ConfigError(FIELD, workdir, reason=f"holds no run: {name} not found", hint="give the directory of a run")
 
 
 def read_directory(path: Path, label: str | None = None, *, is_running: bool) -> History:
@@ -134,9 +133,7 @@ def _read_url(url: str, label: str | None) -> History:
     with temporary_directory(Storage()) as copy:
         path = Path(copy)
         download_run_files(url, path, names=(CONFIG, LOG, RESULT, EVENTS), field=FIELD)
-        for name in (CONFIG, LOG):
-            if not (path / name).exists():
-                raise _no_run(url, name)
+        _check_is_run(path, url)
         _, names, manifests = list_manifests(url, FIELD)
         newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
         return _assemble(path, url, label, holder=holder, samples=[name.samples for name in names], newest=newest)
