@@ -232,27 +232,28 @@ def download_checkpoint(
     remote, names, manifests = list_manifests(run if named else url, field)
     if not names and CONFIG not in remote.location.top_sizes():
         raise ConfigError(field, url, reason=f"it holds no run (no {CONFIG})")
-    errors: list[str] = []
+    is_one, errors = named is not None or checkpoint not in CHECKPOINT_NAMES, list[str]()
     for name in _chosen(names, manifests, checkpoint=checkpoint, named=named, metric=metric):
-        error = manifests[name] if isinstance(manifests[name], str) else ""
-        if not error:
+        try:
+            if isinstance(manifests[name], str):
+                raise CorruptCheckpoint(manifests[name])
             with storage_errors(url, field):
-                try:
-                    manifest = remote.download_checkpoint(name, folder / CHECKPOINTS)
-                    remote.download_log(name, folder)
-                except CorruptCheckpoint as corrupt:
-                    error = str(corrupt)
-                    if not named and not remote.location.sizes(name.path(MANIFEST)):  # removed meanwhile: newer ones are there
-                        return download_checkpoint(url, field, folder, checkpoint=checkpoint, metric=metric)
-        if not error:
+                manifest = remote.download_checkpoint(name, folder / CHECKPOINTS)
+                remote.download_log(name, folder)
+        except CorruptCheckpoint as error:
+            with storage_errors(url, field):
+                was_removed = not remote.location.sizes(name.path(MANIFEST))
+            if was_removed and not named:  # by a training process: newer ones are there
+                return download_checkpoint(url, field, folder, checkpoint=checkpoint, metric=metric)
+            if is_one:
+                raise ConfigError("--checkpoint", str(name.samples), reason=str(error), hint="use another checkpoint") from None
+            errors.append(str(error))
+        else:
             if errors:
                 message = f"jaxdp: using {manifest.location} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
                 print(message, file=sys.stderr, flush=True)
             return manifest
-        if named or checkpoint not in CHECKPOINT_NAMES:
-            raise ConfigError("--checkpoint", str(name.samples), reason=error, hint="use another checkpoint")
-        errors.append(error)
-    if named or checkpoint not in CHECKPOINT_NAMES:
+    if is_one:
         available = ", ".join(str(name.samples) for name in names) or "none"
         wanted = str(named) if named else checkpoint
         raise ConfigError(
