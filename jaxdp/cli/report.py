@@ -53,24 +53,24 @@ def run(arguments: list[str], program: str) -> None:
     options = parse(Report, arguments, program)
     register_from(options.config)
     from jaxdp.records import without_nan
-    from jaxdp.report import as_text, labels_of, metrics_csv, read_run, summarize
+    from jaxdp.report import as_text, metrics_csv, read_all, summarize
 
     if not options.workdir:
         raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
     if not options.html and options.output is not None:
         raise ConfigError("--output", options.output, reason="has no effect with --no-html", hint="leave one of them out")
     file = _csv_file(options.csv, options.overwrite, is_json=options.json)
-    labels, runs = labels_of(options.workdir), [read_run(workdir) for workdir in options.workdir]
-    summaries = [{"workdir": workdir} | summarize(*run) for workdir, run in zip(options.workdir, runs, strict=True)]
+    runs = read_all(options.workdir)
+    summaries = [{"workdir": run.workdir} | summarize(run.config, run.records, run.damaged) for run in runs]
     if options.json:
-        metrics = [{"metrics": [without_nan(record) for record in records]} for _, records, _ in runs]
+        metrics = [{"metrics": [without_nan(record) for record in run.records]} for run in runs]
         document = [summary | more for summary, more in zip(summaries, metrics, strict=True)]
         print(json.dumps(document, indent=2), flush=True)
     else:
         lines = [as_text(summary | {"name": summary["workdir"]}) for summary in summaries]
         print("\n".join(lines), file=sys.stderr if options.csv == STDOUT else sys.stdout, flush=True)
     if options.csv is not None:
-        table = metrics_csv({label: records for label, (_, records, _) in zip(labels, runs, strict=True)})
+        table = metrics_csv({run.label: run.records for run in runs})
         data = table.encode("utf-8", "backslashreplace")  # a name of a directory may not be Unicode
         if file is None:
             print(data.decode(), end="", flush=True)
@@ -78,10 +78,10 @@ def run(arguments: list[str], program: str) -> None:
             write_output(file, data)
     if options.html:
         from jaxdp.loggers.console import Screen
-        from jaxdp.report.output import write
+        from jaxdp.report.output import write_page
 
-        page = write(
-            options.workdir,
+        page = write_page(
+            runs,
             options.output,
             evaluate=options.evaluate,
             checkpoint=options.checkpoint,

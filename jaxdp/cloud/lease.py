@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from jaxdp.cloud.location import Location, ObjectNotFoundError
+from jaxdp.cloud.patience import sleep
 from jaxdp.errors import StorageError
 
 FOLDER = ".lease"
@@ -78,6 +79,23 @@ def newest_lease(location: Location) -> LeaseRecord | None:
             time.sleep(0.1)
 
 
+def wait_until_free(location: Location, lease: LeaseRecord, while_waiting: Callable[[], Any] = lambda: None) -> LeaseRecord:
+    """Wait for the end of a lease; returns it as it was then: released, or not renewed for its `seconds`.
+
+    while_waiting: see `sleep`. Raises LeaseHeld if its holder renews it meanwhile, or another process
+    takes over, and StorageError if a request fails.
+    """
+    began = time.monotonic()
+    while time.monotonic() - began <= lease.seconds:
+        sleep(min(POLL_SECONDS, lease.seconds / RENEWALS), while_waiting)
+        newest = newest_lease(location) or lease
+        if newest.token == lease.token and newest.released:
+            return newest
+        if newest != lease:
+            raise LeaseHeld(newest.holder)
+    return lease
+
+
 def _names(location: Location) -> list[str]:
     """The leases in the folder, which on a file system may also hold a file that is being written."""
     return [name for name in location.sizes(FOLDER) if re.fullmatch(rf"{FOLDER}/\d+\.json", name)]
@@ -125,35 +143,23 @@ class Lease:
 
         seconds: time without renewal after which the new lease expires. token: of an earlier lease whose process has ended for
         certain. adopt: lists what the folder holds under the previous lease, for the record; called once that has ended, so
-        that it lists all that its holder completed. on_wait: called with the lease that is waited for.
-        while_waiting: called about every second; may raise.
-
-        Raises LeaseHeld if the holder renews its lease meanwhile, and StorageError if a request fails.
+        that it lists all that its holder completed. on_wait: called with the lease that is waited for. while_waiting: as of
+        `wait_until_free`, whose errors this raises, too.
         """
-        observed: tuple[LeaseRecord, float] | None = None
         while True:
             newest = newest_lease(location)
-            is_free = newest is None or newest.released or newest.token == token
-            if newest is not None and not is_free:
-                if observed is None or (observed[0].number, observed[0].token) != (newest.number, newest.token):
-                    on_wait(newest)
-                    observed = newest, time.monotonic()
-                elif newest.renewals != observed[0].renewals:
-                    raise LeaseHeld(newest.holder)
-                is_free = time.monotonic() - observed[1] > newest.seconds
-            if is_free:
-                record = LeaseRecord(newest.number + 1 if newest else 1, secrets.token_hex(8), _process(), seconds)
-                location.create(record.name, record.to_bytes())  # a repeated request says that it exists, although it is ours
-                # An older number may be free again, because its lease was removed: only the newest counts.
-                if newest_lease(location) == record:
-                    is_exclusive = not location.create(record.name, record.to_bytes())
-                    record = replace(record, adopted=adopt(newest))
-                    location.write(record.name, record.to_bytes())
-                    location.remove([name for name in _names(location) if _number(name) < record.number])
-                    return cls(replace(location, patience=None), record, is_exclusive=is_exclusive)  # renewal repeats itself
-                observed = None
-                continue
-            _sleep(min(POLL_SECONDS, newest.seconds / RENEWALS) if newest else POLL_SECONDS, while_waiting)
+            if newest is not None and not newest.released and newest.token != token:
+                on_wait(newest)
+                newest = wait_until_free(location, newest, while_waiting)
+            record = LeaseRecord(newest.number + 1 if newest else 1, secrets.token_hex(8), _process(), seconds)
+            location.create(record.name, record.to_bytes())  # a repeated request says that it exists, although it is ours
+            # An older number may be free again, because its lease was removed: only the newest counts.
+            if newest_lease(location) == record:
+                is_exclusive = not location.create(record.name, record.to_bytes())
+                record = replace(record, adopted=adopt(newest))
+                location.write(record.name, record.to_bytes())
+                location.remove([name for name in _names(location) if _number(name) < record.number])
+                return cls(replace(location, patience=None), record, is_exclusive=is_exclusive)  # renewal repeats itself
 
     def check(self) -> None:
         """Raise LeaseLost if another process has taken over, as far as the last renewal knows."""
@@ -205,10 +211,3 @@ class Lease:
 
 def _process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _sleep(seconds: float, while_waiting: Callable[[], Any]) -> None:
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        while_waiting()
-        time.sleep(min(1.0, left))

@@ -41,18 +41,12 @@ class Patience:
                 if error.permanent or now - began >= self.seconds:
                     raise
                 self._record_failure(error, now)
-                self._pause(pause * random.uniform(0.5, 1))
+                sleep(pause * random.uniform(0.5, 1), self.while_waiting)
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 if self._failing_since is not None:
                     self._record_success()
                 return result
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self.while_waiting()
-            time.sleep(min(left, 0.2))
 
     def _record_failure(self, error: StorageError, now: float) -> None:
         with self._lock:
@@ -69,6 +63,14 @@ class Patience:
             self._failing_since, self._reported = None, False
         if reported and since is not None:
             self.notice(f"object storage answers again, after {time.monotonic() - since:.0f} s")
+
+
+def sleep(seconds: float, while_waiting: Callable[[], Any]) -> None:
+    """Sleep; `while_waiting` is called several times a second, and may raise."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        while_waiting()
+        time.sleep(min(left, 0.2))
 
 
 def open_patiently(

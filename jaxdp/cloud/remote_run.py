@@ -23,7 +23,7 @@ from typing import Any
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, verify_files
-from jaxdp.cloud.lease import LeaseRecord, newest_lease
+from jaxdp.cloud.lease import LeaseHeld, LeaseRecord, newest_lease, wait_until_free
 from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, storage_errors
 from jaxdp.cloud.patience import open_patiently
 from jaxdp.config import Stop
@@ -171,16 +171,35 @@ def read_run_file(url: str, name: str, field: str = "--workdir") -> bytes | None
             return None
 
 
-def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> bool:
-    """Download the files of the run at a URL that exist; returns whether a process has not ended it. Raises ConfigError."""
+def waiting_notice(url: str, lease: LeaseRecord) -> str:
+    return f"{url} was in use by {lease.holder}; waiting up to {lease.seconds:.0f} s to see whether it still is"
+
+
+def holder_of(url: str, field: str) -> str:
+    """How the lease of the run at a URL is: held, free (released, or never taken), or lost: its holder no longer renews it.
+
+    Without a release, this waits for a renewal, up to the `seconds` of the lease. Raises ConfigError.
+    """
+    with storage_errors(url, field):
+        location = open_patiently(url, field)
+        lease = newest_lease(location)
+        if lease is None or lease.released:
+            return "free"
+        print(waiting_notice(url, lease), file=sys.stderr, flush=True)
+        try:
+            return "free" if wait_until_free(location, lease).released else "lost"
+        except LeaseHeld:
+            return "held"
+
+
+def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> None:
+    """Download the files of the run at a URL that exist. Raises ConfigError."""
     with storage_errors(url, field):
         remote = RemoteRun(open_patiently(url, field))
-        lease = remote.newest_lease()
-        files = remote.files(lease)
+        files = remote.files(remote.newest_lease())
         for name in names:
             if name in files:
                 remote.download_file(name, folder)
-        return lease is not None and not lease.released
 
 
 def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, list[RemoteName], dict[RemoteName, Any]]:
@@ -213,27 +232,28 @@ def download_checkpoint(
     remote, names, manifests = list_manifests(run if named else url, field)
     if not names and CONFIG not in remote.location.top_sizes():
         raise ConfigError(field, url, reason=f"it holds no run (no {CONFIG})")
-    errors: list[str] = []
+    is_one, errors = named is not None or checkpoint not in CHECKPOINT_NAMES, list[str]()
     for name in _chosen(names, manifests, checkpoint=checkpoint, named=named, metric=metric):
-        error = manifests[name] if isinstance(manifests[name], str) else ""
-        if not error:
+        try:
+            if isinstance(manifests[name], str):
+                raise CorruptCheckpoint(manifests[name])
             with storage_errors(url, field):
-                try:
-                    manifest = remote.download_checkpoint(name, folder / CHECKPOINTS)
-                    remote.download_log(name, folder)
-                except CorruptCheckpoint as corrupt:
-                    error = str(corrupt)
-                    if not named and not remote.location.sizes(name.path(MANIFEST)):  # removed meanwhile: newer ones are there
-                        return download_checkpoint(url, field, folder, checkpoint=checkpoint, metric=metric)
-        if not error:
+                manifest = remote.download_checkpoint(name, folder / CHECKPOINTS)
+                remote.download_log(name, folder)
+        except CorruptCheckpoint as error:
+            with storage_errors(url, field):
+                was_removed = not remote.location.sizes(name.path(MANIFEST))
+            if was_removed and not named:  # by a training process: newer ones are there
+                return download_checkpoint(url, field, folder, checkpoint=checkpoint, metric=metric)
+            if is_one:
+                raise ConfigError("--checkpoint", str(name.samples), reason=str(error), hint="use another checkpoint") from None
+            errors.append(str(error))
+        else:
             if errors:
                 message = f"jaxdp: using {manifest.location} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
                 print(message, file=sys.stderr, flush=True)
             return manifest
-        if named or checkpoint not in CHECKPOINT_NAMES:
-            raise ConfigError("--checkpoint", str(name.samples), reason=error, hint="use another checkpoint")
-        errors.append(error)
-    if named or checkpoint not in CHECKPOINT_NAMES:
+    if is_one:
         available = ", ".join(str(name.samples) for name in names) or "none"
         wanted = str(named) if named else checkpoint
         raise ConfigError(

@@ -16,7 +16,7 @@ from jaxdp.cloud.local import run_copy
 from jaxdp.cloud.location import PROTOCOLS, Location, open_location, storage_errors
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
 from jaxdp.cloud.patience import open_patiently
-from jaxdp.cloud.remote_run import FOLDERS, RemoteName, RemoteRun
+from jaxdp.cloud.remote_run import FOLDERS, RemoteName, RemoteRun, waiting_notice
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
 from jaxdp.errors import ConfigError, StorageError, TrainingError
@@ -138,7 +138,7 @@ class _Holder:
                     LEASE_SECONDS,
                     token=state.get("token"),
                     adopt=self._adopt,
-                    on_wait=self._report_wait,
+                    on_wait=lambda lease: self.info(waiting_notice(self.url, lease)),
                     while_waiting=self._check_stop,
                 )
             except LeaseHeld as error:
@@ -182,9 +182,6 @@ class _Holder:
         there = [name.samples for word in self.lease.record.adopted or [] if (name := RemoteName.parse(word))]
         here = [int(path.name) for path in checkpoint_paths(self.path / CHECKPOINTS)]
         return (self.path / CONFIG).exists() and max(here, default=-1) >= max(there, default=-1)
-
-    def _report_wait(self, lease: LeaseRecord) -> None:
-        self.info(f"{self.url} was in use by {lease.holder}; waiting up to {lease.seconds:.0f} s to see whether it still is")
 
     def _check_stop(self) -> None:
         self.signals.group.status.record_progress()

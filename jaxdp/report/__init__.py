@@ -6,13 +6,13 @@ The page imports matplotlib, which takes a second, and is imported when it is fi
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.report.metrics import metrics_csv
-from jaxdp.report.run_history import labels_of
-from jaxdp.report.summary import as_text, read_run, report, summarize
+from jaxdp.report.run_history import read_all
+from jaxdp.report.summary import as_text, report, summarize
 
 if TYPE_CHECKING:
     from jaxdp.report.output import write
 
-__all__ = ["as_text", "labels_of", "metrics_csv", "read_run", "report", "summarize", "write"]
+__all__ = ["as_text", "metrics_csv", "read_all", "report", "summarize", "write"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ import hmac
 import ipaddress
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
@@ -24,10 +24,10 @@ class Access:
 
     token: str | None
     port: int
-    cookie: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "cookie", f"jaxdp_watch_{self.port}")
+    @property
+    def cookie(self) -> str:
+        return f"jaxdp_watch_{self.port}"
 
     @classmethod
     def for_address(cls, address: str, port: int) -> "Access":

@@ -13,10 +13,8 @@ from jaxdp.records import EVENTS, LOG
 from jaxdp.report import page, plots
 from jaxdp.report.plots import Picture
 from jaxdp.report.progress import Seen
-from jaxdp.report.run_files import local_run_files
-from jaxdp.report.run_history import History, assemble, labels_of
-from jaxdp.report.summary import read_records
-from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use, run_config
+from jaxdp.report.run_history import History, labels_of, read_directory
+from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use
 
 SOURCES = (CONFIG, LOG, RESULT, EVENTS, CHECKPOINTS)
 LEAST_SECONDS, SHARE = 1.0, 0.05  # between two readings, or two drawings; of the time of one core that they may take
@@ -53,9 +51,7 @@ class WatchedRun:
 
     def _read(self, running: bool) -> None:
         try:
-            run_files = local_run_files(self.path, is_running=running)
-            config, (records, damaged) = run_config(self.path), read_records(self.path)
-            self.history = assemble(run_files, self.label, config=config, records=records, damaged=damaged)
+            self.history = read_directory(self.path, self.label, is_running=running)
         except ConfigError as error:
             self.problem = error.reason
         except Exception as error:  # whatever this directory holds, the page shows the other runs
@@ -108,7 +104,8 @@ class Board:
                 if self._undrawn and not self._drawing and began >= self._next_drawing:
                     self._undrawn, self._drawing = False, True
                     histories = [run.history for run in self.runs if run.history is not None]
-                    threading.Thread(target=self._draw, args=(histories,), name="drawing", daemon=True).start()
+                    # No daemon: a process that exits while matplotlib's C++ code runs in one may abort.
+                    threading.Thread(target=self._draw, args=(histories,), name="drawing").start()
                 self._make_page()
                 self._next_look = _pause_after(began)
             return self._page

@@ -3,10 +3,10 @@
 import base64
 import dataclasses
 import os
-import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
@@ -18,11 +18,10 @@ from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
 from jaxdp.report.page import page
 from jaxdp.report.plots import Picture, check_number, draw
 from jaxdp.report.progress import Seen
-from jaxdp.report.run_history import History, check_workdirs, read_all
+from jaxdp.report.run_history import History, read_all
 
 PAGE = "report.html"
 GENERATOR = '<meta name="generator" content="jaxdp report">'
-FILES = '<meta name="files" content="{}">'
 MAX_HEAD = 2**14  # bytes of a page in which its head is looked for
 
 PathLike = str | os.PathLike
@@ -49,20 +48,31 @@ def write(
     """
     workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
     workdirs = [expand_user(workdir, "WORKDIR") for workdir in workdirs]
+    return write_page(read_all(workdirs), output, evaluate=evaluate, checkpoint=checkpoint, datasets=datasets, info=info)
+
+
+def write_page(
+    runs: list[History],
+    output: PathLike | None,
+    *,
+    evaluate: bool,
+    checkpoint: str,
+    datasets: tuple | None = None,
+    info: Callable[[str], None],
+) -> Path:
+    """`write` for runs that have been read."""
     output = None if output is None else expand_user(output, "--output")
-    check_workdirs(workdirs)
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
     check_local(output, "--output")
     if output is not None and Path(output).suffix == Path(PAGE).suffix and not Path(output).is_dir():
         reason = f"must be a directory, which receives {PAGE} and its figures"
         raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
-    check_number(workdirs)
-    runs = read_all(workdirs)
-    default = Path(workdirs[0]) / "report" if len(workdirs) == 1 and not is_url(workdirs[0]) else Path("report")
+    check_number(runs)
+    first = runs[0].workdir
+    default = Path(first) / "report" if len(runs) == 1 and not is_url(first) else Path("report")
     folder = default if output is None else Path(output)
     _make_directory(folder)
-    old_files = _files_of_earlier_report(folder)
     if evaluate:
         _check_checkpoint(runs, checkpoint)
     confusions = [_evaluate(run, checkpoint, datasets) if evaluate else "skipped: --no-evaluate" for run in runs]
@@ -77,18 +87,11 @@ def write(
             files[f"classes-{number}.csv"] = classes_csv(confusion)
             files[f"confusions-{number}.csv"] = confusions_csv(confusion)
     seen = [Seen(run.label, run) for run in runs]
-    head, foot = (
-        GENERATOR + FILES.format(" ".join(files)),
-        f"Written by jaxdp report on {time.strftime('%Y-%m-%d at %H:%M:%S')}.",
-    )
-    html = page(seen, pictures, _inline, confusions=confusions, head=head, foot=foot)
-    files = {PAGE: html.encode()} | files  # first: it lists the files of the report
-    for name in files:
-        if name not in old_files and (folder / name).exists():
-            raise _foreign_file(folder, name)
+    foot = f"Written by jaxdp report on {time.strftime('%Y-%m-%d at %H:%M:%S')}."
+    html = page(seen, pictures, _inline, confusions=confusions, head=GENERATOR, foot=foot)
+    files = {PAGE: html.encode()} | files
+    _check_no_foreign_files(folder, files)
     _replace_files(folder, files)
-    for name in old_files - files.keys():
-        (folder / name).unlink(missing_ok=True)
     return folder / PAGE
 
 
@@ -104,28 +107,20 @@ def _make_directory(folder: Path) -> None:
         raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
 
 
-def _files_of_earlier_report(folder: Path) -> set[str]:
-    """The files in the directory that an earlier report has written. Raises ConfigError for a foreign report.html."""
-    if not (folder / PAGE).exists():
-        return set()
-    try:
-        text = read_regular(folder / PAGE)[:MAX_HEAD].decode(errors="replace").partition("</head>")[0]
-    except NotRegularError:
-        raise _foreign_file(folder, PAGE) from None
-    if GENERATOR not in text:
-        raise _foreign_file(folder, PAGE)
-    names = re.search(FILES.format(r"([a-z0-9. -]*)"), text)
-    return {PAGE, *(names[1].split() if names else ())}
-
-
-def _foreign_file(folder: Path, name: str) -> ConfigError:
-    reason = f"contains a {name} that no report has written"
-    return ConfigError("--output", str(folder), reason=reason, hint="give another directory")
+def _check_no_foreign_files(folder: Path, names: Iterable[str]) -> None:
+    """Raise ConfigError if the directory has files of these names, unless it has the page of an earlier report."""
+    with suppress(FileNotFoundError, NotRegularError):
+        if GENERATOR.encode() in read_regular(folder / PAGE)[:MAX_HEAD]:
+            return
+    for name in names:
+        if (folder / name).exists():
+            reason = f"contains a {name} that no report has written"
+            raise ConfigError("--output", str(folder), reason=reason, hint="give another directory")
 
 
 def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
     """Raise ConfigError if no run has a checkpoint of this name."""
-    known = {str(samples) for run in runs for samples in run.files.samples}
+    known = {str(samples) for run in runs for samples in run.checkpoints}
     if checkpoint not in (*CHECKPOINT_NAMES, *known):
         hint = f"give {', '.join(CHECKPOINT_NAMES)}, or its number of samples"
         raise ConfigError("--checkpoint", checkpoint, reason="not found", hint=hint)
@@ -143,7 +138,7 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     try:
         config = dataclasses.replace(run.config, mesh=Mesh())
         given = datasets if is_given else None
-        metrics, counts, names = confusion_matrix(config, run.files.workdir, checkpoint, datasets=given)
+        metrics, counts, names = confusion_matrix(config, run.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {first_line(error)}"
     caption = f"{metrics['checkpoint']}, epoch {metrics['epoch']:.2f}: {100 * metrics['eval_accuracy']:.2f} % of "

@@ -86,9 +86,9 @@ def _how_to_continue(history: History) -> str:
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."
     own_parts = _names_own_parts(history.config) or history.has_callbacks  # which config.json does not have
-    if is_url(history.files.workdir) or own_parts:
+    if is_url(history.workdir) or own_parts:
         return f"To continue {saved}, repeat its command."
-    directory = printable(history.files.workdir, 4096)
+    directory = printable(history.workdir, 4096)
     words = ["jaxdp", "train", "--config", f"{directory}/{CONFIG}", "--workdir", directory]
     command = " ".join(f"<span>{escape(shlex.quote(word))}</span>" for word in words)  # each word breaks as a whole
     return f"To continue {saved}, repeat its command, or: <code>{command}</code>"
@@ -193,7 +193,7 @@ def messages_html(runs: Sequence[Seen]) -> str:
         rows = [_message_html(events[0], len(events)) for events in alike.values()]
         parts.append(f"<ul>{''.join(rows[:MAX_MESSAGES])}</ul>" if rows else "")
         if len(rows) > MAX_MESSAGES:
-            events = printable(f"{run.history.files.workdir}/{EVENTS}", 4096)
+            events = printable(f"{run.history.workdir}/{EVENTS}", 4096)
             parts.append(f'<p class="quiet">Earlier messages are in {escape(events)}.</p>')
     return "".join(parts)
 

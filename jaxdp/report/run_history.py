@@ -1,4 +1,4 @@
-"""A run read from its directory: config, log, result, and how its wall time divides into parts."""
+"""A run read from its directory or URL: config, log, result, and how its wall time divides into parts."""
 
 import dataclasses
 import os
@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxdp.config import Config
+from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
+from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.config import Config, Storage
 from jaxdp.errors import ConfigError
-from jaxdp.records import EVENTS, FAILED, START, STOPPED, read_events
-from jaxdp.report.run_files import RunFiles, open_run_files
-from jaxdp.report.summary import read_files
-from jaxdp.setup.run_dir import RESULT, read_result, read_result_text
+from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, expand_user, is_url
+from jaxdp.records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, read_events, scan_log, without_nan
+from jaxdp.setup.run_dir import in_use, read_result, read_result_text, run_config
 
 NAN = float("nan")
+FIELD = "WORKDIR"
+RUNNING, KILLED, UNKNOWN = "running", "killed", "unknown"
 # Disjoint parts of the wall time, in the order in which they are shown, with their labels.
 PARTS = {
     "input": "waiting for images",
@@ -30,21 +33,23 @@ PARTS = {
 class History:
     """A run as its directory records it.
 
-    label: name of the run in a report, unique among its runs. records: lines of the log. status: finished, running, stopped (on
-    request), failed, killed, or unknown (not running here, maybe elsewhere). result: result.json if finished, else the
-    `Progress` of the newest checkpoint; {} without one. as_of: point of the run that `result` describes, for people. damaged:
-    number of damaged lines of the log. events: see `records.read_events`.
+    workdir: the directory or URL, as given. label: name of the run in a report, unique among its runs. records: lines of the
+    log. status: finished, running, stopped (on request), failed, killed, or unknown (not running here, maybe elsewhere).
+    result: result.json if finished, else the `Progress` of the newest checkpoint; {} without one. as_of: point of the run that
+    `result` describes, for people. checkpoints: their samples. damaged: number of damaged lines of the log. events: see
+    `records.read_events`.
     """
 
-    files: RunFiles
+    workdir: str
     label: str
     config: Config
     records: list[dict]
     status: str
     result: dict
     as_of: str
-    damaged: int = 0
-    events: list[dict] = dataclasses.field(default_factory=list)
+    checkpoints: list[int]
+    damaged: int
+    events: list[dict]
 
     @property
     def training(self) -> list[dict]:
@@ -103,34 +108,73 @@ class History:
 
 
 def read(workdir: str | os.PathLike, label: str | None = None) -> History:
-    """The run in a directory. Raises ConfigError if it holds none, or if a file is damaged."""
-    files = open_run_files(workdir)
-    config, records, damaged = read_files(files)
-    return assemble(files, label or config.name, config=config, records=records, damaged=damaged)
+    """The run in a directory or at a URL. Raises ConfigError if there is none, a URL cannot be read, or a file is damaged."""
+    workdir = expand_user(workdir, FIELD)
+    if is_url(workdir):
+        return _read_url(workdir, label)
+    _check_is_run(Path(workdir), workdir)
+    return read_directory(Path(workdir), label, is_running=in_use(Path(workdir)))
 
 
-def assemble(files: RunFiles, label: str, *, config: Config, records: list[dict], damaged: int = 0) -> History:
-    """The history of a run whose config and log have been read. Raises ConfigError if its result is damaged."""
-    path, newest, events = files.path, files.newest, read_events(files.path / EVENTS)
+def _check_is_run(path: Path, workdir: str) -> None:
+    for name in (CONFIG, LOG):
+        if not (path / name).is_file():
+            raise ConfigError(FIELD, workdir, reason=f"holds no run: {name} not found", hint="give the directory of a run")
+
+
+def read_directory(path: Path, label: str | None = None, *, is_running: bool) -> History:
+    """The run in a directory, which may not have a log yet. Raises ConfigError if a file is damaged."""
+    folder = path / CHECKPOINTS
+    samples = [int(checkpoint.name) for checkpoint in checkpoint_paths(folder)]
+    holder = RUNNING if is_running else UNKNOWN
+    return _assemble(path, str(path), label, holder=holder, samples=samples, newest=next(read_manifests(folder), None))
+
+
+def _read_url(url: str, label: str | None) -> History:
+    from jaxdp.cloud.local import temporary_directory
+    from jaxdp.cloud.remote_run import download_run_files, holder_of, list_manifests
+
+    holder = {"held": RUNNING, "lost": KILLED, "free": UNKNOWN}[holder_of(url, FIELD)]
+    with temporary_directory(Storage()) as copy:
+        path = Path(copy)
+        download_run_files(url, path, names=(CONFIG, LOG, RESULT, EVENTS), field=FIELD)
+        _check_is_run(path, url)
+        _, names, manifests = list_manifests(url, FIELD)
+        newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
+        return _assemble(path, url, label, holder=holder, samples=[name.samples for name in names], newest=newest)
+
+
+def _assemble(
+    path: Path, workdir: str, label: str | None, *, holder: str, samples: list[int], newest: Manifest | None
+) -> History:
+    """The history of the run whose files are in `path`.
+
+    holder: what is known of the process that trains it: RUNNING, KILLED, or UNKNOWN. samples: of the checkpoints. newest: the
+    manifest of the newest one.
+    """
+    config, (records, damaged), events = run_config(path), _read_log(path / LOG), read_events(path / EVENTS)
+    status, result, as_of = holder if holder == RUNNING else _end(events, holder), {}, ""
     if (path / RESULT).exists():
-        result = dataclasses.asdict(read_result(path, read_result_text(path)))
-        return History(files, label, config, records, "finished", result, "the end", damaged, events)
-    status = "running" if files.is_running else _end(events)
-    if newest is None:
-        return History(files, label, config, records, status, {}, "", damaged, events)
-    as_of = f"the newest checkpoint, epoch {newest.epoch:.2f}"
-    return History(files, label, config, records, status, newest.metadata["progress"], as_of, damaged, events)
+        status, result, as_of = "finished", dataclasses.asdict(read_result(path, read_result_text(path))), "the end"
+    elif newest is not None:
+        result, as_of = newest.metadata["progress"], f"the newest checkpoint, epoch {newest.epoch:.2f}"
+    return History(workdir, label or config.name, config, records, status, result, as_of, samples, damaged, events)
 
 
-def _end(events: list[dict]) -> str:
-    """How the last session of a run without a result ended, if no process holds the lock of the run.
+def _read_log(path: Path) -> tuple[list[dict], int]:
+    """(records of a log, number of damaged lines)."""
+    return scan_log(path, lambda record: is_plausible(without_nan(record))) if path.exists() else ([], 0)
 
-    The lock tells of processes on this host only: some file systems do not share locks between hosts.
+
+def _end(events: list[dict], holder: str) -> str:
+    """How the last session of a run without a result ended, if no process holds the run.
+
+    The lock of a directory tells of processes on this host only: some file systems do not share locks between hosts.
     """
     last = events[-1] if events else {}
     if last.get("event") in (STOPPED, FAILED):
         return last["event"]
-    return "killed" if last.get("host") == socket.gethostname() else "unknown"
+    return KILLED if last.get("host") == socket.gethostname() else holder
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
@@ -148,9 +192,9 @@ def labels_of(workdirs: Sequence[str | os.PathLike]) -> list[str]:
 def check_workdirs(workdirs: Sequence[str | os.PathLike]) -> None:
     """Raise ConfigError if there is no directory, or one is given twice."""
     if not workdirs:
-        raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
+        raise ConfigError(FIELD, reason="missing", hint="give the directory of at least one run")
     if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
-        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
+        raise ConfigError(FIELD, reason="a run is given twice", hint="give every run once")
 
 
 def values(records: list[dict], name: str, scale: float = 1.0) -> list[float]:

@@ -1,14 +1,12 @@
 """The HTTP server of `jaxdp watch`: the page and its figures. Requests name no files."""
 
 import base64
-import contextlib
 import errno
 import gzip
 import hashlib
 import os
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +20,6 @@ from jaxdp.report.follow import Board
 from jaxdp.report.page import SCRIPT, STYLE
 
 FIRST_PORT, MAX_TRIED_PORTS = 8600, 100
-MAX_CONNECTIONS = 128  # at a time; one more closes the oldest, so that slow clients shut nobody out
 TIMEOUT_SECONDS = 20.0  # for a request, and to take each part of an answer
 PART = 2**14  # bytes
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
@@ -54,31 +51,12 @@ class Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], board: Board) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.board = board
-        self._connections: dict[socket.socket, None] = {}  # the oldest first
-        self._lock = threading.Lock()
         super().__init__(address, Handler)
         self.access = Access.for_address(address[0], self.server_port)
 
     def server_bind(self) -> None:
         """Bind without the look-up of the machine's name, which `HTTPServer` needs for CGI and which may take seconds."""
         super(ThreadingHTTPServer, self).server_bind()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread."""
-        with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS:
-                oldest = next(iter(self._connections))
-                del self._connections[oldest]
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
-            self._connections[request] = None
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Called when a connection has been answered."""
-        with self._lock:
-            self._connections.pop(request, None)
-        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Viewers that go away are no error."""

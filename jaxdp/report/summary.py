@@ -2,15 +2,12 @@
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from jaxdp.choices import SOURCES, STOP_METRICS
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError, plural
-from jaxdp.files import CONFIG
-from jaxdp.records import LOG, is_plausible, scan_log, without_nan
-from jaxdp.report.run_files import RunFiles, open_run_files
-from jaxdp.setup.run_dir import run_config
+from jaxdp.errors import plural
+from jaxdp.records import LOG
+from jaxdp.report.run_history import read
 
 TARGET = 0.759
 # MLPerf Training v4.0, ResNet-50 with LARS: global batch -> mean epochs to 75.9 % in the reference convergence points
@@ -28,34 +25,10 @@ REFERENCE_EPOCHS = {
 }
 
 
-def read_files(files: RunFiles) -> tuple[Config, list[dict], int]:
-    """(config, log records, number of damaged lines of the log) of a run.
-
-    Raises ConfigError if there is no run or its config is damaged.
-    """
-    for name in (CONFIG, LOG):
-        if not (files.path / name).is_file():
-            raise ConfigError(
-                "WORKDIR", files.workdir, reason=f"holds no run: {name} not found", hint="give the directory of a run"
-            )
-    return run_config(files.path), *read_records(files.path)
-
-
-def read_records(path: Path) -> tuple[list[dict], int]:
-    """(log records, number of damaged lines of the log) of the run in a directory, which may not have a log yet."""
-    if not (path / LOG).exists():
-        return [], 0
-    return scan_log(path / LOG, lambda record: is_plausible(without_nan(record)))
-
-
-def read_run(workdir: str | os.PathLike) -> tuple[Config, list[dict], int]:
-    """What `read_files` returns, of the run in a directory or at a URL. Raises as `read_files`."""
-    return read_files(open_run_files(workdir))
-
-
 def report(workdir: str | os.PathLike) -> dict:
     """Summary of the run in a directory or at a URL, see `summarize`. Raises ConfigError if it holds no run."""
-    return summarize(*read_run(workdir))
+    run = read(workdir)
+    return summarize(run.config, run.records, run.damaged)
 
 
 def summarize(config: Config, records: list[dict], damaged: int = 0) -> dict:

@@ -99,7 +99,7 @@ RESULTS = (
     Column("images/s", _measured("images_per_second"), "{:,.0f}".format),
 )
 MORE = (
-    Column("directory", lambda run: printable(run.files.workdir, 4096)),
+    Column("directory", lambda run: printable(run.workdir, 4096)),
     Column("data", lambda run: run.config.data.source),
     Column("model", lambda run: f"{run.config.model.title}, width {run.config.model.width}, {run.config.model.dtype}"),
     Column("best accuracy", lambda run: summarize(run.config, run.records)["best_accuracy"], _percent),

@@ -163,13 +163,12 @@ def encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def write_origin(workdir: Path) -> dict[str, str]:
-    """The host, the command and the commit of this session, which trains the run; also stored in the run directory."""
+def write_origin(workdir: Path) -> None:
+    """Store the host, the command and the commit of this session, which trains the run, in the run directory."""
     origin = {"host": socket.gethostname(), "command": command_line(sys.orig_argv), "commit": git_commit() or ""}
     with suppress(OSError):  # a full disk
         (workdir / FOLDER).mkdir(exist_ok=True)
         write_atomically(workdir / FOLDER / ORIGIN, json.dumps(origin) + "\n")
-    return origin
 
 
 def read_origin(workdir: Path) -> dict[str, str]:
@@ -185,24 +184,20 @@ class RunFacts(NamedTuple):
     """What a tracker shows about a run beside its log.
 
     config: all fields by dotted name. about: directory and, if known, host, command, commit and newest checkpoint; paths are
-    absolute, or URLs of a run at a URL. result: fields of result.json by dotted name; empty before the end. pictures: of the
-    held-out examples, by samples. best: the directory of the best checkpoint, if it is to be sent.
+    absolute, or URLs of a run at a URL. result: fields of result.json by dotted name; empty before the end. best: the directory
+    of the best checkpoint, if it is to be sent.
     """
 
     name: str
     config: dict[str, Any]
     about: dict[str, str]
     result: dict[str, Any]
-    pictures: dict[int, Path]
     plot: Path | None
     best: Path | None
 
 
-def run_facts(workdir: Path, location: str, origin: dict[str, str]) -> RunFacts:
-    """The facts of the run in a directory, as its files give them now. location: the same, or the URL of the run.
-
-    origin: see `write_origin`.
-    """
+def run_facts(workdir: Path, location: str) -> RunFacts:
+    """The facts of the run in a directory, as its files give them now. location: the same, or the URL of the run."""
     config = json.loads(read_text(workdir / CONFIG))
     result: dict[str, Any] = {}
     with suppress(FileNotFoundError):
@@ -210,7 +205,7 @@ def run_facts(workdir: Path, location: str, origin: dict[str, str]) -> RunFacts:
     result["bad_images"] = len(result.get("bad_images", ())) or None  # how many; their names are in the file
     manifests = list(read_manifests(workdir / CHECKPOINTS))
     checkpoint = f"{location}/{CHECKPOINTS}/{manifests[0].samples}" if manifests else ""
-    about = origin | {"directory": location, "checkpoint": checkpoint}
+    about = read_origin(workdir) | {"directory": location, "checkpoint": checkpoint}
     config, plot = flatten(config), workdir / "training.png"
     best: Path | None = None
     if config.get("logging.send_checkpoint") and result and manifests:
@@ -221,7 +216,6 @@ def run_facts(workdir: Path, location: str, origin: dict[str, str]) -> RunFacts:
         config=config,
         about={name: encodable(text) for name, text in about.items() if text},
         result={name: value for name, value in flatten(result).items() if value is not None},
-        pictures=pictures(workdir),
         plot=plot if plot.is_file() else None,
         best=best,
     )

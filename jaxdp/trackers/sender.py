@@ -63,15 +63,13 @@ class TrackerClient(Protocol):
 
 
 class Task(NamedTuple):
-    """What is sent where. client: a class, as `module:class`. workdir: the local copy, if `location` is a URL. origin: see
-    `run_files.write_origin`."""
+    """What is sent where. client: a class, as `module:class`. workdir: the local copy, if `location` is a URL."""
 
     tracker: str
     client: str
     target: str
     workdir: str
     location: str
-    origin: dict[str, str]
 
 
 class Sender:
@@ -159,7 +157,7 @@ class Sender:
             self.show(f"the configuration was not sent: {error.reason}")
 
     def _facts(self) -> RunFacts:
-        return run_facts(self.workdir, self.task.location, self.task.origin)
+        return run_facts(self.workdir, self.task.location)
 
 
 def main(argument: str) -> None:

@@ -19,7 +19,7 @@ from jaxdp.distributed.preemption import ForcedStop, Stopped, StopTraining
 from jaxdp.errors import EXIT_CONFIG, ConfigError, first_line, printable
 from jaxdp.files import write_atomically
 from jaxdp.loggers.example_grid import example_grid
-from jaxdp.trackers.run_files import FOLDER, TrackerState, picture_path, read_origin, write_origin
+from jaxdp.trackers.run_files import FOLDER, TrackerState, picture_path, write_origin
 from jaxdp.trackers.sender import Task
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
@@ -68,26 +68,25 @@ class Trackers(Callback):
 
         if self.trackers:
             run.processes.set_activity("start", detail=f"connecting to {_names(self.trackers)}")
-            origin = write_origin(run.workdir)
-            self.start(run.workdir, run.location, origin, info=run.info, while_waiting=while_waiting)
+            write_origin(run.workdir)
+            self.start(run.workdir, run.location, info=run.info, while_waiting=while_waiting)
 
     def start(
         self,
         workdir: Path,
         location: str,
-        origin: dict[str, str],
         *,
         info: Callable[[str], Any],
         while_waiting: Callable[[], Any] = lambda: None,
     ) -> None:
         """Start the processes, and wait for a short time until they have opened their runs.
 
-        location: of the run, a directory or a URL. origin: see `write_origin`. while_waiting: called ten times a second in
-        waits; a true value ends the wait. Raises ConfigError if a tracker rejects a new run.
+        location: of the run, a directory or a URL. while_waiting: called ten times a second in waits; a true value ends the
+        wait. Raises ConfigError if a tracker rejects a new run.
         """
         self.info, self.while_waiting = info, while_waiting
         for tracker in self.trackers:
-            tracker.start(workdir, location, origin, info=info)
+            tracker.start(workdir, location, info=info)
         self._wait(CONNECT_SECONDS, while_waiting, lambda tracker: tracker.has_answered)
         for tracker in self.trackers:
             if tracker.rejection and tracker.is_new:
@@ -157,7 +156,7 @@ class Trackers(Callback):
         """Send what the trackers lack of a run that has finished before. For the arguments see `start`."""
         self.trackers = [tracker for tracker in self.trackers if not tracker.state(workdir).complete]
         with self.ended():
-            self.start(workdir, location, read_origin(workdir), info=info, while_waiting=while_waiting)
+            self.start(workdir, location, info=info, while_waiting=while_waiting)
         for tracker in self.trackers:
             if tracker.state(workdir).complete:
                 info(f"{tracker.name}: everything has arrived")
@@ -186,13 +185,13 @@ class Tracker:
         """What the directory of a run holds about this tracker."""
         return TrackerState(workdir, self.name, self.target)
 
-    def start(self, workdir: Path, location: str, origin: dict[str, str], *, info: Callable[[str], Any]) -> None:
+    def start(self, workdir: Path, location: str, *, info: Callable[[str], Any]) -> None:
         """Start the process; see `Trackers.start`."""
         self.info, self.log = info, workdir / FOLDER / f"{self.name}.log"
         self.is_new = not self.state(workdir).exists
         path = os.path.abspath(workdir)
         place = path if location == str(workdir) else location
-        task = Task(self.name, CLIENTS[self.name], self.target, path, place, origin)
+        task = Task(self.name, CLIENTS[self.name], self.target, path, place)
         try:
             self.log.parent.mkdir(exist_ok=True)
             with open(self.log, "wb") as log:

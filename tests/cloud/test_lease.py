@@ -39,8 +39,8 @@ def test_a_lease_that_is_no_longer_renewed_is_taken_over_after_its_time_and_not_
     first, waited_for = acquire(location, leases), []
     first.abandon()
     began = time.monotonic()
-    second = acquire(location, leases, on_wait=waited_for.append)
-    assert time.monotonic() - began > 0.4
+    second = acquire(location, leases, seconds=0.1, on_wait=waited_for.append)
+    assert time.monotonic() - began > 0.4  # the seconds of its holder
     assert [lease.token for lease in waited_for] == [first.record.token]
     assert second.record.number == 2
     with pytest.raises(LeaseLost):
@@ -48,13 +48,6 @@ def test_a_lease_that_is_no_longer_renewed_is_taken_over_after_its_time_and_not_
     with pytest.raises(LeaseLost):
         first.release({})
     second.verify()
-
-
-def test_the_seconds_of_the_holder_count(location, leases):
-    acquire(location, leases, seconds=1.0).abandon()
-    began = time.monotonic()
-    acquire(location, leases, seconds=0.1)
-    assert time.monotonic() - began > 1.0
 
 
 def test_a_released_lease_is_taken_over_at_once_with_what_its_holder_left(location, leases):
@@ -71,13 +64,13 @@ def test_the_lease_of_a_process_that_is_known_to_have_ended_is_taken_over_at_onc
 
 
 def test_of_many_processes_that_start_at_once_exactly_one_gets_the_lease(location, leases):
-    """In each of 20 rounds, the winner ends without a release, as the next ones know."""
+    """In each of 10 rounds, the winner ends without a release, as the next ones know."""
     token = None
 
     def refuse(record):
         raise LeaseHeld(record.holder)
 
-    for _ in range(20):
+    for _ in range(10):
         outcomes, start = [], threading.Barrier(4)
 
         def compete(start=start, outcomes=outcomes, token=token):

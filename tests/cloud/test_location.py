@@ -1,7 +1,8 @@
 import hashlib
+import importlib
 import os
-import subprocess
 import sys
+import uuid
 
 import pytest
 from helpers.object_storage import NO_AMAZON
@@ -157,12 +158,11 @@ def test_missing_credentials_are_no_outage(profile, monkeypatch):
     assert error.value.permanent
 
 
-@pytest.mark.parametrize(("url", "package"), [("s3://bucket/run", "s3fs"), ("gs://bucket/run", "gcsfs")])
-def test_a_url_without_the_extra_names_it(url, package):
-    code = (
-        f"import sys; sys.modules[{package!r}] = None; from jaxdp.cli.main import main; "
-        f"main(['evaluate', '--workdir', {url!r}])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f"jaxdp: --workdir={url!r}: {package} is not installed; pip install -e '.[cloud]'\n"
+def test_a_url_without_the_extra_names_it(monkeypatch):
+    imported = importlib.import_module("fsspec.registry")._registry
+    for url, package in (("s3://bucket/run", "s3fs"), ("gs://bucket/run", "gcsfs")):
+        monkeypatch.delitem(imported, url.partition(":")[0], raising=False)
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ConfigError) as error:
+            open_location(f"{url}-{uuid.uuid4()}", "--workdir")
+        assert str(error.value).endswith(f"': {package} is not installed; pip install -e '.[cloud]'")

@@ -104,12 +104,15 @@ def test_a_downloaded_checkpoint_equals_what_was_uploaded(remote, saved, tmp_pat
         assert (manifest.path / file.relative_to(saved)).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize("damage", [b"", b"changed"])
-def test_a_changed_object_is_found_and_nothing_is_left_in_place(remote, saved, tmp_path, damage):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [(b"", r"/state/\S+ is corrupt"), (b"changed", r"/state/\S+ is corrupt"), (None, r" is corrupt: \S+ is missing$")],
+)
+def test_a_changed_or_missing_object_is_found_and_nothing_is_left_in_place(remote, saved, tmp_path, damage, message):
     put(remote, saved, "10.1.1")
     file = next(name for name in remote.location.sizes("checkpoints") if name.endswith("manifest.ocdbt"))
-    remote.location.write(file, damage)
-    with pytest.raises(CorruptCheckpoint, match=rf"^{remote.location.url}/checkpoints/10.1.1/state/\S+ is corrupt"):
+    remote.location.remove([file]) if damage is None else remote.location.write(file, damage)
+    with pytest.raises(CorruptCheckpoint, match=rf"^{remote.location.url}/checkpoints/10.1.1{message}"):
         remote.download_checkpoint(RemoteName(10, 1, 1), tmp_path / "checkpoints")
     assert not (tmp_path / "checkpoints/10").exists()
 

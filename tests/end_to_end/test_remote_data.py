@@ -110,6 +110,7 @@ def test_missing_buckets_and_objects_raise_one_line(storage, url, config, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_listing_takes_few_requests(storage, url, config, folder, tmp_path):
     copy = upload(folder, storage, "listed")  # reads that an earlier test had begun are of other objects
     plan = jaxdp.plan(at_url(config, copy, tmp_path / "cache"))

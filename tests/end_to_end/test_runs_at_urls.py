@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.constants import LEASE_SECONDS, short_leases
 from helpers.object_storage import REASON, object_storage
-from helpers.processes import CACHE_EVERYTHING, ROOT, TIMEOUT
+from helpers.processes import CACHE_EVERYTHING, ONE_PHASE, ROOT, TIMEOUT
 from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars, train_shown
 from PIL import Image
 
@@ -128,7 +128,7 @@ def test_what_the_url_holds_at_any_moment_continues_to_the_uninterrupted_result(
             time.sleep(0.05)
             copies[number] = below(storage, url)
 
-    train_shown(config, url, screen=Acting({step: (lambda step=step: copy(step)) for step in (1, 8, 14)}))
+    train_shown(config, url, screen=Acting({step: (lambda step=step: copy(step)) for step in (1, 14)}))
     assert fetched(url, tmp_path / "whole") == expected
     assert has_checkpoint(copies[14])
     for number, objects in copies.items():
@@ -161,35 +161,11 @@ def test_a_torn_upload_is_never_read_as_a_checkpoint(config, storage, url, monke
     assert newest_lease(below(storage, url))["released"]
 
 
-FLAGS = [
-    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "32"),
-    *(
-        "--model.depth",
-        "18",
-        "--model.width",
-        "2",
-        "--model.stem",
-        "small",
-        "--batch.0.global-batch",
-        "8",
-        "--batch.1.global-batch",
-        "8",
-    ),
-    *("--mesh.cpu-devices", "2", "--logging.no-tensorboard", "--checkpoint.every-epochs", "0.5"),
-]
+FLAGS = [*ONE_PHASE, "--mesh.cpu-devices", "2", "--checkpoint.every-epochs", "0.5"]
 
 
 def start(url, directory, *flags, lease_seconds):
-    command = [
-        *short_leases(lease_seconds),
-        "train",
-        *FLAGS,
-        "--workdir",
-        url,
-        "--storage.directory",
-        str(directory),
-        *flags,
-    ]
+    command = [*short_leases(lease_seconds), "train", *FLAGS, "--workdir", url, "--storage.directory", str(directory), *flags]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=os.environ | CACHE_EVERYTHING, stdout=pipe, stderr=pipe, text=True)
 
@@ -204,7 +180,7 @@ def wait_until(condition, process):
 
 def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_path, capsys):
     """While it renews its lease, another process is refused. What it still sends after a takeover is ignored."""
-    seconds = 15.0  # within which the first process renews its lease even on a busy machine
+    seconds = 10.0  # within which the first process renews its lease even on a busy machine
     first = start(url, tmp_path / "first", "--epochs", "1000", lease_seconds=seconds)
     try:
         wait_until(lambda: any(name.endswith("manifest.json") for name in below(storage, url)), first)
@@ -317,17 +293,6 @@ def fill(block):
             file.flush()
 
 
-def test_the_url_keeps_the_checkpoints_that_the_disk_keeps(config, url, tmp_path):
-    config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=0.48, keep=1))
-    train(config, tmp_path / "disk")
-    train(config, url)
-    assert samples_at(url) == on_disk(tmp_path / "disk")
-    accuracies = [row["accuracy"] for row in list_checkpoints(url)]
-    assert max(accuracy or 0 for accuracy in accuracies) == max(
-        row["accuracy"] or 0 for row in list_checkpoints(tmp_path / "disk")
-    )
-
-
 def test_commands_read_a_run_at_a_url(config, url, tmp_path, capsys):
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, cpu_devices=None))
     result = train_shown(config, url, screen=Quiet())
@@ -405,21 +370,16 @@ def test_never_resume_takes_the_next_free_url_and_leaves_no_threads(config, stor
     assert not {thread.name for thread in threading.enumerate()} & {"mirror", "lease"}
 
 
-@pytest.mark.parametrize("damage", ["flipped", "missing"])
-def test_a_corrupt_newest_checkpoint_at_the_url_is_skipped(config, storage, url, tmp_path, damage):
+def test_a_corrupt_newest_checkpoint_at_the_url_is_skipped(config, storage, url, tmp_path):
     with pytest.raises(Interrupted):
         train_shown(config, url, screen=Recorder(step=13))
     newest = list_checkpoints(url)[-1]
     prefix = newest["path"].removeprefix(f"{url}/") + "/state/"
     objects = {name: data for name, data in below(storage, url).items() if name.startswith(prefix)}
     largest = max(objects, key=lambda name: len(objects[name]))
-    path = f"{url.partition('://')[2]}/{largest}"
-    if damage == "missing":
-        storage.direct.rm_file(path)
-    else:
-        data = bytearray(objects[largest])
-        data[len(data) // 2] ^= 1
-        storage.direct.pipe_file(path, bytes(data))
+    data = bytearray(objects[largest])
+    data[len(data) // 2] ^= 1
+    storage.direct.pipe_file(f"{url.partition('://')[2]}/{largest}", bytes(data))
     for arguments in ([], ["--json"]):
         with pytest.raises(SystemExit) as exit:
             main(["checkpoints", "--workdir", url, *arguments])

@@ -89,8 +89,6 @@ class FaultProxy:
         self._log: list[Request] = []
         self._unlogged: list[Request] = []
         self._in_flight: list[Request] = []
-        self._bandwidth = 0.0
-        self._free = {"up": 0.0, "down": 0.0}  # when each direction has sent everything so far, at that bandwidth
         self._outage = ("", 0.0)
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -112,13 +110,8 @@ class FaultProxy:
         self._rules = [*self._rules, Rule(fault, **options)]
 
     def clear(self) -> None:
-        """Remove all rules and the bandwidth limit; an outage goes on."""
+        """Remove all rules; an outage goes on."""
         self._rules = []
-        self._bandwidth = 0.0
-
-    def bandwidth(self, bytes_per_second: float) -> None:
-        """Limit each direction, over all connections together; 0 removes the limit."""
-        self._bandwidth = bytes_per_second
 
     def outage(self, seconds: float, mode: str = "refuse") -> None:
         """Cut every connection; until it ends, "refuse" new ones or "ignore" them: accept, read, never answer."""
@@ -217,7 +210,6 @@ class FaultProxy:
         cut = rules.get("cut_upload")
         body = bytearray()
         async for chunk in read_body(reader, headers):
-            await self._pace("up", len(chunk))
             body += chunk
             request.sent = len(body)
             if cut and len(body) >= cut.bytes:
@@ -270,7 +262,6 @@ class FaultProxy:
         pieces += [content[position : position + CHUNK] for position in range(0, len(content), CHUNK)]
         for number, piece in enumerate(pieces):
             if number:
-                await self._pace("down", len(piece))
                 request.received += len(piece)
             if number == len(pieces) - 1 and not cut:  # in the log before the client has the answer
                 request.status = int(start.split(" ")[1])
@@ -286,13 +277,6 @@ class FaultProxy:
         if any(other is request for other in self._unlogged):  # else it is in the log, or was before `forget`
             self._unlogged = [other for other in self._unlogged if other is not request]
             self._log.append(request)
-
-    async def _pace(self, direction: str, size: int) -> None:
-        """Wait until a direction of limited bandwidth has passed so many bytes more."""
-        if self._bandwidth:
-            now = self._loop.time()
-            self._free[direction] = max(now, self._free[direction]) + size / self._bandwidth
-            await asyncio.sleep(self._free[direction] - now)
 
 
 def bodiless(method: str, start: str) -> bool:

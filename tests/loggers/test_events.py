@@ -1,7 +1,6 @@
 """Events of a run beside its metrics."""
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -13,8 +12,7 @@ import pytest
 from helpers.runs import Recorder, train_shown, train_until
 
 from jaxdp import Stopped, records
-from jaxdp.errors import TrainingError
-from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.console import Screen
 from jaxdp.loggers.events import EventLog
 from jaxdp.records import read_events
 
@@ -53,18 +51,6 @@ def test_run_that_resumes_records_its_sessions_messages_and_end(tiny, tmp_path):
     assert shown == [line for line in screen.lines if line in shown]
     assert second[-1]["event"] == "finished"
     assert second[-1]["wall_seconds"] <= json.loads((tmp_path / "result.json").read_text())["wall_seconds"] + 1.0
-
-
-def test_failed_run_records_why(tiny, tmp_path):
-    config = dataclasses.replace(
-        tiny,
-        optimizer=dataclasses.replace(tiny.optimizer, name="sgd"),
-        schedule=dataclasses.replace(tiny.schedule, learning_rate=1e15),
-    )
-    with pytest.raises(TrainingError) as failure:
-        train_shown(config, tmp_path, screen=Quiet())
-    last = read_events(tmp_path / "events.jsonl")[-1]
-    assert (last["event"], last["text"]) == ("failed", str(failure.value))
 
 
 def test_run_that_a_signal_stops_records_it(tiny, tmp_path):

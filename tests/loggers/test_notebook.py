@@ -7,12 +7,10 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from helpers.runs import train_shown
 
 import jaxdp
 from jaxdp.config import Mesh, Schedule
 from jaxdp.loggers import console, notebook
-from jaxdp.loggers.console import Quiet
 
 STEP = {"epoch": 1.5, "phase": 0, "global_batch": 64, "loss": 0.25, "learning_rate": 0.1, "images_per_second": 300.0}
 
@@ -98,9 +96,3 @@ def test_status_escapes_markup(kernel):
     screen = notebook.Notebook()
     screen.status("<b>compiling</b>")
     assert kernel.displays[0][0]["text/html"] == "<code>&lt;b&gt;compiling&lt;/b&gt; ...</code>"
-
-
-def test_train_with_screen_false_shows_nothing_in_a_kernel(tiny, tmp_path, kernel, capsys):
-    train_shown(short(tiny, Mesh(1, 2, cpu_devices=4)), tmp_path, screen=Quiet())
-    assert kernel.displays == []
-    assert capsys.readouterr().out == ""

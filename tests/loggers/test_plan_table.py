@@ -59,8 +59,7 @@ def test_description_of_a_registered_optimizer_has_only_the_fields_that_are_set(
     )
 
 
-@pytest.mark.parametrize("average_decay", [None, 0.9])
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize(("name", "average_decay"), [*((name, None) for name in OPTIMIZERS), ("sgd", 0.9)])
 def test_state_bytes_equal_those_of_the_arrays_on_a_device(name, average_decay, tiny_resnet):
     optimizer = Optimizer(name=name, average_decay=average_decay)
     config = dataclasses.replace(tiny_resnet, optimizer=optimizer, finetune=Finetune(weights="any", frozen_stages=1))
@@ -73,9 +72,9 @@ def test_state_bytes_equal_those_of_the_arrays_on_a_device(name, average_decay, 
     assert state_bytes["gradients"] < state_bytes["parameters"]
 
 
-def test_gradient_bytes_of_the_state_equal_those_of_the_first_gradient(tiny_resnet):
-    gradient = first_gradient(tiny_resnet)
-    assert model_summary(tiny_resnet)["state_bytes"]["gradients"] == sum(leaf.nbytes for leaf in jax.tree.leaves(gradient))
+def test_gradient_bytes_of_the_state_equal_those_of_the_first_gradient(tiny):
+    gradient = first_gradient(tiny)
+    assert model_summary(tiny)["state_bytes"]["gradients"] == sum(leaf.nbytes for leaf in jax.tree.leaves(gradient))
 
 
 def test_plan_shows_the_bytes_of_the_state_in_table_and_document():

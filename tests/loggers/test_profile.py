@@ -6,14 +6,15 @@ import json
 import os
 import re
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import jax
 import pytest
-from helpers.runs import Recorder, train_shown, train_until
+from helpers.runs import Recorder, train_shown
 
 from jaxdp import ConfigError, models, train
 from jaxdp.config import Phase
-from jaxdp.loggers.profile import time_shares
+from jaxdp.loggers.profile import Profile, time_shares
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training.step_compiler import trace_train_step
@@ -48,22 +49,20 @@ def lowered(config):
     return trace_train_step(config, model, plan.phases[0], mesh=make_mesh(2, 2)).lower()
 
 
-def test_train_step_named_scopes_appear_in_hlo_and_change_no_instruction(tiny_resnet, monkeypatch):
-    named = lowered(tiny_resnet)
+def test_train_step_named_scopes_appear_in_hlo_and_change_no_instruction(tiny, monkeypatch):
+    named = lowered(tiny)
     text = named.as_text(debug_info=True)
     for part in PARTS:
         assert re.search(f'[/"]{part}/', text), part
     monkeypatch.setattr(jax, "named_scope", lambda _: nullcontext())
-    plain = lowered(tiny_resnet)
+    plain = lowered(tiny)
     assert not re.search('[/"]optimizer/', plain.as_text(debug_info=True))
     assert plain.as_text() == named.as_text()
 
 
-def test_train_with_profile_traces_the_steps_with_numbers_and_parts(tiny_resnet, tmp_path):
-    """No other test has width 3: a cached program would keep the names with which it was compiled."""
-    config = dataclasses.replace(
-        tiny_resnet, epochs=1.5, batch=(Phase(16),), model=dataclasses.replace(tiny_resnet.model, width=3)
-    )
+def test_train_with_profile_traces_the_steps_with_numbers_and_parts(tiny, tmp_path):
+    """No other test has images of this size: a cached program would keep the names with which it was compiled."""
+    config = dataclasses.replace(tiny, epochs=1.5, batch=(Phase(16),), data=dataclasses.replace(tiny.data, image_size=23))
     screen = Recorder()
     earlier = tmp_path / "profile/plugins/profile/2999_01_01_00_00_00"  # written before the clock was set back
     earlier.mkdir(parents=True)
@@ -93,12 +92,12 @@ def test_time_shares_sum_the_instructions_of_each_part():
     assert time_shares(STEP_HLO, {}) == {}
 
 
-def test_steps_of_an_earlier_session_are_not_traced(tiny, tmp_path):
-    train_until(tiny, tmp_path, step=9)
-    screen = Recorder()
-    train_shown(profiling(tiny, "3,2"), tmp_path, screen=screen)
-    assert "logging.profile: steps 3 to 4 were run in an earlier session; not traced" in screen.lines
-    assert not (tmp_path / "profile").exists()
+def test_steps_of_an_earlier_session_are_not_traced():
+    lines, run = [], SimpleNamespace(progress=SimpleNamespace(steps=4))
+    run.info = lines.append
+    Profile(range(3, 5)).on_start(run)
+    Profile(range(3, 6)).on_start(run)
+    assert lines == ["logging.profile: steps 3 to 4 were run in an earlier session; not traced"]
 
 
 @pytest.mark.parametrize(("steps", "traced"), [("7,2", (7, 8)), ("14,2", (14, 15))])
@@ -109,15 +108,12 @@ def test_trace_ends_with_an_evaluation_or_the_run_after_its_last_step(tiny, tmp_
     assert sum(f"steps {traced[0]} to {traced[1]} are traced" in line for line in screen.lines) == 1
 
 
-@pytest.mark.parametrize("steps", ["", "5", "0,3", "3,0", "3,-1", "3, 2", "a,b", "1,2,3", "1.5,2"])
-def test_validate_malformed_profile_raises_config_error(tiny_resnet, steps):
-    with pytest.raises(ConfigError, match=r"^logging.profile='.*': must be FIRST,COUNT: [^\n]*10,5$"):
-        validate(profiling(tiny_resnet, steps))
-
-
-def test_train_profile_beyond_the_last_step_raises_config_error(tiny_resnet, tmp_path):
+def test_train_profile_that_is_malformed_or_beyond_the_last_step_raises_config_error(tiny, tmp_path):
+    for steps in ("", "5", "0,3", "3,0", "3,-1", "3, 2", "a,b", "1,2,3", "1.5,2"):
+        with pytest.raises(ConfigError, match=r"^logging.profile='.*': must be FIRST,COUNT: [^\n]*10,5$"):
+            validate(profiling(tiny, steps))
     with pytest.raises(ConfigError) as caught:
-        train(profiling(tiny_resnet, "14,3"), tmp_path)
+        train(profiling(tiny, "14,3"), tmp_path)
     assert str(caught.value) == (
         "logging.profile='14,3': steps 14 to 16 are not all among the 15 steps of the run; use FIRST,COUNT within them"
     )

@@ -1,5 +1,6 @@
 """Tests of jaxdp.loggers.tensorboard; the event files are read back with the protocol buffers of tensorboardX."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -12,10 +13,17 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from jaxdp import Callback, train
-from jaxdp.config import Config
+from jaxdp.config import Config, Phase
 from jaxdp.data.sources import open_datasets
 from jaxdp.loggers.tensorboard import EventFile
 from jaxdp.validation import flatten, to_json
+
+
+@pytest.fixture
+def with_tensorboard(tiny) -> Config:
+    """A short run that writes TensorBoard events."""
+    logging = dataclasses.replace(tiny.logging, tensorboard=True)
+    return dataclasses.replace(tiny, epochs=1.5, batch=(Phase(16),), logging=logging)
 
 
 def summaries(folder):

@@ -4,15 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
 from helpers.browser import Browser
-from helpers.processes import CACHE_EVERYTHING, RESNET, ROOT, TINY
+from helpers.processes import CACHE_EVERYTHING, ROOT, TINY
 from helpers.report import write_result, write_run
 from helpers.watch import append, serving, training_record
 
+from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.loggers.events import EventLog
+from jaxdp.records import read_log
 from jaxdp.report import follow, page
 from jaxdp.setup import run_dir
 
@@ -62,9 +65,9 @@ def runs(tmp_path):
 
 
 @contextmanager
-def training(workdir):
+def training(workdir, epochs):
     """A process that trains a tiny run."""
-    flags = [*TINY, *RESNET, "--mesh.cpu-devices", "2", "--epochs", "60"]
+    flags = [*TINY, "--mesh.cpu-devices", "2", "--checkpoint.every-epochs", "20", "--epochs", str(epochs), "--accept-changes"]
     command = [sys.executable, "train.py", "--workdir", str(workdir), *flags]
     environment = os.environ | CACHE_EVERYTHING
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -79,15 +82,17 @@ def test_real_run_is_followed_from_before_its_start_over_its_death_to_its_result
     path = tmp_path / "run"
     with serving(path) as client, browse(client.url) as browser:
         assert browser.evaluate(STATUS) == "waiting for a run in this directory"
-        with training(path) as process:
+        with training(path, 3000) as process:  # more than it trains before it is killed
             seen = [browser.wait(f"{STATUS} === 'training' && {PERCENT}")]
             seen.append(browser.wait(f"{PERCENT} > {seen[-1]} && {PERCENT}"))
             assert "images/s" in browser.evaluate("document.querySelector('article').textContent")
             browser.wait("document.title.startsWith(document.querySelector('progress').value + ' % · run')")
             browser.wait(DRAWN)
-            browser.wait(f"{PERCENT} >= 10")  # there are checkpoints of six epochs to resume from
+            while not checkpoint_paths(path / "checkpoints"):
+                assert process.poll() is None
+                time.sleep(0.1)
         assert browser.wait(f"{STATUS}.startsWith('killed, or its process was lost') && {PERCENT}") < 100
-        with training(path) as process:
+        with training(path, int(read_log(path / "metrics.jsonl")[-1]["epoch"]) + 20) as process:
             browser.wait(f"{STATUS} === 'training'")
             _, error = process.communicate(timeout=300)
             assert process.returncode == 0, error

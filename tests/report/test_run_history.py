@@ -1,10 +1,13 @@
 """Runs read from their directories, and the parts of their wall time."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from helpers.report import write_result, write_run
 
+from jaxdp.cloud.lease import Lease
+from jaxdp.cloud.location import open_location
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
 from jaxdp.report.progress import Seen, card
@@ -34,6 +37,19 @@ def test_status_of_a_run_at_a_url_is_that_of_its_last_event(tmp_path):
     history = read(f"file://{run}")
     assert history.status == "stopped"
     assert card(Seen("run", history)).hint.endswith(", repeat its command.")
+
+
+def test_run_at_a_url_is_killed_once_its_holder_no_longer_renews_the_lease(tmp_path):
+    """On a machine that is not this one, and whose last event says nothing of its end."""
+    run = write_run(tmp_path / "run")
+    (run / "events.jsonl").write_text('{"event": "start", "host": "another", "text": ""}\n')
+    lease = Lease.acquire(open_location(f"file://{run}", "WORKDIR"), 4.0, adopt=lambda _: [])
+    assert read(f"file://{run}").status == "running"
+    lease.abandon()
+    (run / lease.record.name).write_bytes(replace(lease.record, seconds=0.4).to_bytes())
+    assert read(f"file://{run}").status == "killed"
+    lease.release({})
+    assert read(f"file://{run}").status == "unknown"
 
 
 def test_read_with_a_damaged_result_raises_an_error_that_names_it(tmp_path):

@@ -35,12 +35,17 @@ def test_results_table_has_a_row_per_run_and_marks_the_best_values(tmp_path):
     expected |= {"learning rate": "lars 0.4", "devices": "4 cpu", "time": "1:30", "images/s": "9"}
     assert rows["b"] | expected == rows["b"]
     assert {"top-5", "held-out loss"}.isdisjoint(rows["b"])  # in no log
+    assert cells(tables.more_numbers_table(read_all([better, worse])))["mesh"] == {"": "mesh", "a": "—", "b": "2x2"}
 
 
-def test_results_table_marks_nothing_if_values_are_equal(tmp_path):
-    runs = [write_run(tmp_path / name) for name in "ab"]
-    assert "<strong>" not in tables.results_table(read_all(runs))
-    assert "<strong>" not in tables.results_table([read(runs[0])])
+def test_results_table_marks_no_equal_values_and_no_times_as_those_of_single_runs_vary(tmp_path):
+    for run, seconds in (("quick", 60.0), ("slow", 90.0)):
+        write_result(write_run(tmp_path / run, seed=int(seconds)), wall_seconds=seconds, images_per_second=900 / seconds)
+    runs = read_all([tmp_path / "quick", tmp_path / "slow"])
+    assert "<strong>" not in tables.results_table(runs)
+    differences = cells(tables.differences_table(runs))
+    assert differences == {"seed": {"field": "seed", "quick": "60", "slow": "90"}}
+    assert tables.differences_table([runs[0], runs[0]]) == "<p>The configurations are the same.</p>"
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("accuracy", 0, 1), ("top5", 0, 1), ("loss", 1, 0)])
@@ -51,12 +56,6 @@ def test_results_table_marks_the_highest_accuracy_and_the_lowest_loss(tmp_path, 
         (tmp_path / run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     rows = cells(tables.results_table(read_all([tmp_path / "low", tmp_path / "high"])))
     assert [row.count("<strong>") for row in (" ".join(rows["low"].values()), " ".join(rows["high"].values()))] == [low, high]
-
-
-def test_results_table_marks_no_time_because_those_of_single_runs_vary(tmp_path):
-    for run, seconds in (("quick", 60.0), ("slow", 90.0)):
-        write_result(write_run(tmp_path / run), wall_seconds=seconds, images_per_second=900 / seconds)
-    assert "<strong>" not in tables.results_table(read_all([tmp_path / "quick", tmp_path / "slow"]))
 
 
 def test_results_table_of_a_run_that_stopped_early_has_the_best_checkpoint(tmp_path):
@@ -89,20 +88,6 @@ def test_curves_note_names_the_runs_of_each_kind_of_labels(tmp_path):
 
 def test_time_table_without_a_result_says_not_measured(tmp_path):
     assert tables.time_table([read(write_run(tmp_path))]).count(">not measured</td>") == len(PARTS) + 1
-
-
-def test_differences_table_lists_the_fields_that_differ(tmp_path):
-    runs = [read(write_run(tmp_path / name, seed=seed), name) for name, seed in (("a", 0), ("b", 7))]
-    table = tables.differences_table(runs)
-    assert [*cells(table)["seed"].values()] == ["seed", "0", "7"]
-    assert table.count("<tr>") == 2
-
-
-def test_more_numbers_table_shows_devices_of_finished_runs_only(tmp_path):
-    run = write_run(tmp_path)
-    assert "mesh" not in tables.more_numbers_table([read(run)])
-    write_result(run)
-    assert ">2x2</td>" in tables.more_numbers_table([read(run)])
 
 
 def test_classes_table_of_many_classes_folds_all_but_the_worst():

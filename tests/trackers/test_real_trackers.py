@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from helpers.processes import CACHE_EVERYTHING, RESNET, ROOT, TIMEOUT, TINY
+from helpers.processes import CACHE_EVERYTHING, ROOT, TIMEOUT, TINY
 from helpers.runs import Recorder, train_shown, train_until
 from helpers.tracked import MlflowServer, log_points, untimed, wandb_points, wandb_records
 
@@ -161,8 +161,17 @@ def test_mlflow_server_that_never_answers_changes_nothing(tiny, tmp_path, monkey
 @needs_wandb
 def test_killed_and_resumed_run_is_in_both_trackers_once(server, tmp_path):
     log = tmp_path / "metrics.jsonl"
-    flags = [*TINY, *RESNET, "--epochs", "6", "--batch.0.until-epoch", "3"]
-    command = [sys.executable, "train.py", "--workdir", str(tmp_path), *flags]
+    command = [
+        sys.executable,
+        "train.py",
+        "--workdir",
+        str(tmp_path),
+        *TINY,
+        "--epochs",
+        "40",
+        "--checkpoint.every-epochs",
+        "2",
+    ]
     command += ["--mesh.cpu-devices", "2", "--logging.wandb", "kills", "--logging.mlflow", server.uri]
 
     def start():

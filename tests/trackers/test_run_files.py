@@ -115,7 +115,7 @@ def test_run_facts_of_a_run_without_checkpoint_and_result(tiny, tmp_path):
         picture_path(tmp_path, samples).touch()
     (tmp_path / "trackers/held_out-x.png").touch()
     assert list(pictures(tmp_path)) == [64, 1024]
-    facts = run_facts(tmp_path, "s3://bucket/run", {})
+    facts = run_facts(tmp_path, "s3://bucket/run")
     assert (facts.name, facts.about, facts.plot, facts.result) == ("tiny", {"directory": "s3://bucket/run"}, None, {})
     assert facts.config["batch.0.global_batch"] == 8
 
@@ -123,8 +123,8 @@ def test_run_facts_of_a_run_without_checkpoint_and_result(tiny, tmp_path):
 @pytest.mark.parametrize("damaged", ["", "[]", "\0"])
 def test_the_origin_of_a_run_is_stored(tmp_path, damaged):
     assert read_origin(tmp_path) == {}
-    origin = write_origin(tmp_path)
-    assert read_origin(tmp_path) == origin
+    write_origin(tmp_path)
+    origin = read_origin(tmp_path)
     assert (origin["commit"], sys.orig_argv[0] in origin["command"]) == (git_commit() or "", True)
     (tmp_path / "trackers/origin.json").write_text(damaged)
     assert read_origin(tmp_path) == {}

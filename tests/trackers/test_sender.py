@@ -30,7 +30,7 @@ def sending(tiny, tmp_path, monkeypatch):
 
     def make(target="works", client=FakeClient):
         state, lines = TrackerState(tmp_path, "fake", target), []
-        task = Task("fake", "", target, str(tmp_path), str(tmp_path), {})
+        task = Task("fake", "", target, str(tmp_path), str(tmp_path))
         return Sender(client(tmp_path, state, lines.append), task, state=state, show=lines.append), lines
 
     return make

@@ -5,12 +5,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.fake_tracker import CLIENT, received, stored
 from helpers.runs import Recorder, train_shown, train_until
 
-from jaxdp import Callback, ConfigError, TrainingError
+from jaxdp import ConfigError
 from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.cloud.local import run_copy
 from jaxdp.cloud.remote_run import download_checkpoint
@@ -18,7 +19,7 @@ from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop
 from jaxdp.records import TIMING, read_events, read_log
 from jaxdp.trackers import tracker
-from jaxdp.trackers.run_files import TrackerState, exclusive, read_origin, write_origin
+from jaxdp.trackers.run_files import TrackerState, exclusive, read_origin
 from jaxdp.trackers.tracker import Tracker, Trackers, trackers_of
 from jaxdp.validation import flatten
 
@@ -46,8 +47,8 @@ def about_tracker(recorder):
     return [line for line in recorder.lines if "mlflow" in line]
 
 
-def trackers(target, *, names=("mlflow",), **options):
-    return Trackers([Tracker(name, f"http://{target}") for name in names], **options)
+def trackers(target, **options):
+    return Trackers([Tracker("mlflow", f"http://{target}")], **options)
 
 
 def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tracker, tmp_path):
@@ -120,29 +121,41 @@ def test_tracker_that_rejects_a_new_run_is_one_error_before_training(with_tracke
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(
-    ("target", "lines"),
-    [
-        ("is-down", ["mlflow: no connection (no route); training continues"]),
-        ("rejects", ["logging.mlflow='http://rejects': it is not known; use another; training continues without it"]),
-        ("crashes", ["mlflow: its process has ended (exit code 3, see {}/mlflow.log); training continues without it"]),
-    ],
-)
-def test_tracker_that_fails_a_resumed_run_is_one_line(with_tracker, tmp_path, target, lines):
-    TrackerState(tmp_path, "mlflow", f"http://{target}").identify()
+def test_each_tracker_that_fails_a_resumed_run_is_one_line_and_all_are_waited_for_together(with_tracker, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracker, "CONNECT_SECONDS", 20.0)
+    lines = {
+        "is-down": "is-down: no connection (no route); training continues",
+        "rejects": "logging.rejects='http://rejects': it is not known; use another; training continues without it",
+        "crashes": f"crashes: its process has ended (exit code 3, see {tmp_path}/trackers/crashes.log); training continues "
+        "without it",
+    }
+    for target in lines:
+        monkeypatch.setitem(tracker.CLIENTS, target, CLIENT)
+        TrackerState(tmp_path, target, f"http://{target}").identify()
     (tmp_path / "config.json").write_text('{"name": "tiny"}')
-    recorder, one = Recorder(), trackers(target, end_seconds=0.1)
-    one.start(tmp_path, str(tmp_path), {}, info=recorder.info)
-    assert recorder.lines == [line.format(tmp_path / "trackers") for line in lines]
-    one.finish("finished")
-    assert recorder.lines[-1] == "mlflow: not everything has arrived; the same command sends the rest"
+    recorder, started = Recorder(), []
+    three = Trackers([Tracker(target, f"http://{target}") for target in lines], end_seconds=0.6)
+    show = {"info": recorder.info, "while_waiting": lambda: started.append([one.is_running for one in three.trackers])}
+    three.start(tmp_path, str(tmp_path), **show)
+    assert started[0] == [True] * 3
+    assert sorted(recorder.lines) == sorted(lines.values())
+    three.finish("finished")
+    assert recorder.lines[3] == "waiting at most 0.6 s for is-down to receive the last points; Ctrl-C skips this"
+    assert sorted(recorder.lines[4:]) == [
+        f"{one}: not everything has arrived; the same command sends the rest" for one in sorted(lines)
+    ]
+    assert not any(one.is_running for one in three.trackers)
 
 
-def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_of_its_newest_checkpoint(with_tracker, tmp_path):
+def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_its_newest_and_best_checkpoint(with_tracker, tmp_path):
+    config, url = with_tracker("works"), (tmp_path / "bucket/run").as_uri()
     storage = dataclasses.replace(Storage(), directory=str(tmp_path / "machine"))
-    config, url = dataclasses.replace(with_tracker("works"), storage=storage), (tmp_path / "bucket/run").as_uri()
-    result = train_shown(config, url, screen=Recorder())
-    there, events = run_copy(storage, url) / "tracker.jsonl", read_events(tmp_path / "bucket/run/events.jsonl")
+    logging = dataclasses.replace(config.logging, send_checkpoint=True)
+    result = train_shown(dataclasses.replace(config, storage=storage, logging=logging), url, screen=Recorder())
+    copy, events = run_copy(storage, url), read_events(tmp_path / "bucket/run/events.jsonl")
+    there, manifests = copy / "tracker.jsonl", list(read_manifests(copy / "checkpoints"))
+    best = max(manifests, key=lambda manifest: (manifest.accuracy, manifest.samples))
+    assert stored(there, "best") == [str(best.path)]
     checkpoint = stored(there, "about")[0]["checkpoint"]
     assert checkpoint == f"{url}/checkpoints/{result.samples}"
     assert download_checkpoint(checkpoint, "--resume", tmp_path).samples == result.samples
@@ -150,31 +163,12 @@ def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_of_its_newest_chec
     assert "mlflow: a file" in [event["text"] for event in events]
 
 
-def test_the_best_checkpoint_is_sent_on_request(with_tracker, tmp_path):
-    config = with_tracker("works")
-    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, send_checkpoint=True))
-    train_shown(config, tmp_path, screen=Recorder())
-    manifests = list(read_manifests(tmp_path / "checkpoints"))
-    best = max(manifests, key=lambda manifest: (manifest.accuracy, manifest.samples))
-    assert stored(tmp_path / "tracker.jsonl", "best") == [str(best.path)]
-
-
-def test_directory_that_cannot_be_written_is_one_line(with_tracker, tmp_path):
-    (tmp_path / "trackers").touch()
-    one, lines = trackers("works"), []
-    one.start(tmp_path, str(tmp_path), write_origin(tmp_path), info=lines.append)
-    one.finish("finished")
-    (line,) = lines
-    assert line.startswith("mlflow: its process cannot start ([Errno 17]")
-    assert line.endswith("; training continues without it")
-
-
 def test_end_of_the_run_ends_the_process_of_the_tracker(with_tracker, tmp_path):
     """Without an outcome on its input, as after SIGKILL or a second signal, it sends the rest of the log."""
     (tmp_path / "config.json").write_text('{"name": "tiny"}')
     (tmp_path / "metrics.jsonl").write_text('{"samples": 8, "loss": 1.0}\n')
-    one = trackers("works")
-    one.start(tmp_path, str(tmp_path), {}, info=print)
+    one = trackers("works", end_seconds=0.6)
+    one.start(tmp_path, str(tmp_path), info=print)
     process = one.trackers[0].process
     with pytest.raises(ForcedStop), one.ended():
         raise ForcedStop
@@ -183,56 +177,29 @@ def test_end_of_the_run_ends_the_process_of_the_tracker(with_tracker, tmp_path):
     assert process.wait(120) == 0
     assert received(tmp_path / "tracker.jsonl") == [{"samples": 8, "loss": 1.0}]
     assert stored(tmp_path / "tracker.jsonl", "outcome") == ["killed"]
-
-
-def test_stopped_process_of_a_tracker_does_not_block_the_end(with_tracker, tmp_path):
-    (tmp_path / "config.json").write_text('{"name": "tiny"}')
-    one = trackers("works", end_seconds=0.6)
-    one.start(tmp_path, str(tmp_path), {}, info=lambda text: None)
+    one.start(tmp_path, str(tmp_path), info=lambda text: None)
     process = one.trackers[0].process
-    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGSTOP)  # such a process does not block the end
     one.finish("finished")
     assert process.returncode == -signal.SIGKILL
 
 
-def test_two_trackers_are_waited_for_together(with_tracker, tmp_path, monkeypatch):
-    monkeypatch.setitem(tracker.CLIENTS, "wandb", CLIENT)
-    monkeypatch.setattr(tracker, "CONNECT_SECONDS", 0.5)
-    (tmp_path / "config.json").write_text('{"name": "tiny"}')
-    both, lines, started = trackers("hangs", names=("wandb", "mlflow"), end_seconds=0.6), [], []
+def test_what_cannot_be_written_or_drawn_costs_itself(tmp_path, monkeypatch):
+    (tmp_path / "trackers").touch()
+    one, lines = trackers("works"), []
+    one.start(tmp_path, str(tmp_path), info=lines.append)
+    one.finish("finished")
+    assert lines[0].startswith("mlflow: its process cannot start ([Errno 17]")
+    assert lines[0].endswith("; training continues without it")
 
-    def while_waiting():
-        started.append([one.is_running for one in both.trackers])
-
-    both.start(tmp_path, str(tmp_path), {}, info=lines.append, while_waiting=while_waiting)
-    both.finish("finished")
-    assert started[0] == [True, True]
-    assert "waiting at most 0.6 s for wandb and mlflow to receive the last points; Ctrl-C skips this" in lines
-    assert not any(one.is_running for one in both.trackers)
-
-
-def test_a_run_that_fails_at_its_very_end_ends_the_process_of_the_tracker(with_tracker, tmp_path):
-    class Failing(Callback):
-        def on_end(self, run, result):
-            raise ValueError("the end")
-
-    with pytest.raises(TrainingError, match="the end"):
-        train_shown(with_tracker("works"), tmp_path, screen=Recorder(), callbacks=[Failing()])
-    assert stored(tmp_path / "tracker.jsonl", "outcome") == ["failed"]
-
-
-def test_a_picture_that_cannot_be_drawn_costs_the_pictures(with_tracker, tmp_path, monkeypatch):
     def example_grid(*arrays, class_names):
         raise ValueError("no font")
 
     monkeypatch.setattr(tracker, "example_grid", example_grid)
-    recorder = Recorder()
-    train_shown(with_tracker("works"), tmp_path, screen=recorder)
-    assert about_tracker(recorder) == [
-        "mlflow: a file",
-        "held-out images cannot be drawn for mlflow (ValueError: no font); training continues without them",
-    ]
-    assert received(tmp_path / "tracker.jsonl") == read_log(tmp_path / "metrics.jsonl")
+    run = SimpleNamespace(examples=((),), datasets=SimpleNamespace(classes=()), info=lines.append)
+    for _ in range(2):
+        one.after_evaluation(run, {"samples": 8})
+    assert lines[1:] == ["held-out images cannot be drawn for mlflow (ValueError: no font); training continues without them"]
 
 
 def test_directory_whose_name_is_not_utf8_is_sent(with_tracker, tmp_path):
@@ -241,7 +208,7 @@ def test_directory_whose_name_is_not_utf8_is_sent(with_tracker, tmp_path):
     (workdir / "config.json").write_text('{"name": "tiny"}')
     (workdir / "metrics.jsonl").write_text('{"samples": 8, "loss": 1.0}\n')
     one = trackers("is-in-the-directory")
-    one.start(workdir, str(workdir), {}, info=lines.append)
+    one.start(workdir, str(workdir), info=lines.append)
     one.finish("stopped")
     assert lines == [f"mlflow: {tmp_path}/run-\\udcff/tracker.jsonl"]
     assert stored(workdir / "tracker.jsonl", "about") == [{"directory": f"{tmp_path}/run-\\udcff"}]
