@@ -1,6 +1,6 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them for Python.
+"""CIFAR-10 and CIFAR-100 as their authors publish them, in the Python and in the binary version.
 
-The files are pickled. They are read without calling anything that a pickle names: arrays are rebuilt from their bytes.
+The Python version is pickled. It is read without calling anything that a pickle names: arrays are rebuilt from their bytes.
 """
 
 import io
@@ -25,12 +25,14 @@ ARRAY_PARTS = {"_reconstruct", "ndarray", "dtype"}  # what the pickle of a NumPy
 class Version(NamedTuple):
     """One of the published archives.
 
-    splits: name -> files; meta: file of the class names; label: with which the keys of labels and class names begin.
+    splits: name -> files; meta: file of the class names. label: "label" or "fine_label", with which the keys of a pickle begin.
+    label_bytes: in front of the pixels of an image, the last of them its label; 0 in the Python version.
     """
 
     splits: dict[str, tuple[str, ...]]
     meta: str
-    label: str
+    label: str = ""
+    label_bytes: int = 0
 
 
 def version_in(folder: Path) -> Version | None:
@@ -70,6 +72,11 @@ class Cifar(Format):
 
     def _records(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
         """(pixels [N, 3072] uint8, labels [N]) of a file; any exception if it is damaged."""
+        if label_bytes := self.version.label_bytes:
+            if len(content) % (label_bytes + PIXELS) or not content:
+                raise ValueError(f"{len(content)} bytes, but an image has {label_bytes + PIXELS}")
+            records = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + PIXELS)
+            return records[:, label_bytes:], records[:, label_bytes - 1]
         stored = _unpickled(content)
         pixels, labels = stored["data"].pixels(), np.asarray(stored[f"{self.version.label}s"])
         if labels.shape != pixels.shape[:1]:
@@ -77,6 +84,8 @@ class Cifar(Format):
         return pixels, labels
 
     def _class_names(self, content: bytes) -> list[str]:
+        if self.version.label_bytes:
+            return content.decode("utf-8").split()
         return [_text(name) for name in _unpickled(content)[f"{self.version.label}_names"]]
 
 
@@ -118,6 +127,10 @@ def _text(value: bytes | str) -> str:
 
 BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 VERSIONS = (
-    Version({"train": BATCHES, "test": ("test_batch",)}, "batches.meta", "label"),
-    Version({"train": ("train",), "test": ("test",)}, "meta", "fine_label"),
+    Version({"train": BATCHES, "test": ("test_batch",)}, "batches.meta", label="label"),
+    Version({"train": ("train",), "test": ("test",)}, "meta", label="fine_label"),
+    Version(
+        {"train": tuple(f"{batch}.bin" for batch in BATCHES), "test": ("test_batch.bin",)}, "batches.meta.txt", label_bytes=1
+    ),
+    Version({"train": ("train.bin",), "test": ("test.bin",)}, "fine_label_names.txt", label_bytes=2),
 )

@@ -203,13 +203,17 @@ def python_2(content: bytes) -> bytes:
     return bytes(edited).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
 
 
-def write_cifar(folder, classes):
+def write_cifar(folder, classes, binary):
     """CIFAR with one image a class and file; returns {split: (images [N, 32, 32, 3], labels)}."""
     folder.mkdir()
     names, generator = [f"class_{n}" for n in range(classes)], np.random.default_rng(classes)
     key = b"label_names" if classes == 10 else b"fine_label_names"
-    meta = pickle.dumps({key: [name.encode() for name in names]}, protocol=3)
-    (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(python_2(meta))
+    if binary:
+        file = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
+        (folder / file).write_text("\n".join(names) + "\n\n")
+    else:
+        meta = pickle.dumps({key: [name.encode() for name in names]}, protocol=3)
+        (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(python_2(meta))
     files = {"train": [f"data_batch_{n}" for n in range(1, 6)], "test": ["test_batch"]} if classes == 10 else {}
     expected = {}
     for split, batches in (files or {"train": ["train"], "test": ["test"]}).items():
@@ -217,15 +221,21 @@ def write_cifar(folder, classes):
         for batch in batches:
             planes, numbers = generator.integers(0, 256, (classes, 3, 32, 32), np.uint8), generator.permutation(classes)
             parts.append((planes.transpose(0, 2, 3, 1), numbers))
-            stored = {b"data": planes.reshape(classes, -1), key[: -len("_names")] + b"s": numbers.tolist()}
-            (folder / batch).write_bytes(python_2(pickle.dumps(stored, protocol=3)))
+            if binary:
+                coarse = [bytes([7])] * (classes == 100)
+                records = [b"".join([*coarse, bytes([n]), image.tobytes()]) for n, image in zip(numbers, planes, strict=True)]
+                (folder / f"{batch}.bin").write_bytes(b"".join(records))
+            else:
+                stored = {b"data": planes.reshape(classes, -1), key[: -len("_names")] + b"s": numbers.tolist()}
+                (folder / batch).write_bytes(python_2(pickle.dumps(stored, protocol=3)))
         expected[split] = tuple(map(np.concatenate, zip(*parts, strict=True)))
     return expected
 
 
+@pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("classes", [10, 100])
-def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes):
-    expected = write_cifar(tmp_path / "cifar", classes)
+def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes, binary):
+    expected = write_cifar(tmp_path / "cifar", classes, binary)
     for split, items in splits(tmp_path / "cifar").items():
         np.testing.assert_array_equal(pixels(items), expected[split][0])
         assert labels(items) == expected[split][1].tolist()
@@ -238,7 +248,7 @@ class Hostile:
 
 
 def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_nothing(tmp_path, capsys):
-    write_cifar(tmp_path / "cifar", 10)
+    write_cifar(tmp_path / "cifar", 10, binary=False)
     file = tmp_path / "cifar/data_batch_3"
     whole = file.read_bytes()
     for damaged in (b"", whole[:1000], whole[:-1], pickle.dumps([1]), pickle.dumps({b"data": [1], b"labels": [1]})):
@@ -249,6 +259,10 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
     with pytest.raises(ConfigError, match=r"it names builtins\.print; extract the archive again"):
         splits(tmp_path / "cifar")
     assert "executed" not in capsys.readouterr().out
+    write_cifar(tmp_path / "binary", 100, binary=True)
+    (tmp_path / "binary/test.bin").write_bytes(b"0" * 5000)
+    with pytest.raises(ConfigError, match=r"test\.bin is damaged or truncated: ValueError: 5000 bytes, but an image has 3074"):
+        splits(tmp_path / "binary")
 
 
 def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
@@ -270,7 +284,7 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
 def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, images):
     (tmp_path / "cifar.tar.gz").write_bytes(b"")
     (tmp_path / "deep").mkdir()
-    write_cifar(tmp_path / "deep/cifar", 10)
+    write_cifar(tmp_path / "deep/cifar", 10, binary=True)
     for place, message in (
         ("none", r"no such file or folder"),
         ("images/0.png", r"it has no known format; give a \.csv, \.tsv, \.parquet, \.npz file"),
