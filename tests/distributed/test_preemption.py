@@ -12,7 +12,8 @@ import pytest
 from helpers.processes import ROOT, TIMEOUT, log_lines, outcome, place
 
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.distributed.preemption import STOP_SIGNALS, SignalHandler
+from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.stop_signals import STOP_SIGNALS
 from jaxdp.records import read_log
 
 TINY = [
@@ -43,6 +44,30 @@ def train_to_the_end(workdir) -> tuple:
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, err
     return outcome(workdir)
+
+
+SIGNALED_AT_ITS_IMPORT = """
+import signal, sys
+from jaxdp.cli import main
+main.import_module = lambda name: signal.raise_signal(int(sys.argv[2]))
+main.main(sys.argv[1:2])
+"""
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("command", ["train", "launch"])
+def test_a_signal_while_a_command_is_imported_exits_with_75_and_one_line(command, number):
+    program = [sys.executable, "-c", SIGNALED_AT_ITS_IMPORT, command, str(number.value)]
+    completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    resume = "the same command continues from the last checkpoint, if there is one"
+    line = f"jaxdp: stopped by {number.name} before the first step of this session; {resume}\n"
+    assert (completed.returncode, completed.stderr) == (75, line)
+
+
+def test_a_signal_while_a_command_without_a_run_is_imported_ends_it():
+    program = [sys.executable, "-c", SIGNALED_AT_ITS_IMPORT, "plan", str(signal.SIGTERM.value)]
+    completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.DEVNULL, timeout=TIMEOUT)
+    assert completed.returncode == -signal.SIGTERM
 
 
 def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path):
