@@ -27,7 +27,7 @@ from pathlib import Path
 from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.errors import EXIT_STOPPED
-from jaxdp.records import TIMING, read_log
+from jaxdp.records import RESUMING, TIMING, read_log
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/chaos.json"
@@ -39,7 +39,7 @@ TRAINING = [
     *("--checkpoint.every-epochs", "0.78"),
 ]
 # Latest time of an interruption in a stage, in seconds. Every session passes all stages within about an epoch.
-STAGES = {"starting": 3.0, "compiling": 1.0, "stepping": 0.5, "evaluating": 0.05, "saving": 0.02}
+STAGES = {"starting": 3.0, "compiling": 0.3, "stepping": 0.5, "evaluating": 0.05, "saving": 0.02}
 INTERRUPTIONS = ("KILL", "STOP+KILL", "TERM", "INT")
 SUSPENDED_SECONDS = 3.0  # between SIGSTOP and SIGKILL
 
@@ -88,7 +88,7 @@ def last_record(log: Path) -> dict | None:
 def stage(workdir: Path) -> str:
     """The stage of a session, judged by its output and the files of the run."""
     output = workdir.with_suffix(".out").read_text()
-    if "compiling ..." not in output:
+    if "compiling ..." not in output and RESUMING not in output:
         return "starting"
     if not re.search(r"^(\[0\] )?step \d+/", output, re.MULTILINE):  # printed for the first step of every session
         return "compiling"
