@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from jaxdp.distributed import supervisor
 from jaxdp.distributed.process_group import Agreement, ProcessGroup
 from jaxdp.distributed.status_files import Failure
 from jaxdp.distributed.stop_signals import STOP_SIGNALS, StopSignals, before_the_first_step
@@ -84,6 +85,9 @@ class SignalHandler:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signals.is_forced(self._arrival_time()):
+            failure = supervisor.current().record.failure
+            if failure is not None and failure.code == EXIT_STOPPED:
+                os._exit(EXIT_STOPPED)  # the others know; once one has exited, its launcher signals the rest
             self.on_forced_signal()
         self.request_stop(signal.Signals(number).name)
 

@@ -12,8 +12,12 @@ import pytest
 from helpers.processes import ROOT, TIMEOUT, log_lines, outcome, place
 
 from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.distributed import supervisor
 from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.status_files import Failure
 from jaxdp.distributed.stop_signals import STOP_SIGNALS
+from jaxdp.distributed.verdict import Limits
+from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import read_log
 
 TINY = [
@@ -54,8 +58,7 @@ main.main(sys.argv[1:2])
 """
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-@pytest.mark.parametrize("command", ["train", "launch"])
+@pytest.mark.parametrize(("command", "number"), [*(("train", number) for number in STOP_SIGNALS), ("launch", signal.SIGTERM)])
 def test_a_signal_while_a_command_is_imported_exits_with_75_and_one_line(command, number):
     program = [sys.executable, "-c", SIGNALED_AT_ITS_IMPORT, command, str(number.value)]
     completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
@@ -106,6 +109,18 @@ def test_a_signal_is_forced_if_it_is_the_second_after_two_seconds_or_the_third(m
             assert seen[-1] == expected
         monkeypatch.undo()
         assert signals.stop_reason == numbers[0].name
+
+
+def test_a_late_signal_of_a_launcher_to_a_process_whose_stop_the_others_know_exits_with_75(monkeypatch):
+    exits, arrivals, told = [], iter([0, 3]), supervisor.Supervisor(Limits())
+    monkeypatch.setattr(supervisor, "_current", told)
+    monkeypatch.setattr(os, "_exit", exits.append)
+    with SignalHandler(lambda: exits.append("forced")) as signals:
+        monkeypatch.setattr(type(signals._arrival_time), "__call__", lambda self: next(arrivals))
+        signal.raise_signal(signal.SIGINT)
+        told.update(failure=Failure("SIGINT", EXIT_STOPPED))
+        signal.raise_signal(signal.SIGTERM)
+    assert exits[0] == EXIT_STOPPED
 
 
 def test_the_wake_up_descriptor_of_an_event_loop_is_kept():
