@@ -35,12 +35,13 @@ SECONDS = 300  # of a run that does not end
 LATE_SECONDS = 6.0  # in place of the 30 s of jaxdp
 GUARD = {"step_minutes": 0.25, "silence_seconds": 8.0, "start_minutes": 0.5}
 SILENT = r"sent no sign of life"
+ENDED = "stopped by SIGTERM before"  # by srun, because another process has named the cause and ended
 CUT_OFF = r"no answer of the status files in \S+/processes"  # of a process on itself
 # case -> (what the last line must match; exit code of the processes that did not fail)
 CASES = {
     "killed": (rf"exited without a message|{SILENT}", 1),
     "suspended": (SILENT, 1),
-    "GIL held": (SILENT, 1),
+    "GIL held": (rf"{SILENT}.*in hold_the_gil", 1),
     "stuck in data": (r"stuck: no progress.*in __getitem__", 1),
     "stuck in constructor": (r"stuck: no progress.*in __init__|did not start", 1),
     "exception in data": (r"the disk is on fire.*in on_fire", 1),
@@ -279,7 +280,7 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict
     """Whether the lines of the processes that did not fail name the cause, and no healthy rank."""
     pattern, code = CASES[case]
     expected = (code, -signal.SIGABRT) if code == 1 else (code,)  # JAX aborts processes that outlive rank 0
-    others = {each: line for each, line in lines.items() if each != rank or code != 1}
+    others = {each: line for each, line in lines.items() if (each != rank and ENDED not in line) or code != 1}
     blaming = [re.search(r"rank (\d+) on \S+ failed", line) for line in others.values() if not re.search(CUT_OFF, line)]
     blamed = {int(found[1]) for found in blaming if found}
     parts = {"located": rf"rank {rank} on \S+ failed (in|while|during) [^:]*\bstep \d+", "place": r"\.py:\d+ in "}
@@ -288,7 +289,7 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict
     return {
         "case": case,
         "rank": rank,
-        "named": any(named) if case in NAMED_ONCE else all(named),
+        "named": any(named) and (all(named) or case in NAMED_ONCE),
         **{part: all(re.search(each, line) for line in others.values()) if has_step else None for part, each in parts.items()},
         "healthy rank blamed": code == 1 and bool(blamed - {rank}),
         "exit codes": all(codes[each] in expected for each in others) if len(codes) == len(lines) else None,
