@@ -299,14 +299,14 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict
 
 
 def table(record: dict) -> str:
-    """Seconds until the last process has ended, and what the last lines say."""
-    lines = ["| case | processes | started by | fails | runs | seconds, median | most | cause named |"]
+    """Seconds until the last process has ended, and what the last lines say, on 2 and on 3 processes together."""
+    lines = ["| case | started by | fails | runs | seconds, median | most | cause named |"]
     lines[0] += " rank, host, step, activity named | place named | healthy rank blamed | exit code as documented |"
-    lines.append("|---" * 12 + "|")
+    lines.append("|---" * 11 + "|")
     groups: dict[tuple, list[dict]] = {}
     for row in record["rows"]:
         role = "another" if row["rank"] else "rank 0"
-        groups.setdefault((row["case"], row["processes"], row["starter"], role), []).append(row)
+        groups.setdefault((row["case"], row["starter"], role), []).append(row)
     for key, each in groups.items():
         seconds = [row["seconds"] for row in each]
         named, wrong = (sum(row[name] for row in each) for name in ("named", "healthy rank blamed"))
