@@ -2,11 +2,12 @@
 
     python benchmarks/chaos.py [--runs 10] [--processes 1 2 3] [--interruptions 7] [--seed 0]
 
-Every run is the same small training, on one process or by `jaxdp launch` on several. It is interrupted one to five times, or
-as often as asked, each time a random time after a random stage (starting, compiling, stepping, evaluating, saving) begins:
-SIGKILL to a process, SIGSTOP and later SIGKILL, or SIGTERM or SIGINT, which must end it with 75. The same command resumes it
-until it finishes. Its last parameters, its log without times and its accuracy must equal those of an uninterrupted run on as
-many processes. Writes benchmarks/results/chaos.json and prints the table of interruptions.
+Every run is the same small training, on one process or by `jaxdp launch` on several. It is interrupted again and again, each
+time a random time after a random stage (starting, compiling, stepping, evaluating, saving) begins: SIGKILL to a process, or
+SIGSTOP and later SIGKILL, or SIGTERM or SIGINT, which must end it with 75. The same command resumes it until it finishes. Its
+last parameters, its log without times and its accuracy must equal those of an uninterrupted run on as many processes. Writes
+benchmarks/results/chaos.json and prints the table of interruptions. Not covered: the first tenth of a second, in which Python
+starts and a signal ends any program.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -25,26 +27,19 @@ from pathlib import Path
 from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.errors import EXIT_STOPPED
-from jaxdp.records import TIMING, read_log
+from jaxdp.records import RESUMING, TIMING, read_log
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/chaos.json"
+EPOCH = 512
 TRAINING = [
-    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "256", "--data.eval-examples", "2000"),
-    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "8"),
-    *("--batch.0.global-batch", "12", "--batch.0.until-epoch", "4", "--batch.1.global-batch", "24"),
-    *(
-        "--evaluation.batch",
-        "250",
-        "--checkpoint.every-epochs",
-        "0.78",
-        "--logging.no-tensorboard",
-        "--logging.every-steps",
-        "1",
-    ),
+    *("--config", str(ROOT / "tests/helpers/tiny_run.py"), "--epochs", "24", "--mesh.cpu-devices", "2"),
+    *("--data.train-examples", str(EPOCH), "--data.eval-examples", "2000", "--evaluation.batch", "250"),
+    *("--batch.0.global-batch", "24", "--batch.0.until-epoch", "12", "--batch.1.global-batch", "48"),
+    *("--checkpoint.every-epochs", "0.78"),
 ]
-EPOCH = 256
-STAGES = ("starting", "compiling", "stepping", "evaluating", "saving")
+# Latest time of an interruption in a stage, in seconds. Every session passes all stages within about an epoch.
+STAGES = {"starting": 3.0, "compiling": 0.3, "stepping": 0.5, "evaluating": 0.05, "saving": 0.02}
 INTERRUPTIONS = ("KILL", "STOP+KILL", "TERM", "INT")
 SUSPENDED_SECONDS = 3.0  # between SIGSTOP and SIGKILL
 
@@ -66,6 +61,19 @@ def members(process: subprocess.Popen, processes: int) -> list[int]:
     return [int(pid) for path in children for pid in path.read_text().split()]
 
 
+def handles_signals(pid: int) -> bool:
+    """Whether a process has set its own handler of SIGTERM."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def has_started(process: subprocess.Popen, processes: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # a process has ended
+        pids = members(process, processes)
+        return len(pids) == processes and all(map(handles_signals, pids))
+    return False
+
+
 def last_record(log: Path) -> dict | None:
     """The last complete line of a log that another process writes."""
     if not log.exists():
@@ -78,40 +86,41 @@ def last_record(log: Path) -> dict | None:
 
 
 def stage(workdir: Path) -> str:
-    """The stage of a run, judged by its files."""
-    if "compiling ..." in (output := workdir.with_suffix(".out").read_text()) or "resuming from" in output:
-        last = last_record(workdir / "metrics.jsonl")
-        if any((workdir / "checkpoints").glob("saving-*")):
-            return "saving"
-        if last is None:
-            return "compiling"
-        before = last["samples"] - last.get("global_batch", 0)
-        due = "loss" in last and before // EPOCH < last["samples"] // EPOCH
-        return "evaluating" if due else "stepping"
-    return "starting"
+    """The stage of a session, judged by its output and the files of the run."""
+    output = workdir.with_suffix(".out").read_text()
+    if "compiling ..." not in output and RESUMING not in output:
+        return "starting"
+    if not re.search(r"^(\[0\] )?step \d+/", output, re.MULTILINE):  # printed for the first step of every session
+        return "compiling"
+    if any((workdir / "checkpoints").glob("saving-*")):
+        return "saving"
+    last = last_record(workdir / "metrics.jsonl")
+    if last is None or "loss" not in last:
+        return "stepping"
+    before = last["samples"] - last["global_batch"]
+    return "evaluating" if before // EPOCH < last["samples"] // EPOCH else "stepping"
 
 
 def interrupt_session(workdir: Path, draw: random.Random, processes: int) -> dict:
     """Start a session and interrupt it in a random stage; returns the stage, the interruption and the exit code.
 
-    The session may finish before. Signals go to a random process of several, TERM and INT also to the launcher.
+    Signals go to a random process of several, TERM and INT also to the launcher.
     """
-    chosen, name, delay = draw.choice(STAGES), draw.choice(INTERRUPTIONS), draw.random() ** 2 * 0.5
+    chosen, name = draw.choice(list(STAGES)), draw.choice(INTERRUPTIONS)
+    delay, began = draw.random() * STAGES[chosen], time.monotonic()
     process = start(workdir, processes)
-    while process.poll() is None and (stage(workdir) != chosen or len(members(process, processes)) < processes):
+    while process.poll() is None and not (stage(workdir) == chosen and has_started(process, processes)):
         time.sleep(0.002)
     time.sleep(delay)
     hit_in = stage(workdir)
     with contextlib.suppress(ProcessLookupError, IndexError, FileNotFoundError):  # it has ended
         targets = [*members(process, processes), *([process.pid] if name in ("TERM", "INT") else [])]
         interrupt(draw.choice(targets), name)
-    code = process.wait()
-    ended = (0, EXIT_STOPPED) if name in ("TERM", "INT") else (0, 1, -signal.SIGKILL, 128 + signal.SIGKILL)
-    if hit_in == "starting" and name in ("TERM", "INT"):  # Python may not have come to the handler yet
-        number = signal.Signals[f"SIG{name}"]
-        ended += (-number, 128 + number, 1)
-    assert code in ended, (code, name, chosen, hit_in, workdir.with_suffix(".out").read_text())
-    return {"stage": hit_in, "signal": name, "exit": code}
+    code, seconds = process.wait(), round(time.monotonic() - began, 1)
+    expected = (0, EXIT_STOPPED) if name in ("TERM", "INT") else (0, 1, -signal.SIGKILL, 128 + signal.SIGKILL)
+    if code not in expected:
+        print(workdir.with_suffix(".out").read_text(), flush=True)
+    return {"stage": hit_in, "signal": name, "exit": code, "as expected": code in expected, "seconds": seconds}
 
 
 def interrupt(pid: int, name: str) -> None:
@@ -131,13 +140,11 @@ def train_to_the_end(workdir: Path, processes: int) -> dict:
     return {"arrays": last.arrays, "log": log, "accuracy": result["accuracy"], "loss": result["loss"], "steps": result["steps"]}
 
 
-def interrupted_run(
-    folder: Path, number: int, *, seed: int, processes: int = 1, kills: int | None = None
-) -> tuple[list[dict], dict]:
+def interrupted_run(folder: Path, number: int, *, seed: int, processes: int = 1, kills: int = 7) -> tuple[list[dict], dict]:
     """(the interruptions of a run, its outcome)."""
     draw = random.Random(f"{seed} {number}")
     workdir = folder / f"run-{number}"
-    interruptions = [interrupt_session(workdir, draw, processes) for _ in range(kills or draw.randint(1, 5))]
+    interruptions = [interrupt_session(workdir, draw, processes) for _ in range(kills)]
     return interruptions, train_to_the_end(workdir, processes)
 
 
@@ -148,7 +155,9 @@ def table(record: dict) -> str:
     hits = [hit for hits in record["interruptions"] for hit in hits if hit["exit"] != 0]
     points = Counter((hit["stage"], hit["signal"]) for hit in hits)
     lines += [f"| {name} | {' | '.join(str(points[name, signal]) for signal in INTERRUPTIONS)} |" for name in STAGES]
+    wrong = sum(not hit["as expected"] for hit in hits)
     text = f"{len(hits)} interruptions of {record['runs']} runs on {record['processes']} processes"
+    text += f"; {wrong} ended with another exit code than expected"
     return "\n".join([*lines, "", f"{text}; {record['equal']} runs equal the uninterrupted one bit by bit."])
 
 
@@ -156,7 +165,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 2, 3], help="of the runs, in turn")
-    parser.add_argument("--interruptions", type=int, help="of each run (default: a random number from 1 to 5)")
+    parser.add_argument("--interruptions", type=int, default=7, help="of each run")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:

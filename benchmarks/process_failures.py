@@ -5,9 +5,9 @@
 
 Each case trains a small model with `jaxdp.train` from a slow source, lets one process fail, and waits until the last one has
 ended. Starters: `direct` starts the processes as ssh would, the others are `jaxdp launch`, Open MPI's `mpirun` and Slurm's
-`srun`, which needs a Slurm (bash benchmarks/cluster/slurm.sh start FOLDER; SLURM_CONF=FOLDER/slurm.conf). A line is complete if
-it names the rank at fault, its host, the step and activity, and a place in a file. Prints a table. Results are kept in
-benchmarks/results/process_failures.json, by case, number of processes, starter and rank, so that parts can be run on their own.
+`srun`, which needs a Slurm (bash benchmarks/cluster/slurm.sh start FOLDER; SLURM_CONF=FOLDER/slurm.conf). Records whether the
+last lines name the cause; the rank at fault, its host, step and activity; and a place in a file. Prints a table. Results are
+kept in benchmarks/results/process_failures.json, by case, processes, starter and rank, so that parts can be run on their own.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ SECONDS = 300  # of a run that does not end
 LATE_SECONDS = 6.0  # in place of the 30 s of jaxdp
 GUARD = {"step_minutes": 0.25, "silence_seconds": 8.0, "start_minutes": 0.5}
 SILENT = r"sent no sign of life"
+ENDED = "stopped by SIGTERM before"  # by srun, because another process has named the cause and ended
 CUT_OFF = r"no answer of the status files in \S+/processes"  # of a process on itself
 # case -> (what the last line must match; exit code of the processes that did not fail)
 CASES = {
@@ -278,16 +280,17 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict
     """Whether the lines of the processes that did not fail name the cause, and no healthy rank."""
     pattern, code = CASES[case]
     expected = (code, -signal.SIGABRT) if code == 1 else (code,)  # JAX aborts processes that outlive rank 0
-    others = {each: line for each, line in lines.items() if each != rank or code != 1}
+    others = {each: line for each, line in lines.items() if (each != rank and ENDED not in line) or code != 1}
     blaming = [re.search(r"rank (\d+) on \S+ failed", line) for line in others.values() if not re.search(CUT_OFF, line)]
     blamed = {int(found[1]) for found in blaming if found}
-    step = rf"rank {rank} on \S+ failed .*step \d+.*\.py:\d+ in "
+    parts = {"located": rf"rank {rank} on \S+ failed (in|while|during) [^:]*\bstep \d+", "place": r"\.py:\d+ in "}
+    has_step = code == 1 and case not in WITHOUT_STEP
     named = [bool(re.search(pattern, line)) for line in others.values()]
     return {
         "case": case,
         "rank": rank,
-        "named": any(named) if case in NAMED_ONCE else all(named),
-        "complete": None if case in WITHOUT_STEP or code != 1 else all(re.search(step, line) for line in others.values()),
+        "named": any(named) and (all(named) or case in NAMED_ONCE),
+        **{part: all(re.search(each, line) for line in others.values()) if has_step else None for part, each in parts.items()},
         "healthy rank blamed": code == 1 and bool(blamed - {rank}),
         "exit codes": all(codes[each] in expected for each in others) if len(codes) == len(lines) else None,
         "codes": codes,
@@ -296,22 +299,28 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict
 
 
 def table(record: dict) -> str:
-    """Seconds until the last process has ended, and what the last lines say."""
-    lines = ["| case | processes | started by | fails | runs | seconds, median | most | cause named | with step and place |"]
-    lines[0] += " healthy rank blamed | exit code as documented |"
+    """Seconds until the last process has ended, and what the last lines say, on 2 and on 3 processes together."""
+    lines = ["| case | started by | fails | runs | seconds, median | most | cause named |"]
+    lines[0] += " rank, host, step, activity named | place named | healthy rank blamed | exit code as documented |"
     lines.append("|---" * 11 + "|")
     groups: dict[tuple, list[dict]] = {}
     for row in record["rows"]:
         role = "another" if row["rank"] else "rank 0"
-        groups.setdefault((row["case"], row["processes"], row["starter"], role), []).append(row)
+        groups.setdefault((row["case"], row["starter"], role), []).append(row)
     for key, each in groups.items():
         seconds = [row["seconds"] for row in each]
         named, wrong = (sum(row[name] for row in each) for name in ("named", "healthy rank blamed"))
-        complete = "-" if each[0]["complete"] is None else sum(row["complete"] for row in each)
-        codes = "-" if None in (known := [row.get("exit codes") for row in each]) else sum(known)
-        cells = [*key, len(each), f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}", named, complete, wrong, codes]
+        located, place, codes = (_count(row[name] for row in each) for name in ("located", "place", "exit codes"))
+        times = f"{statistics.median(seconds):.1f} | {max(seconds):.1f}"
+        cells = [*key, len(each), times, named, located, place, wrong, codes]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def _count(values: Iterable[bool | None]) -> str:
+    """How many are true; "-" where there is nothing to count."""
+    known = list(values)
+    return "-" if None in known else str(sum(known))
 
 
 def identity(row: dict) -> tuple:

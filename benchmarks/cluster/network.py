@@ -33,7 +33,7 @@ RESULT, PICTURE = ROOT / "benchmarks/results/network.json", ROOT / "docs/network
 HOSTS, DEVICES = 4, 2
 PORT, ECHO_PORT = 29_400, 29_500
 LIMIT_SECONDS = 30
-GUARD = ("--guard.start-minutes", "0.25", "--epochs", "400", "--batch.0.until-epoch", "200")
+GUARD = ("--guard.start-minutes", "0.25", "--epochs", "400", "--batch.0.until-epoch", "200", "--batch.0.per-worker-batch", "1")
 STAGES = {
     "starting": 3.0,
     "compiling": 1.0,

@@ -5,12 +5,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
 from jaxdp import cli
 from jaxdp.distributed import memory
+from jaxdp.distributed.stop_signals import exits_when_signaled
 from jaxdp.errors import (
     EXIT_CONFIG,
     EXIT_FAILURE,
@@ -40,6 +41,7 @@ COMMANDS = {
     "doctor": "Check this machine for a run; --verify: prove that it trains correctly",
 }
 STDOUT = "stdout"
+RESUMABLE = ("train", "launch")  # commands that stop signals end with 75
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,7 +76,8 @@ def _run(command: str, arguments: list[str], program: str) -> None:
     if arguments == ["--version"]:
         return _version()
     arguments = _read_words(arguments)
-    import_module(f"{cli.__name__}.{command}").run(arguments, program)
+    with exits_when_signaled() if command in RESUMABLE else nullcontext():
+        import_module(f"{cli.__name__}.{command}").run(arguments, program)
 
 
 def _read_words(arguments: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO, TextIO
 
-from jaxdp.distributed.preemption import STOP_SIGNALS, StopSignals
+from jaxdp.distributed.stop_signals import STOP_SIGNALS, StopSignals
 from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError
 from jaxdp.files import discard_output
 

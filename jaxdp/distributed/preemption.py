@@ -16,35 +16,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from jaxdp.distributed import supervisor
 from jaxdp.distributed.process_group import Agreement, ProcessGroup
 from jaxdp.distributed.status_files import Failure
+from jaxdp.distributed.stop_signals import STOP_SIGNALS, StopSignals, before_the_first_step
 from jaxdp.errors import EXIT_STOPPED, OneLine
 from jaxdp.xla.jax_options import own_options
 
 TELL_SECONDS = 1.0  # for a process that exits at once to tell the others
 CHECK_SECONDS = 0.1  # between two checks for a stop while the main thread waits
-# Open MPI's mpirun forwards SIGUSR1 (it kills its processes a second after SIGTERM); Slurm scripts often use it too.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-COPY_SECONDS = 2.0
 Result = TypeVar("Result")
-
-
-class StopSignals:
-    """Decides which stop signals are forced: the third, and the second unless it arrives within COPY_SECONDS of the first.
-
-    The terminal signals all processes of its foreground group, and a launcher among them, such as torchrun or `uv run`,
-    forwards the signal up to 0.2 s later: Ctrl-C then arrives twice.
-    """
-
-    def __init__(self) -> None:
-        self._received, self._first = 0, 0.0
-
-    def is_forced(self, arrived: float) -> bool:
-        """Count a signal. arrived: its time in seconds, always by the same clock."""
-        self._received += 1
-        if self._received == 1:
-            self._first = arrived
-        return self._received > 2 or (self._received == 2 and arrived - self._first >= COPY_SECONDS)
 
 
 class _ArrivalTime:
@@ -104,6 +85,9 @@ class SignalHandler:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signals.is_forced(self._arrival_time()):
+            failure = supervisor.current().record.failure
+            if failure is not None and failure.code == EXIT_STOPPED:
+                os._exit(EXIT_STOPPED)  # the others know; once one has exited, its launcher signals the rest
             self.on_forced_signal()
         self.request_stop(signal.Signals(number).name)
 
@@ -184,8 +168,7 @@ class Stopped(OneLine, Exception):
 
 def stopped_before_training(reason: str | None, resume_action: str = "the same command") -> Stopped:
     """The exception for a run that was asked to stop before it looked for a checkpoint to resume from."""
-    resume = f"{resume_action} continues from the last checkpoint, if there is one"
-    return Stopped(f"stopped by {reason} before the first step of this session; {resume}")
+    return Stopped(before_the_first_step(reason, resume_action))
 
 
 class ForcedStop(OneLine, KeyboardInterrupt):

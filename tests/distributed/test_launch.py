@@ -91,7 +91,7 @@ def test_launch_forwards_one_of_two_copies_of_a_signal():
         "print('ready', flush=True); time.sleep(300)"
     )
     code = (
-        "import sys; from jaxdp.distributed import launch, preemption; preemption.COPY_SECONDS = 1e6; "
+        "import sys; from jaxdp.distributed import launch, stop_signals; stop_signals.COPY_SECONDS = 1e6; "
         f"sys.exit(launch.launch([sys.executable, '-c', {script!r}], 1))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

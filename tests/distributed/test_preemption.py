@@ -12,7 +12,12 @@ import pytest
 from helpers.processes import ROOT, TIMEOUT, TINY, log_lines, outcome, place
 
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.distributed.preemption import STOP_SIGNALS, SignalHandler
+from jaxdp.distributed import supervisor
+from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.status_files import Failure
+from jaxdp.distributed.stop_signals import STOP_SIGNALS
+from jaxdp.distributed.verdict import Limits
+from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import read_log
 
 RESNET = [  # compiles for seconds
@@ -44,6 +49,29 @@ def train_to_the_end(workdir) -> tuple:
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, err
     return outcome(workdir)
+
+
+SIGNALED_AT_ITS_IMPORT = """
+import signal, sys
+from jaxdp.cli import main
+main.import_module = lambda name: signal.raise_signal(int(sys.argv[2]))
+main.main(sys.argv[1:2])
+"""
+
+
+@pytest.mark.parametrize(("command", "number"), [*(("train", number) for number in STOP_SIGNALS), ("launch", signal.SIGTERM)])
+def test_a_signal_while_a_command_is_imported_exits_with_75_and_one_line(command, number):
+    program = [sys.executable, "-c", SIGNALED_AT_ITS_IMPORT, command, str(number.value)]
+    completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    resume = "the same command continues from the last checkpoint, if there is one"
+    line = f"jaxdp: stopped by {number.name} before the first step of this session; {resume}\n"
+    assert (completed.returncode, completed.stderr) == (75, line)
+
+
+def test_a_signal_while_a_command_without_a_run_is_imported_ends_it():
+    program = [sys.executable, "-c", SIGNALED_AT_ITS_IMPORT, "plan", str(signal.SIGTERM.value)]
+    completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.DEVNULL, timeout=TIMEOUT)
+    assert completed.returncode == -signal.SIGTERM
 
 
 def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path):
@@ -82,6 +110,18 @@ def test_a_signal_is_forced_if_it_is_the_second_after_two_seconds_or_the_third(m
             assert seen[-1] == expected
         monkeypatch.undo()
         assert signals.stop_reason == numbers[0].name
+
+
+def test_a_late_signal_of_a_launcher_to_a_process_whose_stop_the_others_know_exits_with_75(monkeypatch):
+    exits, arrivals, told = [], iter([0, 3]), supervisor.Supervisor(Limits())
+    monkeypatch.setattr(supervisor, "_current", told)
+    monkeypatch.setattr(os, "_exit", exits.append)
+    with SignalHandler(lambda: exits.append("forced")) as signals:
+        monkeypatch.setattr(type(signals._arrival_time), "__call__", lambda self: next(arrivals))
+        signal.raise_signal(signal.SIGINT)
+        told.update(failure=Failure("SIGINT", EXIT_STOPPED))
+        signal.raise_signal(signal.SIGTERM)
+    assert exits[0] == EXIT_STOPPED
 
 
 def test_the_wake_up_descriptor_of_an_event_loop_is_kept():
