@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).parent.parent
+from common import RESULTS, ROOT, made_on, markdown, options
+
 LAYOUTS = ("1x8", "2x1", "2x2", "4x1", "2x4")
 SIZES = (65_536, 524_288, 2_097_152, 8_388_608, 25_165_824, 104_857_600)
 MOST_BYTES = 2 * 2**30  # size of a call, over all devices, up to which a session repeats it
@@ -125,11 +126,11 @@ def session(layout: str, names, sizes, calls: int) -> list[dict]:
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         port = listener.getsockname()[1]
-    options = ["--sizes", *map(str, sizes), "--calls", str(calls), "--only", *names]
+    flags = ["--sizes", *map(str, sizes), "--calls", str(calls), "--only", *names]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     running = [
         subprocess.Popen(
-            [sys.executable, __file__, "--member", f"{rank},{processes},{devices},{port}", *options],
+            [sys.executable, __file__, "--member", f"{rank},{processes},{devices},{port}", *flags],
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
@@ -143,42 +144,54 @@ def session(layout: str, names, sizes, calls: int) -> list[dict]:
     return [json.loads(line) | {"layout": layout} for line in printed.splitlines() if line.startswith("{")]
 
 
-def counts_table(records: list[dict]) -> str:
-    """Markdown table: wrong calls by form and layout, from records of several versions of JAX."""
-    rows = [row for record in records for row in record["rows"]]
-    layouts = [layout for layout in LAYOUTS if any(row["layout"] == layout for row in rows)]
-    lines = ["| collective | JAX | " + " | ".join(layouts) + " |", "|---" * (len(layouts) + 2) + "|"]
+def counts_table(records: list[dict], *below: str) -> str:
+    """Wrong calls by form and layout, from records of several versions of JAX."""
+    layouts = [layout for layout in LAYOUTS if any(row["layout"] == layout for record in records for row in record["rows"])]
+    rows = []
     for record in records:
         for form in dict.fromkeys(row["form"] for row in record["rows"]):
             cells = []
             for layout in layouts:
                 mine = [row for row in record["rows"] if (row["form"], row["layout"]) == (form, layout)]
                 cells.append(f"{sum(row['wrong'] for row in mine):,} of {sum(row['calls'] for row in mine):,}" if mine else "")
-            lines.append(f"| {form} | {record['provenance']['versions']['jax']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            rows.append((form, record["provenance"]["versions"]["jax"], *cells))
+    return markdown(("collective", "JAX", *layouts), rows, *below)
 
 
 def speed_table(record: dict) -> str:
-    """Markdown table: time of the torus with each form of its reduce-scatter, relative to the form in use."""
+    """Time of the torus with each form of its reduce-scatter, relative to the form in use."""
     used = "torus with all-to-all and sum"
     seconds = {}
     for row in record["rows"]:
         if row["form"].startswith("torus with") and row["mesh"][1] > 1 and row["layout"] != "1x8":
             place = seconds.setdefault(row["form"], {}).setdefault(row["bytes"], {})
             place.setdefault((row["layout"], *row["mesh"]), []).append(row["seconds"])
-    lines = ["| form of the reduce-scatter | " + " | ".join(f"{size:,} B" for size in seconds[used]) + " |"]
-    lines.append("|---" * (len(seconds[used]) + 1) + "|")
+    rows = []
     for form, sizes in seconds.items():
         ratios = [
             median(median(taken) / median(seconds[used][size][place]) for place, taken in places.items())
             for size, places in sizes.items()
         ]
-        lines.append(f"| {form.removeprefix('torus with ')} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    return "\n".join(lines)
+        rows.append((form.removeprefix("torus with "), *(f"{ratio:.2f}" for ratio in ratios)))
+    return markdown(("form of the reduce-scatter", *(f"{size:,} B" for size in seconds[used])), rows)
+
+
+def table(records: list[dict]) -> str:
+    largest = {}
+    for row in (row for record in records for row in record["rows"]):
+        largest[row["layout"]] = max(row["bytes"], largest.get(row["layout"], 0))
+    sizes = ", ".join(f"{size / 1e6:.0f} MB on {layout}" for layout, size in largest.items())
+    return counts_table(
+        records,
+        f"Wrong calls, by processes x devices per process; messages from 64 KB to {sizes}.",
+        speed_table(records[0]),
+        "Time of the whole torus relative to the form in use (median over layouts and meshes).",
+        f"By `benchmarks/collectives.py` on {'; '.join(map(made_on, records))}.",
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
@@ -194,7 +207,7 @@ def main():
 
     from jaxdp.bench.environment import provenance
 
-    out = arguments.out or ROOT / f"benchmarks/results/collectives_{jax.__version__}.json"
+    out = arguments.out or RESULTS / f"collectives_{jax.__version__}.json"
     rows = json.loads(out.read_text())["rows"] if out.exists() else []
     for number in range(arguments.sessions):
         for layout in arguments.layouts:
