@@ -4,7 +4,7 @@
 
 On CPUs with `jax.distributed`, gloo runs the collectives, even between devices of one process. Every session starts new
 processes (layout: processes x devices of each) and calls every collective with messages of every size. A call is wrong if one
-element on one device differs from the sum. In addition to the strategies, the torus runs with several forms of its
+element on one device differs from the sum. In addition to the strategies, the torus runs with both forms of its
 reduce-scatter: with JAX 0.10 `lax.psum_scatter` is wrong (https://github.com/jax-ml/jax/issues/40830). The forms alternate call
 by call. Adds to benchmarks/results/collectives_JAX.json.
 """
@@ -35,22 +35,6 @@ def forms():
     from jaxdp.parallel.mesh import HORIZONTAL, VERTICAL
     from jaxdp.strategies import STRATEGIES
 
-    def ring(vector):
-        devices, here = lax.axis_size(HORIZONTAL), lax.axis_index(HORIZONTAL)
-        shards = vector.reshape(devices, -1)
-        onward = [(device, (device + 1) % devices) for device in range(devices)]
-
-        def add(total, step):
-            own = lax.dynamic_index_in_dim(shards, (here - step) % devices, keepdims=False)
-            return lax.ppermute(total, HORIZONTAL, onward) + own, None
-
-        first = lax.dynamic_index_in_dim(shards, (here - 1) % devices, keepdims=False)
-        return lax.scan(add, first, jnp.arange(2, devices + 1))[0]
-
-    def sliced(vector):
-        size = vector.size // lax.axis_size(HORIZONTAL)
-        return lax.dynamic_slice_in_dim(lax.psum(vector, HORIZONTAL), lax.axis_index(HORIZONTAL) * size, size)
-
     def scattered(scatter):
         def reduce(vector):
             shard = scatter(jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL))))
@@ -63,7 +47,6 @@ def forms():
         return lambda vector: allreduce.all_reduce_sum([vector], name, bucket_bytes=None)[0]
 
     scatters = {"psum_scatter": reduce_scatter.psum_scatter, "all-to-all and sum": reduce_scatter.all_to_all_sum}
-    scatters |= {"ring of ppermutes": ring, "all-reduce and slice": sliced}
     of_torus = {f"torus with {name}": scattered(scatter) for name, scatter in scatters.items()}
     return of_torus | {name: strategy(name) for name in STRATEGIES}
 

@@ -43,16 +43,6 @@ def mean_and_deviation(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f}" + (f" +- {statistics.stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def alternating_rounds(contenders: dict, rounds: int) -> dict:
-    """The rates that each contender, a function, returns in alternating rounds, and their medians."""
-    rates = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, rate in contenders.items():
-            rates[name].append(rate())
-            print(name, f"{rates[name][-1]:.0f}", flush=True)
-    return {"rates": rates, "medians": {name: statistics.median(values) for name, values in rates.items()}}
-
-
 def trained(config, datasets: tuple | None = None):
     """The result of a run; None if its loss was not finite."""
     import jaxdp

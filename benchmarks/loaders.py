@@ -14,13 +14,14 @@ alternate; starting the workers and the first batches are excluded.
 
 import io
 import os
+import statistics
 import tempfile
 import time
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from common import alternating_rounds, made_on, markdown, options, read, write
+from common import made_on, markdown, options, read, write
 from PIL import Image
 
 from jaxdp.bench.environment import provenance
@@ -195,13 +196,22 @@ def of_timm(folder) -> dict:
 
 def rate(batches) -> float:
     """Images a second from the end of the warm-up on."""
-    batches = batches()
     for _ in range(WARM_UP):
         next(batches)
     began = time.perf_counter()
     for _ in range(COUNTED):
         next(batches)
     return BATCH * COUNTED / (time.perf_counter() - began)
+
+
+def alternating_rounds(contenders: dict, rounds: int) -> dict:
+    """The rates of alternating rounds, by contender, and their medians. contenders: name -> function that returns batches."""
+    rates = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, batches in contenders.items():
+            rates[name].append(rate(batches()))
+            print(name, f"{rates[name][-1]:.0f}", flush=True)
+    return {"rates": rates, "medians": {name: statistics.median(values) for name, values in rates.items()}}
 
 
 def main():
@@ -217,9 +227,8 @@ def main():
     contenders, packages = studies[arguments.study]
     with tempfile.TemporaryDirectory() as made:
         size = make_images(Path(made), FILES)
-        rates = {name: partial(rate, batches) for name, batches in contenders(Path(made)).items()}
         record = {"provenance": provenance([*PACKAGES, *packages]), "file_bytes": size, "workers": default_threads()}
-        record |= {"load_average": os.getloadavg()[1]} | alternating_rounds(rates, arguments.repeats)
+        record |= {"load_average": os.getloadavg()[1]} | alternating_rounds(contenders(Path(made)), arguments.repeats)
     if arguments.study == "decoders":
         write("input_vs_peers", record)
     else:

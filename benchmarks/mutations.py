@@ -148,7 +148,7 @@ MUTATIONS = {
         ("additions", "return vertical + horizontal - 2 if", "return vertical + horizontal - 1 if"),
     ),
     "training/step.py": (
-        "training/test_step.py training/test_mixed_precision.py models/test_finetune.py",
+        "training/test_step.py training/test_mixed_precision.py models/test_finetune.py data/test_augment.py",
         ("scale-not-divided", "local_scale = scale if scaled else scale / lax.axis_size(AXES)", "local_scale = scale"),
         ("loss-scale-kept", "gradient = jax.tree.map(lambda g: g / scale, gradient)\n", "pass\n"),
         ("accumulation-is-sum", "jax.tree.map(lambda x: x / count, total)", "total"),
