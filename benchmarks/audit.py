@@ -1,6 +1,6 @@
 """Detection rate, false alarms and cost of audits of reductions.
 
-    python benchmarks/audit.py [--trials 100] [--clean 1000] [--runs 200] [--only corrupted clean runs cost]
+    python benchmarks/audit.py [--trials 100] [--clean 1000] [--only corrupted clean cost]
 
 The contributions are gradients of a small ResNet during training, on eight virtual CPU devices. For every strategy and wire
 dtype, on three of five meshes, a program reduces them as the step does, with a corruption given as arguments, and audits the
@@ -10,13 +10,11 @@ result.
   out, or the contribution of the previous step; each in a random bucket. A corruption is certain to be found if it changes a
   sum by more than twice the bound; trials continue until there are --trials of these.
 - clean: audits of uncorrupted buckets.
-- runs: runs of one and of two processes that audit every step.
 - cost: a ResNet-18 of a quarter of the width on 32x32 images, audited every fourth step.
 
 Writes benchmarks/results/audit.json, keeping parts that are not selected, and prints the tables.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -29,11 +27,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from common import ROOT, made_on, markdown, options, read, write
 
 from jaxdp.strategies import STRATEGIES
 
-ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks/results/audit.json"
 MESHES = ((1, 2), (1, 8), (2, 4), (4, 2), (8, 1))
 WIRES = ("float32", "bfloat16", "float16")
 # Every strategy with every wire dtype, on three meshes each.
@@ -214,17 +211,6 @@ def run(flags: list[str], epochs: float, processes: int) -> dict:
         return json.loads(Path(folder, "run/result.json").read_text())
 
 
-def runs(audits: int) -> list[dict]:
-    """Runs that audit every step, and finish only if no audit fails."""
-    results = []
-    for processes, strategy in ((1, "torus"), (2, "torus"), (2, "psum")):
-        mesh = ["--mesh.cpu-devices", str(4 // processes), "--reduce.strategy", strategy, "--guard.audit-every-steps", "1"]
-        result = run([*SMALL, *mesh], 16 * audits / 512, processes)
-        results.append({"processes": processes, "strategy": strategy, "audits": result["audits"], "steps": result["steps"]})
-        print(results[-1], flush=True)
-    return results
-
-
 def cost() -> list[dict]:
     """An audit beside a step, in runs on images of 32x32: seconds of each, and the share of the time at the default."""
     from jaxdp.config import Guard
@@ -242,43 +228,35 @@ def cost() -> list[dict]:
 
 
 def table(record: dict) -> str:
-    """Markdown."""
-    lines = ["| corruption of a bucket | certain to be found | found | other | found |", "|---|---|---|---|---|"]
     names = {
         "bit": "a flipped bit of a device's vector",
         "lost": "a device's contribution left out",
         "stale": "the contribution of the previous step",
     }
-    for kind, one in record["corrupted"].items():
-        certain, others = (f"{one.get(f'{which}', 0)} | {one.get(f'{which} found', 0)}" for which in ("certain", "uncertain"))
-        lines.append(f"| {names[kind]} | {certain} | {others} |")
-    checked, real = record["clean"], record.get("runs", [])
-    audits = sum(one["audits"] for one in real)
+    counts = "certain", "certain found", "uncertain", "uncertain found"
+    rows = [(names[kind], *(str(one.get(count, 0)) for count in counts)) for kind, one in record["corrupted"].items()]
+    checked = record["clean"]
     shares = ", ".join(f"{share:.3f} ({wire})" for wire, share in checked["largest_share_of_bound"].items())
     costs = "; ".join(
         f"{one['processes']} process{'es' * (one['processes'] > 1)}: {one['audit_seconds'] / one['step_seconds']:.2f} steps, "
         f"{100 * one['share']:.2f} % of the run at one every {one['steps_between_audits']} steps"
         for one in record["cost"]
     )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"False alarms: {checked['reported']} of {checked['audits']:,} audits; the largest difference was, as a share of "
-            f"its bound, {shares}." + (f" 0 of {audits:,} in runs of one and two processes." if real else ""),
-            f"An audit takes, with {costs}.",
-        ]
+    return markdown(
+        ("corruption of a bucket", "certain to be found", "found", "other", "found"),
+        rows,
+        f"False alarms: {checked['reported']} of {checked['audits']:,} audits; the largest difference was, as a share of its "
+        f"bound, {shares}.\nAn audit takes, with {costs}.",
+        f"By `benchmarks/audit.py` on {made_on(record)}.",
     )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--trials", type=int, default=100, help="certain corruptions of each kind")
     parser.add_argument("--clean", type=int, default=1000)
-    parser.add_argument("--runs", type=int, default=200, help="audited steps of each run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=["corrupted", "clean", "runs", "cost"])
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--only", nargs="+", default=["corrupted", "clean", "cost"])
     args = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
@@ -286,7 +264,7 @@ def main():
     jax.config.update("jax_num_cpu_devices", 8)
     from jaxdp.bench.environment import provenance
 
-    record = json.loads(args.output.read_text()) if args.output.exists() else {}
+    record = read("audit", {})
     record["provenance"] = provenance()
     if {"corrupted", "clean"} & set(args.only):
         steps = gradients(-(-args.clean // len(COMBINATIONS)) + 1)
@@ -296,11 +274,9 @@ def main():
             print(record["clean"], flush=True)
         if "corrupted" in args.only:
             record["corrupted"] = corruptions(make, steps, args.trials, random.Random(args.seed))
-    if "runs" in args.only:
-        record["runs"] = runs(args.runs)
     if "cost" in args.only:
         record["cost"] = cost()
-    args.output.write_text(json.dumps(record, indent=1) + "\n")
+    write("audit", record)
     if record.keys() >= {"corrupted", "clean", "cost"}:
         print(table(record))
 

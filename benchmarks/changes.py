@@ -3,17 +3,17 @@
     python benchmarks/changes.py [--config digits] [--base FLAGS] [--batch 128] [--rounds 9] [-- "--reduce.no-overlap" ...]
 
 A change is one or more flags of `jaxdp train`; --base: flags of every step. Writes benchmarks/results/changes_CONFIG.json, or
---output, and prints a table.
+changes_OUTPUT.json, and prints a table.
 To measure the effect of overlap on several GPUs: `--config imagenet_goyal_8k --batch N -- --reduce.no-overlap`.
 """
 
 import argparse
-import json
 import os
 from functools import partial
 from pathlib import Path
 
 import turns
+from common import made_on, markdown, options, write
 
 UNCHANGED = "unchanged"
 CHANGES = (
@@ -46,28 +46,25 @@ def step_of(recipe: str, flags: list[str], batch: int):
 
 
 def table(record: dict) -> str:
-    """The record as a Markdown table."""
-    rows, batch = record["rows"], record["batch"]
-    lines = ["| change | step | slowest to fastest round | images/s | speed |", "|---" * 5 + "|"]
-    for name, row in rows.items():
-        flags = name if name == UNCHANGED else f"`{name}`"
+    rows = []
+    for name, row in record["rows"].items():
+        rate, speed = record["batch"] / row["step_seconds"], turns.ratio(row, record["rows"][UNCHANGED])
         spread = f"{1e3 * row['slowest']:.0f} to {1e3 * row['fastest']:.0f} ms"
-        speed = f"{turns.ratio(row, rows[UNCHANGED]):.2f}"
-        lines.append(
-            f"| {flags} | {1e3 * row['step_seconds']:.0f} ms | {spread} | {batch / row['step_seconds']:.0f} | {speed} |"
-        )
-    return "\n".join(lines)
+        change = name if name == UNCHANGED else f"`{name}`"
+        rows.append((change, f"{1e3 * row['step_seconds']:.0f} ms", spread, f"{rate:.0f}", f"{speed:.2f}"))
+    columns = "change", "step", "slowest to fastest round", "images/s", "speed"
+    return markdown(columns, rows, f"By `benchmarks/changes.py` on {made_on(record)}.")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("changes", nargs="*", default=CHANGES)
     parser.add_argument("--config", default="digits")
     parser.add_argument("--base", default="", help="flags of every step")
     parser.add_argument("--batch", type=int, default=128, help="global batch")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds per round of a contender")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", help="name of the record, after changes_")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work is not None:
@@ -84,8 +81,7 @@ def main():
 
     record = {"provenance": provenance(), "config": args.config, "base": args.base, "batch": args.batch, "rounds": args.rounds}
     record |= {"rows": rows, "failed": failed}
-    out = args.output or turns.ROOT / f"benchmarks/results/changes_{Path(args.config).stem}.json"
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    write(f"changes_{args.output or Path(args.config).stem}", record)
     print(table(record))
 
 

@@ -4,7 +4,7 @@
 
 On CPUs with `jax.distributed`, gloo runs the collectives, even between devices of one process. Every session starts new
 processes (layout: processes x devices of each) and calls every collective with messages of every size. A call is wrong if one
-element on one device differs from the sum. In addition to the strategies, the torus runs with several forms of its
+element on one device differs from the sum. In addition to the strategies, the torus runs with both forms of its
 reduce-scatter: with JAX 0.10 `lax.psum_scatter` is wrong (https://github.com/jax-ml/jax/issues/40830). The forms alternate call
 by call. Adds to benchmarks/results/collectives_JAX.json.
 """
@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).parent.parent
+from common import RESULTS, ROOT, made_on, markdown, options
+
 LAYOUTS = ("1x8", "2x1", "2x2", "4x1", "2x4")
 SIZES = (65_536, 524_288, 2_097_152, 8_388_608, 25_165_824, 104_857_600)
 MOST_BYTES = 2 * 2**30  # size of a call, over all devices, up to which a session repeats it
@@ -34,22 +35,6 @@ def forms():
     from jaxdp.parallel.mesh import HORIZONTAL, VERTICAL
     from jaxdp.strategies import STRATEGIES
 
-    def ring(vector):
-        devices, here = lax.axis_size(HORIZONTAL), lax.axis_index(HORIZONTAL)
-        shards = vector.reshape(devices, -1)
-        onward = [(device, (device + 1) % devices) for device in range(devices)]
-
-        def add(total, step):
-            own = lax.dynamic_index_in_dim(shards, (here - step) % devices, keepdims=False)
-            return lax.ppermute(total, HORIZONTAL, onward) + own, None
-
-        first = lax.dynamic_index_in_dim(shards, (here - 1) % devices, keepdims=False)
-        return lax.scan(add, first, jnp.arange(2, devices + 1))[0]
-
-    def sliced(vector):
-        size = vector.size // lax.axis_size(HORIZONTAL)
-        return lax.dynamic_slice_in_dim(lax.psum(vector, HORIZONTAL), lax.axis_index(HORIZONTAL) * size, size)
-
     def scattered(scatter):
         def reduce(vector):
             shard = scatter(jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL))))
@@ -62,7 +47,6 @@ def forms():
         return lambda vector: allreduce.all_reduce_sum([vector], name, bucket_bytes=None)[0]
 
     scatters = {"psum_scatter": reduce_scatter.psum_scatter, "all-to-all and sum": reduce_scatter.all_to_all_sum}
-    scatters |= {"ring of ppermutes": ring, "all-reduce and slice": sliced}
     of_torus = {f"torus with {name}": scattered(scatter) for name, scatter in scatters.items()}
     return of_torus | {name: strategy(name) for name in STRATEGIES}
 
@@ -125,11 +109,11 @@ def session(layout: str, names, sizes, calls: int) -> list[dict]:
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         port = listener.getsockname()[1]
-    options = ["--sizes", *map(str, sizes), "--calls", str(calls), "--only", *names]
+    flags = ["--sizes", *map(str, sizes), "--calls", str(calls), "--only", *names]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     running = [
         subprocess.Popen(
-            [sys.executable, __file__, "--member", f"{rank},{processes},{devices},{port}", *options],
+            [sys.executable, __file__, "--member", f"{rank},{processes},{devices},{port}", *flags],
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
@@ -143,42 +127,54 @@ def session(layout: str, names, sizes, calls: int) -> list[dict]:
     return [json.loads(line) | {"layout": layout} for line in printed.splitlines() if line.startswith("{")]
 
 
-def counts_table(records: list[dict]) -> str:
-    """Markdown table: wrong calls by form and layout, from records of several versions of JAX."""
-    rows = [row for record in records for row in record["rows"]]
-    layouts = [layout for layout in LAYOUTS if any(row["layout"] == layout for row in rows)]
-    lines = ["| collective | JAX | " + " | ".join(layouts) + " |", "|---" * (len(layouts) + 2) + "|"]
+def counts_table(records: list[dict], *below: str) -> str:
+    """Wrong calls by form and layout, from records of several versions of JAX."""
+    layouts = [layout for layout in LAYOUTS if any(row["layout"] == layout for record in records for row in record["rows"])]
+    rows = []
     for record in records:
         for form in dict.fromkeys(row["form"] for row in record["rows"]):
             cells = []
             for layout in layouts:
                 mine = [row for row in record["rows"] if (row["form"], row["layout"]) == (form, layout)]
                 cells.append(f"{sum(row['wrong'] for row in mine):,} of {sum(row['calls'] for row in mine):,}" if mine else "")
-            lines.append(f"| {form} | {record['provenance']['versions']['jax']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            rows.append((form, record["provenance"]["versions"]["jax"], *cells))
+    return markdown(("collective", "JAX", *layouts), rows, *below)
 
 
 def speed_table(record: dict) -> str:
-    """Markdown table: time of the torus with each form of its reduce-scatter, relative to the form in use."""
+    """Time of the torus with each form of its reduce-scatter, relative to the form in use."""
     used = "torus with all-to-all and sum"
     seconds = {}
     for row in record["rows"]:
         if row["form"].startswith("torus with") and row["mesh"][1] > 1 and row["layout"] != "1x8":
             place = seconds.setdefault(row["form"], {}).setdefault(row["bytes"], {})
             place.setdefault((row["layout"], *row["mesh"]), []).append(row["seconds"])
-    lines = ["| form of the reduce-scatter | " + " | ".join(f"{size:,} B" for size in seconds[used]) + " |"]
-    lines.append("|---" * (len(seconds[used]) + 1) + "|")
+    rows = []
     for form, sizes in seconds.items():
         ratios = [
             median(median(taken) / median(seconds[used][size][place]) for place, taken in places.items())
             for size, places in sizes.items()
         ]
-        lines.append(f"| {form.removeprefix('torus with ')} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    return "\n".join(lines)
+        rows.append((form.removeprefix("torus with "), *(f"{ratio:.2f}" for ratio in ratios)))
+    return markdown(("form of the reduce-scatter", *(f"{size:,} B" for size in seconds[used])), rows)
+
+
+def table(records: list[dict]) -> str:
+    largest = {}
+    for row in (row for record in records for row in record["rows"]):
+        largest[row["layout"]] = max(row["bytes"], largest.get(row["layout"], 0))
+    sizes = ", ".join(f"{size / 1e6:.0f} MB on {layout}" for layout, size in largest.items())
+    return counts_table(
+        records,
+        f"Wrong calls, by processes x devices per process; messages from 64 KB to {sizes}.",
+        speed_table(records[0]),
+        "Time of the whole torus relative to the form in use (median over layouts and meshes).",
+        f"By `benchmarks/collectives.py` on {'; '.join(map(made_on, records))}.",
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
@@ -194,7 +190,7 @@ def main():
 
     from jaxdp.bench.environment import provenance
 
-    out = arguments.out or ROOT / f"benchmarks/results/collectives_{jax.__version__}.json"
+    out = arguments.out or RESULTS / f"collectives_{jax.__version__}.json"
     rows = json.loads(out.read_text())["rows"] if out.exists() else []
     for number in range(arguments.sessions):
         for layout in arguments.layouts:

@@ -1,54 +1,241 @@
-"""XLA's compiled step for each strategy: ResNet-50 in bfloat16, compiled for H200 GPUs.
+"""The training step of ResNet-50, compiled by XLA for GPUs that are not there; nothing is run.
 
-    python benchmarks/compiled.py      (needs the extra cuda13, no GPU)
+    python benchmarks/compiled.py strategies | updates | bytes | memory      (extra cuda13, no GPU)
 
-Writes benchmarks/results/compiled.json.
+- strategies: messages of each strategy and what they overlap with, on 8 and on 512 H200 GPUs
+- updates: a replicated and a sharded update on a 2x4 mesh of H200 GPUs; update and communication are what the step has more
+  than its gradient on one device, which is compiled separately. Replaces the rows of the installed JAX
+- bytes: bytes of operands and results of every kernel, and FLOP of convolutions, on one H200. No kernel is faster than its
+  bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the step
+- memory: the estimate of `jaxdp plan` compared with what XLA allocates on one H100. The difference of two batches is the memory
+  per image
+
+Each writes its record in benchmarks/results/.
 """
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+from collections import defaultdict
+from unittest import mock
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+
+import jax
+from common import made_on, markdown, options, read, write
+from jax.experimental import topologies
+from jax.sharding import PartitionSpec
+
+import jaxdp
+from jaxdp import models
+from jaxdp.analysis import aot, memory
+from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
 from jaxdp.bench.environment import provenance
+from jaxdp.bench.step import published_ceilings
+from jaxdp.config import at_image_size
+from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.planning import Plan
+from jaxdp.sizes import model_summary
+from jaxdp.training.step import compute_gradients, without_reduction
+from jaxdp.training.step_compiler import abstract_arguments
+from jaxdp.xla import hlo, kernels
+from jaxdp.xla import options as xla_options
 
-ROOT = Path(__file__).parent.parent
-TODAY = ["--model.dtype", "bfloat16", "--loss-scale.name", "none", "--reduce.wire-dtype", "bfloat16"]
-TODAY += ["--optimizer.momentum-rule", "constant"]
-EIGHT = ["--hosts", "1", "--gpus-per-host", "8", "--batch.0.global-batch", "2048", "--batch.0.per-worker-batch", "256"]
-MANY = ["--hosts", "64", "--gpus-per-host", "8", "--batch.0.global-batch", "131072", "--batch.0.per-worker-batch", "256"]
+GPU = "h200"
+SONY = ["--model.dtype", "bfloat16", "--loss-scale.name", "none", "--reduce.wire-dtype", "bfloat16"]
+SONY += ["--optimizer.momentum-rule", "constant"]
 BUCKETS = ["--reduce.bucket-bytes", "65536"]
 AT_THE_END = ["--reduce.no-overlap"]  # with XLA's options as they are by default: it then combines all-reduces
-XLA_DEFAULTS = "from jaxdp.cli.main import main; from jaxdp.xla import options; options.TUNED.clear(); main()"
 WAYS = {"": [], ", 64 KiB": BUCKETS, ", at the end": AT_THE_END, ", 64 KiB, at the end": [*BUCKETS, *AT_THE_END]}
-CASES = [(f"{name}{way}", [*EIGHT, "--reduce.strategy", name, *WAYS[way]]) for name in ("psum", "torus") for way in WAYS]
-CASES += [(name, [*EIGHT, "--reduce.strategy", name]) for name in ("hierarchical", "ring")]
-CASES += [
-    (f"{name}{way}", [*MANY, "--reduce.strategy", name, *WAYS[way]])
-    for name in ("psum", "torus")
-    for way in ("", ", 64 KiB, at the end")
-]
+STRATEGIES = [(strategy, way, 1) for strategy in ("psum", "torus") for way in WAYS]
+STRATEGIES += [("hierarchical", "", 1), ("ring", "", 1)]
+STRATEGIES += [(strategy, way, 64) for strategy in ("psum", "torus") for way in ("", ", 64 KiB, at the end")]
+IMAGES = 16, 32, 256  # on each GPU, of `updates`
+SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}
+MEMORY_BATCHES = 16, 48
+NETWORKS = {
+    "ResNet-50, bfloat16": ["--model.dtype", "bfloat16"],
+    "ResNet-50, float32": [],
+    "ResNet-50, bfloat16, remat": ["--model.dtype", "bfloat16", "--model.remat"],
+    "ResNet-18, float32": ["--model.depth", "18"],
+    "ResNet-152, bfloat16": ["--model.depth", "152", "--model.dtype", "bfloat16"],
+}
 
 
-def compiled(flags) -> dict:
-    program = ["-c", XLA_DEFAULTS] if AT_THE_END[0] in flags else ["-m", "jaxdp"]
-    command = [sys.executable, *program, "plan", "--config", "imagenet_sony_exp1", "--json", "--compile-for", "h200"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, *TODAY, *flags], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-    if done.returncode:
-        sys.exit(done.stderr.splitlines()[-1] if done.stderr else "the compilation failed")
-    return json.loads(done.stdout)["compiled"]
+def plan_of(recipe: str, images: int, flags: list[str], *, devices: int = 1, hosts: int = 1) -> Plan:
+    """The plan of a recipe with this number of images on each device."""
+    batch = ["--batch.0.global-batch", str(devices * images), "--batch.0.per-worker-batch", str(images)]
+    return jaxdp.plan(jaxdp.load_config(recipe, ["--compile.cache", "off", *batch, *flags]), devices, hosts)
 
 
-def main():
+def compiled(plan: Plan, gpu: str = GPU, *, hosts: int = 1, gpus_per_host: int = 1) -> aot.CompiledStep:
+    return aot.compile_for(plan, 0, gpu=gpu, hosts=hosts, gpus_per_host=gpus_per_host)
+
+
+def strategies() -> None:
     results, made = [], provenance()
-    for name, flags in CASES:
-        results.append({"name": name} | compiled(flags) | {"flags": flags, "provenance": made})
+    for strategy, way, hosts in STRATEGIES:
+        flags = [*SONY, "--reduce.strategy", strategy, *WAYS[way]]
+        plan = plan_of("imagenet_sony_exp1", 256, flags, devices=8 * hosts, hosts=hosts)
+        with mock.patch.dict(xla_options.TUNED, clear=AT_THE_END[0] in flags):
+            step = aot.as_dict(compiled(plan, hosts=hosts, gpus_per_host=8))
+        results.append({"name": strategy + way} | step | {"flags": flags, "provenance": made})
         print(json.dumps(results[-1] | {"flags": None, "provenance": None}), flush=True)
-        (ROOT / "benchmarks/results/compiled.json").write_text(json.dumps(results, indent=1) + "\n")
-    print("benchmarks/tables.py compiled prints the table")
+        write("compiled", results)
 
+
+def total(step: dict, name: str) -> int:
+    return sum(collective[name] for collective in step["collectives"])
+
+
+def strategies_table(results: list[dict]) -> str:
+    rows = []
+    for step in results:
+        covered = 100 * total(step, "covered_bytes") / total(step, "operand_bytes")
+        gpus, messages = f"{step['hosts']}x{step['gpus_per_host']}", str(total(step, "count"))
+        sizes = f"{step['kernel_bytes'] / 1e9:.1f}", f"{step['memory_bytes'] / 1e9:.1f} GB"
+        rows.append((step["name"], gpus, messages, f"{covered:.0f} %", f"{step['kernels']:,}", *sizes))
+    return markdown(
+        ("strategy", "GPUs", "messages", "bytes covered", "kernels", "GB moved", "memory per GPU"),
+        rows,
+        f"ResNet-50 in bfloat16, 256 images per GPU, compiled by `benchmarks/compiled.py` with JAX {results[0]['jax']}; "
+        "nothing was run.",
+    )
+
+
+def gradient_alone(plan: Plan) -> dict:
+    """Kernels and bytes of the gradient of one device, without reduction and update."""
+    phase = plan.phases[0]
+    target = target_config(GPU_TARGETS[GPU])
+    topology = topologies.get_topology_desc("", platform="cuda", target_config=target, topology="1x1x8")
+    mesh = make_mesh(*phase.shape, topology.devices)
+    config = at_image_size(without_reduction(plan.config), phase.image_size)
+    model = models.create(config.model, platform="gpu")
+
+    def gradient(state, batch, _):
+        found, _ = compute_gradients(
+            config, model, state.params, batch_stats=state.batch_stats, batch=batch, pixel_stats=(0.0, 1.0)
+        )
+        return jax.tree.map(lambda leaf: leaf[None], found)
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(everywhere, rows, everywhere), out_specs=rows, check_vma=False)
+    traced = jax.jit(mapped).trace(*abstract_arguments(config, model, phase, mesh=mesh))
+    compiler_options = xla_options.compiler_options(config.compile, "gpu")
+    text = traced.lower(lowering_platforms=("cuda",)).compile(compiler_options).as_text()
+    schedule = hlo.read_schedule(text, mesh.size)
+    return {"kernels": schedule.kernels, "kernel_bytes": schedule.kernel_bytes}
+
+
+def updates() -> None:
+    rows = [row for row in read("compiled_updates", []) if row["jax"] != jax.__version__]
+    made = provenance()
+    for images in IMAGES:
+        alone = gradient_alone(plan_of("imagenet_sony_exp1", images, SONY, devices=8))
+        for update in ("replicated", "sharded"):
+            for buckets, flags in {"one a segment": [], "64 KiB": BUCKETS}.items():
+                plan = plan_of("imagenet_sony_exp1", images, [*SONY, "--reduce.update", update, *flags], devices=8)
+                step = aot.as_dict(compiled(plan, gpus_per_host=8))
+                facts = {"images": images, "update": update, "buckets": buckets, "jax": jax.__version__}
+                sizes = {name: step[name] for name in ("kernels", "kernel_bytes", "memory_bytes")}
+                sizes |= {name: total(step, name) for name in ("count", "operand_bytes", "covered_bytes")}
+                rows.append(facts | sizes | {"gradient_alone": alone, "collectives": step["collectives"]})
+                print(json.dumps(rows[-1] | {"collectives": None}), flush=True)
+                rows[-1]["provenance"] = made
+                write("compiled_updates", rows)
+
+
+def updates_table(results: list[dict]) -> str:
+    columns = "JAX", "images per GPU", "update", "buckets", "kernels", "GB moved", "update and communication"
+    rows = []
+    for row in results:
+        alone = row["gradient_alone"]
+        kernels, moved = row["kernels"] - alone["kernels"], row["kernel_bytes"] - alone["kernel_bytes"]
+        sizes = f"{row['kernels']:,}", f"{row['kernel_bytes'] / 1e9:.2f}", f"{kernels:,} kernels, {moved / 1e9:.2f} GB"
+        covered = f"{100 * row['covered_bytes'] / row['operand_bytes']:.0f} %"
+        facts = row["jax"], str(row["images"]), row["update"], row["buckets"]
+        rows.append((*facts, *sizes, covered, f"{row['memory_bytes'] / 1e9:.2f} GB"))
+    return markdown((*columns, "bytes covered", "memory"), rows, "By `benchmarks/compiled.py`; nothing was run.")
+
+
+def bytes_of_kernels() -> None:
+    results, batch = [], 256
+    limits = published_ceilings(GPU_TARGETS[GPU].name, "bfloat16", 1)
+    for form in ("separate", "folded"):
+        flags = ["--model.dtype", "bfloat16", "--reduce.strategy", "psum", "--model.batch-norm", form]
+        step = compiled(plan_of("imagenet_goyal_256", batch, flags))
+        found, table = kernels.kernels_of_step(step.text, batch), defaultdict(float)
+        for one in found:
+            side = next((name for limit, name in sorted(SIDES.items()) if 0 < one.side <= limit + 3), "rest")
+            table[f"{side} {one.kind}"] += one.bytes
+        rows = kernels.summarize_by_kind(found, None, limits)
+        moved, flop, least = (sum(row[what] for row in rows) for what in ("bytes", "flop", "least_seconds"))
+        row = {"case": form, "flags": flags, "gpu": GPU_TARGETS[GPU].name, "batch": batch, "kernels": len(found)}
+        row |= {
+            "megabytes_an_image": {name: part / batch / 1e6 for name, part in table.items()},
+            "all_megabytes_an_image": moved / batch / 1e6,
+            "convolutions_gigaflop_an_image": flop / batch / 1e9,
+            "limits": limits,
+            "bytes_only_images_per_second": batch / (moved / limits["bytes_per_second"]),
+            "floor_images_per_second": batch / least,
+            "memory_bytes": step.memory_bytes,
+        }
+        results.append(row)
+        print(row, flush=True)
+    write("gpu_bytes", {"provenance": provenance(), "results": results})
+
+
+def bytes_table(record: dict) -> str:
+    kinds = ("convolution", "input gradient", "weight gradient", "forward", "backward")
+    rows = []
+    for one in record["results"]:
+        megabytes = one["megabytes_an_image"]
+        sums = [sum(value for name, value in megabytes.items() if name.split(" ", 1)[1] == kind) for kind in kinds]
+        sums += [megabytes["rest rest"], one["all_megabytes_an_image"]]
+        cells = [f"{value:.1f}" for value in sums]
+        rows.append((one["case"], *cells, f"{one['kernels']:,}", f"{one['floor_images_per_second']:,.0f}"))
+    limits = record["results"][0]["limits"]
+    return markdown(
+        ("step", *kinds, "rest", "total", "kernels", "images/s at most"),
+        rows,
+        f"Upper bound: every kernel at the published {limits['bytes_per_second'] / 1e12:.1f} TB/s and "
+        f"{limits['flops'] / 1e12:.0f} TFLOP/s. Compiled with JAX {record['provenance']['versions']['jax']}; nothing was run.",
+    )
+
+
+def memory_of_step() -> None:
+    results, gpu = [], "h100"
+    for case, flags in NETWORKS.items():
+        plans = [plan_of("imagenet_goyal_256", batch, [*flags, "--reduce.strategy", "psum"]) for batch in MEMORY_BATCHES]
+        found = [compiled(plan, gpu).memory_bytes for plan in plans]
+        estimates = [memory.estimate(plan, model_summary(plan.config)) for plan in plans]
+        per_image, estimated = (found[1] - found[0]) / (MEMORY_BATCHES[1] - MEMORY_BATCHES[0]), estimates[0]
+        row = {"case": case, "gpu": GPU_TARGETS[gpu].name, "batches": MEMORY_BATCHES, "compiled_bytes": found}
+        row |= {
+            "estimated_bytes": [each["total"] for each in estimates],
+            "compiled_megabytes_an_image": per_image / 1e6,
+            "estimated_megabytes_an_image": estimated["activations_per_image"] / 1e6,
+            "ratio": estimated["activations_per_image"] / per_image,
+        }
+        results.append(row)
+        print(row, flush=True)
+    write("memory", {"provenance": provenance(), "results": results})
+
+
+def memory_table(record: dict) -> str:
+    rows = []
+    for row in record["results"]:
+        estimated, compiled = row["estimated_megabytes_an_image"], row["compiled_megabytes_an_image"]
+        fixed = row["estimated_bytes"][0] - row["batches"][0] * 1e6 * estimated
+        rows.append((row["case"], f"{estimated:.1f}", f"{compiled:.1f}", f"{(fixed + 256e6 * estimated) / 1e9:.1f}"))
+    columns = "network, 224x224", "MB per image, estimated", "compiled", "GB for 256 images, estimated"
+    made = f"Compiled for an {record['results'][0]['gpu']}; nothing was run on a GPU."
+    return markdown(columns, rows, made, f"By `benchmarks/compiled.py` on {made_on(record)}.")
+
+
+STUDIES = {"strategies": strategies, "updates": updates, "bytes": bytes_of_kernels, "memory": memory_of_step}
 
 if __name__ == "__main__":
-    main()
+    parser = options(__doc__)
+    parser.add_argument("study", choices=STUDIES)
+    STUDIES[parser.parse_args().study]()

@@ -9,14 +9,12 @@ near the kink of the ReLU; with normal ones of standard deviation 0.3 many are, 
 are means of four draws. Writes benchmarks/results/folded_precision.json.
 """
 
-import argparse
-import json
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import made_on, markdown, options, read, write
 from jax import lax
 
 from jaxdp.bench.environment import provenance
@@ -24,11 +22,10 @@ from jaxdp.models.batch_norm import EPSILON, BatchNormTerm, Fusion, Normalizatio
 from jaxdp.models.bn_relu import fused_bn_relu
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 
-RESULT = Path(__file__).parent.parent / "benchmarks/results/folded_precision.json"
 BATCH, SIDE, INPUTS, OUTPUTS = 64, 8, 64, 256
 AWAY, NEAR = "±20", "N(0, 0.3)"
 CASES = {AWAY: ((0.0, 3.0, 30.0, 300.0), 1), NEAR: ((0.5, 3.0, 30.0), 4)}  # bias: means, draws
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 FORMS = "separate", "folded, no center", "folded, center"
 QUANTITIES = "output", "h", "kernel", "scale"
 
@@ -96,17 +93,17 @@ def errors(form: str, dtype: jax.typing.DTypeLike, *, mean: float, bias_kind: st
 
 
 def table(record: dict) -> str:
-    lines = ["| activations | bias | mean | form | output | gradient of h | of the kernel | of the scale |", "|---" * 8 + "|"]
+    rows = []
     for row in record["results"]:
-        if row["dtype"] == "float16" or not row["mean"] or (row["dtype"], row["bias"]) == ("float32", NEAR):
-            continue
-        shown = " | ".join(f"{row[name]:.1e}" for name in QUANTITIES)
-        lines.append(f"| {row['dtype']} | {row['bias']} | {row['mean']:g} | {row['form']} | {shown} |")
-    return "\n".join(lines)
+        if row["dtype"] in DTYPES and row["mean"] and (row["dtype"], row["bias"]) != ("float32", NEAR):
+            errors = (f"{row[name]:.1e}" for name in QUANTITIES)
+            rows.append((row["dtype"], row["bias"], f"{row['mean']:g}", row["form"], *errors))
+    columns = "activations", "bias", "mean", "form", "output", "gradient of h", "of the kernel", "of the scale"
+    return markdown(columns, rows, f"By `benchmarks/folded_precision.py` on {made_on(record)}.")
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    options(__doc__).parse_args()
     rows = [
         measured(form, dtype, mean=mean, bias_kind=bias_kind)
         for dtype in DTYPES
@@ -114,8 +111,8 @@ def main():
         for mean in means
         for form in FORMS
     ]
-    RESULT.write_text(json.dumps({"provenance": provenance(), "results": rows}, indent=1) + "\n")
-    print(table(json.loads(RESULT.read_text())))
+    write("folded_precision", {"provenance": provenance(), "results": rows})
+    print(table(read("folded_precision")))
 
 
 if __name__ == "__main__":

@@ -4,35 +4,31 @@
 
 A narrow ResNet-18 (8 channels in its first stage) so that the ladder fits into half an hour on two cores. Rates are chosen
 on a validation split, on the smallest batch for SGD and for every batch for LARS; accuracy is that of the held-out
-digits.
-Writes benchmarks/results/large_batch.json and docs/large_batch.png.
+digits. Writes benchmarks/results/large_batch.json and docs/large_batch.png.
 """
 
-import argparse
 import dataclasses
-import json
-import os
-import tempfile
-from pathlib import Path
-from statistics import mean, stdev
 
-import jaxdp
+from common import ROOT, draw_accuracies, made_on, markdown, mean_and_deviation, options, read, trained, write
+
 from jaxdp.bench.environment import provenance
 from jaxdp.config import Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
-from jaxdp.loggers.console import Quiet
-from jaxdp.session import Command, run_session
 
-ROOT = Path(__file__).parent.parent
-PICTURE = ROOT / "docs/large_batch.png"
 EPOCHS, WARM_UP, SMALLEST = 12.0, 3.0, 64
 LADDER = (64, 356, 1424)  # up to the training set but for 13 images, so that four devices share it and its quarter evenly
 SGD_RATES, LARS_RATES = (0.1, 0.2, 0.4, 0.8), (5.0, 10.0, 20.0, 40.0)
-TECHNIQUES = ("SGD alone", "+ linear scaling, warm-up", "+ LARS", "+ label smoothing", "+ batch-size control")
+TECHNIQUES = {  # -> color
+    "SGD alone": "#000000",
+    "+ linear scaling, warm-up": "#0072B2",
+    "+ LARS": "#D55E00",
+    "+ label smoothing": "#009E73",
+    "+ batch-size control": "#CC79A7",
+}
 
 
 def config_for(technique: str, batch: int, sgd_rate: float, lars_rate: float, seed=0, tuning=False) -> Config:
     """One run; every technique has those before it, LARS in place of SGD's scaled rate."""
-    level = TECHNIQUES.index(technique)
+    level = list(TECHNIQUES).index(technique)
     split = {"train_split": "fit", "eval_split": "validation"} if tuning else {}
     phases = (Phase(batch),)
     if level >= 4 and batch > SMALLEST:  # a quarter of the batch for the first half of the run
@@ -62,11 +58,8 @@ def config_for(technique: str, batch: int, sgd_rate: float, lars_rate: float, se
 
 def accuracy_of(config: Config) -> float | None:
     """None for a run that diverged."""
-    with tempfile.TemporaryDirectory() as workdir:
-        try:
-            return run_session(config, workdir, command=Command(screen=Quiet())).accuracy
-        except jaxdp.TrainingError:
-            return None
+    result = trained(config)
+    return result.accuracy if result else None
 
 
 def chosen(rates, make) -> float:
@@ -74,79 +67,59 @@ def chosen(rates, make) -> float:
     return max(rates, key=lambda rate: accuracy_of(make(rate)) or 0.0)
 
 
-def table(rows) -> str:
-    lines = ["| global batch | " + " | ".join(TECHNIQUES) + " |", "|---" * (len(TECHNIQUES) + 1) + "|"]
-    for batch in LADDER:
-        cells = []
-        for technique in TECHNIQUES:
-            scores = next(r["accuracies"] for r in rows if (r["batch"], r["technique"]) == (batch, technique))
-            real = [100 * score for score in scores if score is not None]
-            lost = f" ({len(scores) - len(real)} diverged)" if len(real) < len(scores) else ""
-            spread = f" +- {stdev(real):.2f}" if len(real) > 1 else ""
-            cells.append(f"{mean(real):.2f}{spread}{lost}" if real else "diverged")
-        lines.append(f"| {batch} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def percents_by_case(record: dict) -> dict[tuple[int, str], list[float | None]]:
+    """(batch, technique) -> accuracies in %, None for a run that diverged."""
+    return {(row["batch"], row["technique"]): [score and 100 * score for score in row["accuracies"]] for row in record["rows"]}
 
 
-def draw(rows, path) -> None:
-    from matplotlib.figure import Figure
+def table(record: dict) -> str:
+    def cell(scores):
+        real = [score for score in scores if score is not None]
+        lost = f" ({len(scores) - len(real)} diverged)" if len(real) < len(scores) else ""
+        return mean_and_deviation(real) + lost if real else "diverged"
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    colors = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
-    for technique, color in zip(TECHNIQUES, colors, strict=True):
-        mine = [r for r in rows if r["technique"] == technique]
-        scores = [[100 * (a or 0.0) for a in r["accuracies"]] for r in mine]
-        spread = [stdev(s) if len(s) > 1 else 0.0 for s in scores]
-        places = [r["batch"] for r in mine]
-        axes.errorbar(places, [mean(s) for s in scores], spread, marker="o", capsize=3, label=technique, color=color)
-    axes.set(xscale="log", xlabel="global batch (images)", ylabel="held-out accuracy (%)", xticks=LADDER, xticklabels=LADDER)
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    percents = percents_by_case(record)
+    rows = [(str(batch), *(cell(percents[batch, technique]) for technique in TECHNIQUES)) for batch in LADDER]
+    lars = ", ".join(f"{rate:g} at {batch}" for batch, rate in record["rates"]["lars"].items())
+    return markdown(
+        ("global batch", *TECHNIQUES),
+        rows,
+        f"Learning rates: SGD {record['rates']['sgd']:g} at {SMALLEST} images; LARS {lars}. By `benchmarks/large_batch.py` on "
+        f"{made_on(record)}.",
+    )
 
 
-def average(rows, batch, technique) -> float:
-    scores = next(r["accuracies"] for r in rows if (r["batch"], r["technique"]) == (batch, technique))
-    return 100 * mean(score or 0.0 for score in scores)
+def draw(record: dict) -> None:
+    percents = percents_by_case(record)
+    series = {
+        technique: (color, LADDER, [[score or 0.0 for score in percents[batch, technique]] for batch in LADDER])
+        for technique, color in TECHNIQUES.items()
+    }
+    axis = {"xscale": "log", "xlabel": "global batch (images)", "xticks": LADDER, "xticklabels": LADDER}
+    draw_accuracies(ROOT / "docs/large_batch.png", series, **axis)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--plot", action="store_true", help="only draw the plot from the results")
-    arguments = parser.parse_args()
-    results = ROOT / "benchmarks/results/large_batch.json"
-    if arguments.plot:
-        draw(json.loads(results.read_text())["rows"], PICTURE)
-        return
-    made = provenance()
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
-        import jax
-
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_compilation_cache_dir", cache)
-        sgd = chosen(SGD_RATES, lambda rate: config_for("SGD alone", SMALLEST, rate, 0.0, tuning=True))
-        lars = {
-            batch: chosen(LARS_RATES, lambda rate, batch=batch: config_for("+ LARS", batch, sgd, rate, tuning=True))
-            for batch in LADDER
-        }
-        rates = {"sgd": sgd, "lars": lars}
-        print("rates", rates, flush=True)
-        rows = []
-        for batch in LADDER:
-            for technique in TECHNIQUES:
-                scores = [accuracy_of(config_for(technique, batch, sgd, lars[batch], seed)) for seed in arguments.seeds]
-                rows.append({"batch": batch, "technique": technique, "accuracies": scores})
-                print(batch, technique, scores, flush=True)
-    settings = dataclasses.asdict(config_for(TECHNIQUES[-1], LADDER[-1], sgd, lars[LADDER[-1]]))
-    record = {"provenance": made, "rates": rates, "rows": rows, "last_config": settings}
-    results.write_text(json.dumps(record, indent=1) + "\n")
-    draw(rows, PICTURE)
-    print(table(rows))
+    seeds, made = parser.parse_args().seeds, provenance()
+    sgd = chosen(SGD_RATES, lambda rate: config_for("SGD alone", SMALLEST, rate, 0.0, tuning=True))
+    lars = {
+        batch: chosen(LARS_RATES, lambda rate, batch=batch: config_for("+ LARS", batch, sgd, rate, tuning=True))
+        for batch in LADDER
+    }
+    print("rates", sgd, lars, flush=True)
+    rows = []
+    for batch in LADDER:
+        for technique in TECHNIQUES:
+            scores = [accuracy_of(config_for(technique, batch, sgd, lars[batch], seed)) for seed in seeds]
+            rows.append({"batch": batch, "technique": technique, "accuracies": scores})
+            print(batch, technique, scores, flush=True)
+    settings = dataclasses.asdict(config_for("+ batch-size control", LADDER[-1], sgd, lars[LADDER[-1]]))
+    write("large_batch", {"provenance": made, "rates": {"sgd": sgd, "lars": lars}, "rows": rows, "last_config": settings})
+    record = read("large_batch")
+    draw(record)
+    print(table(record))
 
 
 if __name__ == "__main__":

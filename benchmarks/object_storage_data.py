@@ -11,10 +11,8 @@ Then single objects are read as fast as possible, with and without obstore. Writ
 in which kinds that were not measured stay as they are.
 """
 
-import argparse
 import dataclasses
 import functools
-import json
 import os
 import statistics
 import sys
@@ -26,6 +24,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from common import ROOT, made_on, markdown, options, read, write
 
 import jaxdp
 from jaxdp.bench.environment import provenance
@@ -36,13 +35,11 @@ from jaxdp.data import prefetch, sources
 from jaxdp.data.loader import DecodedImages
 from jaxdp.data.transforms import training_transform
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from delay_proxy import DelayProxy  # noqa: E402
-from helpers.object_storage import object_storage  # noqa: E402
-from helpers.remote_data import upload  # noqa: E402
+from delay_proxy import DelayProxy
+from helpers.object_storage import object_storage
+from helpers.remote_data import upload
 
-RESULT = ROOT / "benchmarks/results/object_storage_data.json"
 IMAGES, BATCH = 6144, 64
 WARM_UP = 32  # batches until the images that were read ahead during the start are used up
 SERVERS = {"gcs": "fake-gcs-server", "s3": "rclone"}
@@ -140,50 +137,48 @@ def pin(process: int, cores: set[int]) -> None:
 
 def table(record: dict) -> str:
     """Images a second of every case, against the disk, and requests."""
-    medians = record["medians"]
-    lines = [
-        "| data | consumer | disk | URL, no copies | URL, all copies | URL, cache of a quarter | requests of these |",
-        "|---" * 7 + "|",
-    ]
-    cases = ("cold", "warm", "small cache")
+    medians, cases, rows = record["medians"], ("cold", "warm", "small cache"), []
     for prefix in dict.fromkeys(name.rpartition(", ")[0] for name in medians):
         kind, pace = prefix.split(", ")
         disk = medians[f"{prefix}, disk"]["images_per_second"]
-        rows = [medians[f"{prefix}, {case}"] for case in cases]
-        shares = [f"{row['images_per_second']:,.0f} ({100 * (row['images_per_second'] / disk - 1):+.0f} %)" for row in rows]
+        found = [medians[f"{prefix}, {case}"] for case in cases]
+        rates = [f"{row['images_per_second']:,.0f} ({100 * (row['images_per_second'] / disk - 1):+.0f} %)" for row in found]
         data = f"{kind.upper()} ({SERVERS[kind]})"
         consumer = f"{record['paced_rate']} images/s" if pace == "paced" else "as fast as it gets"
-        requests = ", ".join(f"{row['requests']:,.0f}" for row in rows)
-        lines.append(f"| {data} | {consumer} | {disk:,.0f} | {' | '.join(shares)} | {requests} |")
-    rounds = len(next(iter(record["rounds"].values())))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Images/s of an epoch of {record['images']:,} images, medians of {rounds} alternating rounds, with "
-            f"{1000 * record['latency_seconds']:.0f} ms for each request. The loader has one core; server and proxy have "
-            "another.",
-        ]
+        rows.append((data, consumer, f"{disk:,.0f}", *rates, ", ".join(f"{row['requests']:,.0f}" for row in found)))
+    columns = "data", "consumer", "disk", "URL, no copies", "URL, all copies", "URL, cache of a quarter"
+    return markdown(
+        (*columns, "requests of these"),
+        rows,
+        f"Images/s of an epoch of {record['images']:,} images, medians of {len(next(iter(record['rounds'].values())))} "
+        f"alternating rounds, with {1000 * record['latency_seconds']:.0f} ms for each request. The loader has one core; server "
+        "and proxy have another.",
+        f"By `benchmarks/object_storage_data.py` on {made_on(record)}.",
     )
 
 
 def reads_table(record: dict) -> str:
     """What a read of an object costs, by client."""
-    lines = ["| storage | client | objects/s | processor time for each |", "|---" * 4 + "|"]
+    rows = []
     for name, row in record["reads"].items():
         kind, client = name.split(", ")
-        lines.append(f"| {kind.upper()} | {client} | {row['objects_per_second']:,.0f} | {row['cpu_milliseconds']:.2f} ms |")
+        rows.append((kind.upper(), client, f"{row['objects_per_second']:,.0f}", f"{row['cpu_milliseconds']:.2f} ms"))
     latency = f"{1000 * record['latency_seconds']:.0f} ms for each request"
-    return "\n".join([*lines, "", f"Objects of {row['kilobytes']:.0f} kB on average, {CONNECTIONS} at a time, {latency}."])
+    return markdown(
+        ("storage", "client", "objects/s", "processor time for each"),
+        rows,
+        f"Objects of {row['kilobytes']:.0f} kB on average, {CONNECTIONS} at a time, {latency}.",
+        f"By `benchmarks/object_storage_data.py` on {made_on(record)}.",
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", choices=["s3", "gcs"], default=["gcs", "s3"])
     arguments = parser.parse_args()
     rounds, reads = defaultdict(list), defaultdict(list)
-    record = json.loads(RESULT.read_text()) if RESULT.exists() else {"rounds": {}, "reads": {}}
+    record = read("object_storage_data", {"rounds": {}, "reads": {}})
     rounds.update((name, row) for name, row in record["rounds"].items() if name.partition(",")[0] not in arguments.kinds)
     kept = {name: row for name, row in record["reads"].items() if name.partition(",")[0] not in arguments.kinds}
     own, servers = sorted(os.sched_getaffinity(0))[:2]
@@ -215,7 +210,7 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "provenance": provenance(),
     }
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    write("object_storage_data", record)
 
 
 def median_of(results: list[dict]) -> dict:

@@ -11,7 +11,6 @@ Writes benchmarks/results/object_storage_runs.json, in which parts that were not
 cloud and cloud-test.
 """
 
-import argparse
 import json
 import os
 import random
@@ -24,8 +23,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+
+from common import ROOT, made_on, markdown, options, read, write
 
 from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
@@ -34,9 +35,7 @@ from jaxdp.cloud.remote_run import download_checkpoint, read_run_file
 from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import TIMING
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-RESULT = ROOT / "benchmarks/results/object_storage_runs.json"
 PARTS = ("kills", "outages", "throughput")
 KINDS = ("s3", "gcs")
 LATENCY = 0.05  # seconds
@@ -49,8 +48,10 @@ FAULTS = [  # of the proxy, and their probability for each request
     ("cut_download", {"methods": ["GET"], "rate": 0.02}),
 ]
 STAGES = ("starting", "leasing", "downloading", "compiling", "stepping", "saving", "uploading", "ending")
+MINUTES = 0.5  # between checkpoints of `throughput`
 ATTEMPTS = 8  # of the last session, which may fail because of injected errors before it trains
-OUTAGE_SECONDS, BEFORE_SECONDS, AFTER_SECONDS = 60, 20, 40
+OUTAGE_SECONDS = 60
+PERIODS = 20, OUTAGE_SECONDS, 40  # seconds before, during and after an outage
 SMALL = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "256", "--data.eval-examples", "250"),
     *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2"),
@@ -64,17 +65,12 @@ LARGE = [
 ]
 
 
-def start(
-    workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str], constants: Sequence[str] = ()
-) -> subprocess.Popen:
-    """A training process whose local copies are in `folder`/copies and whose output goes to `folder`/out.
-
-    constants: other values, for `helpers.constants`.
-    """
+def start(workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
+    """A training process whose local copies are in `folder`/copies and whose output goes to `folder`/out."""
     copies = ["--storage.directory", str(folder / "copies")]
     from helpers.constants import SHORT_LEASES
 
-    command = [*SHORT_LEASES, *constants, "train", "--workdir", str(workdir), *copies, *training]
+    command = [*SHORT_LEASES, "train", "--workdir", str(workdir), *copies, *training]
     environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | environment
     with open(folder / "out", "w") as out:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
@@ -151,8 +147,8 @@ def finish(url: str, folder: Path, storage) -> int:
 
 def inject(proxy) -> None:
     proxy.add("latency", seconds=LATENCY)
-    for fault, options in FAULTS:
-        proxy.add(fault, **options)
+    for fault, how in FAULTS:
+        proxy.add(fault, **how)
 
 
 def measure_kills(folder: Path, *, kills: int, runs: int, seed: int) -> dict:
@@ -225,7 +221,7 @@ def measure_outage(folder: Path, kind: str, mode: str) -> dict:
             wait_until(lambda: any(here.glob("copies/runs/*/checkpoints/[1-9]*")), process, here)
             log = next(here.glob("copies/runs/*/metrics.jsonl"))
             counts = [lines_of(log)]
-            for seconds in (BEFORE_SECONDS, OUTAGE_SECONDS, AFTER_SECONDS):
+            for seconds in PERIODS:
                 if seconds == OUTAGE_SECONDS:
                     storage.proxy.outage(OUTAGE_SECONDS, mode)
                 time.sleep(seconds)
@@ -242,15 +238,11 @@ def measure_outage(folder: Path, kind: str, mode: str) -> dict:
         complete = (there.samples, there.arrays) == (newest.samples, newest.arrays)
         complete = complete and read_run_file(url, "metrics.jsonl") == log.read_bytes()
     resumed = re.search(r"continue after (\d+) s", output)
-    rates = [(after - before) / seconds for before, after, seconds in zip(counts, counts[1:], times(), strict=False)]
+    rates = [(after - before) / seconds for before, after, seconds in zip(counts, counts[1:], PERIODS, strict=False)]
     row = {"kind": kind, "mode": mode, "steps_per_second": rates, "complete": complete}
     row |= {"delayed": output.count("are delayed"), "resumed_after_seconds": int(resumed[1]) if resumed else None}
     print(row, flush=True)
     return row
-
-
-def times() -> tuple[int, int, int]:
-    return BEFORE_SECONDS, OUTAGE_SECONDS, AFTER_SECONDS
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen, folder: Path) -> None:
@@ -259,20 +251,12 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen, folder:
         time.sleep(0.1)
 
 
-def measure_throughput(folder: Path, *, rounds: int, minutes: float, epochs: float) -> dict:
+def measure_throughput(folder: Path, rounds: int) -> dict:
     """Images a second with a local directory and with a URL, alternated, and what a checkpoint costs."""
     from helpers.fault_proxy import ProxyProcess
     from helpers.object_storage import object_storage
 
-    training = [
-        *LARGE,
-        "--epochs",
-        str(epochs),
-        "--checkpoint.every-minutes",
-        str(minutes),
-        "--checkpoint.every-epochs",
-        "9999",
-    ]
+    training = [*LARGE, "--epochs", "4", "--checkpoint.every-minutes", str(MINUTES), "--checkpoint.every-epochs", "9999"]
     rates: dict[str, list[float]] = {"local": [], **{kind: [] for kind in KINDS}}
     costs = {}
     for number in range(rounds + 1):  # the first is not counted: it compiles
@@ -294,7 +278,7 @@ def measure_throughput(folder: Path, *, rounds: int, minutes: float, epochs: flo
                 rates[name].append(result["images_per_second"])
             print(name, result["images_per_second"], flush=True)
             shutil.rmtree(here)
-    return {"seconds_between_checkpoints": 60 * minutes, "rates": rates, "costs": costs}
+    return {"seconds_between_checkpoints": 60 * MINUTES, "rates": rates, "costs": costs}
 
 
 def cost(storage, url: str, folder: Path) -> dict:
@@ -313,53 +297,40 @@ def cost(storage, url: str, folder: Path) -> dict:
 
 def table(record: dict) -> str:
     """Kills by stage, the outages, and the cost of mirroring."""
-    kills = record["kills"]
+    kills, throughput = record["kills"], record["throughput"]
     points = Counter((point["stage"], point["kind"]) for run in kills["kills"] for point in run)
-    lines = ["| killed while | S3 | GCS |", "|---|---|---|"]
-    lines += [f"| {name} | {points[name, 's3']} | {points[name, 'gcs']} |" for name in STAGES]
-    injected = sum(kills["injected"].values())
-    lines += [
-        "",
-        f"{sum(points.values())} kills of {kills['runs']} runs, {injected:,} injected errors; {kills['equal']} runs equal the "
-        "uninterrupted one bit by bit.",
-    ]
-    if outages := record.get("outages"):
-        lines += ["", "| outage of a minute | steps/s before | during | after | everything at the URL |", "|---" * 5 + "|"]
-    for row in outages or []:
+    outages = []
+    for row in record["outages"]:
         how = {"refuse": "connections refused", "ignore": "no answer"}[row["mode"]]
-        rates = " | ".join(f"{rate:.1f}" for rate in row["steps_per_second"])
-        lines.append(f"| {row['kind'].upper()}, {how} | {rates} | {'yes' if row['complete'] else 'no'} |")
-    if throughput := record.get("throughput"):
-        medians = {name: statistics.median(rates) for name, rates in throughput["rates"].items()}
-        lines += [
-            "",
-            "| working directory | images/s | | bytes sent per checkpoint | requests per checkpoint |",
-            "|---" * 5 + "|",
-        ]
-        for name, rate in medians.items():
-            lost = "" if name == "local" else f"{100 * (rate / medians['local'] - 1):+.1f} %"
-            costs = throughput["costs"].get(name)
-            cells = f"{costs['bytes_sent'] / 1e6:,.1f} MB | {costs['requests']:.0f}" if costs else "|"
-            lines.append(f"| {name if name == 'local' else name.upper()} | {rate:.1f} | {lost} | {cells} |")
-        size = throughput["costs"]["s3"]["state_bytes"] / 1e6
-        rounds = len(throughput["rates"]["local"])
-        lines += [
-            "",
-            f"Medians of {rounds} alternating rounds, a checkpoint of {size:,.1f} MB every "
-            f"{throughput['seconds_between_checkpoints']:.0f} s. The server shares the cores of the training.",
-        ]
-    return "\n".join(lines)
+        rates = (f"{rate:.1f}" for rate in row["steps_per_second"])
+        outages.append((f"{row['kind'].upper()}, {how}", *rates, "yes" if row["complete"] else "no"))
+    medians, costs = {name: statistics.median(rates) for name, rates in throughput["rates"].items()}, throughput["costs"]
+    directories = [("local", f"{medians.pop('local'):.1f}", "", "", "")]
+    for name, rate in medians.items():
+        lost = f"{100 * (rate / statistics.median(throughput['rates']['local']) - 1):+.1f} %"
+        sent = f"{costs[name]['bytes_sent'] / 1e6:,.1f} MB", f"{costs[name]['requests']:.0f}"
+        directories.append((name.upper(), f"{rate:.1f}", lost, *sent))
+    return markdown(
+        ("killed while", "S3", "GCS"),
+        [(name, str(points[name, "s3"]), str(points[name, "gcs"])) for name in STAGES],
+        f"{sum(points.values())} kills of {kills['runs']} runs, {sum(kills['injected'].values()):,} injected errors; "
+        f"{kills['equal']} runs equal the uninterrupted one bit by bit.",
+        markdown(("outage of a minute", "steps/s before", "during", "after", "everything at the URL"), outages),
+        markdown(("working directory", "images/s", "", "bytes sent per checkpoint", "requests per checkpoint"), directories),
+        f"Medians of {len(throughput['rates']['local'])} alternating rounds, a checkpoint of "
+        f"{costs['s3']['state_bytes'] / 1e6:,.1f} MB every {throughput['seconds_between_checkpoints']:.0f} s. The server "
+        "shares the cores of the training.",
+        f"By `benchmarks/object_storage_runs.py` on {made_on(record)}.",
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--runs", type=int, default=6, help="that the kills are divided among; more if some end before")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5, help="of throughput, after one that compiles")
-    parser.add_argument("--minutes", type=float, default=0.5, help="between checkpoints of throughput")
-    parser.add_argument("--epochs", type=float, default=4.0, help="of throughput")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -367,15 +338,16 @@ def main():
         measure = {
             "kills": lambda: measure_kills(folder, kills=given.kills, runs=given.runs, seed=given.seed),
             "outages": lambda: measure_outages(folder),
-            "throughput": lambda: measure_throughput(folder, rounds=given.rounds, minutes=given.minutes, epochs=given.epochs),
+            "throughput": lambda: measure_throughput(folder, given.rounds),
         }
         for part in given.parts:
             measured = measure[part]()
-            record = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+            record = read("object_storage_runs", {})
             made_by = provenance(("jax", "orbax-checkpoint", "fsspec", "s3fs", "gcsfs", "moto"))
             record = {"provenance": made_by} | record | {part: measured}
-            RESULT.write_text(json.dumps(record, indent=1) + "\n")
-    print(table(record))
+            write("object_storage_runs", record)
+    if record.keys() >= {*PARTS}:
+        print(table(record))
 
 
 if __name__ == "__main__":

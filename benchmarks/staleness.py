@@ -1,6 +1,6 @@
 """Accuracy on the digits when gradients are computed from parameters that are tau updates old.
 
-    python benchmarks/staleness.py [--seeds 0 1 2] [--plot]
+    python benchmarks/staleness.py [--seeds 0 1 2]
 
 Asynchronous SGD with a parameter server (Downpour; Dean et al., NIPS 2012), simulated deterministically in one process: tau + 1
 workers push in turn, so every gradient belongs to the parameters of tau updates earlier. For comparison, synchronous runs with
@@ -9,20 +9,18 @@ and with as many images on each worker and a linearly scaled rate. A narrow ResN
 benchmarks/results/staleness.json and docs/staleness.png.
 """
 
-import argparse
-import json
 from collections import deque
 from functools import partial
-from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import jax
 import numpy as np
 import optax
+from common import ROOT, draw_accuracies, made_on, markdown, mean_and_deviation, options, read, trained, write
 
 from jaxdp import models
 from jaxdp.bench.environment import provenance
-from jaxdp.config import Config, Data, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.config import Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.data import prefetch
 from jaxdp.data.sources import open_datasets
 from jaxdp.distributed import runtime
@@ -31,9 +29,8 @@ from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
 from jaxdp.training.state import create_state
-from jaxdp.training.step import local_gradient, make_train_step, update_statistics
+from jaxdp.training.step import local_gradient, update_statistics
 
-ROOT = Path(__file__).parent.parent
 EPOCHS, WARM_UP, BATCH, MOMENTUM = 8.0, 2.0, 32, 0.9
 TAUS = (0, 1, 3, 7, 15)
 RATES = (0.4, 0.2, 0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125)
@@ -58,6 +55,8 @@ def config_for(rate: float, workers: int = 1, seed: int = 0, tuning=False) -> Co
             "cosine", rate * workers, warmup_epochs=WARM_UP, start=min(rate, rate * workers) if workers > 1 else 0.0
         ),
         mesh=Mesh(cpu_devices=1),
+        evaluation=Evaluation(every_epochs=None),
+        logging=Logging(every_steps=1000, tensorboard=False),
     )
 
 
@@ -80,7 +79,6 @@ class Trainer:
         self.evaluation = make_evaluation_step(config, self.model, self.mesh, pixel_stats=self.pixels)
         self.gradient = jax.jit(partial(local_gradient, config, self.model, pixel_stats=self.pixels, scale=1.0))
         self.update = jax.jit(partial(self._update, config))
-        self.synchronous = {}
 
     @staticmethod
     def _update(config, state, gradient, moments, rate):
@@ -109,26 +107,11 @@ class Trainer:
         state = create_state(config, self.model, self.mesh)
         return self.accuracy(train_with_stale_gradients(state, gradient, update, range(0, plan.total_samples, BATCH), tau))
 
-    def synchronous_accuracy(self, config: Config, workers: int) -> float:
-        """One update for the mean of all workers' gradients."""
-        plan = make_plan(config, examples=len(self.datasets.train), devices=1)
-        (phase,) = plan.phases
-        if workers not in self.synchronous:
-            self.synchronous[workers] = make_train_step(
-                config, self.model, self.mesh, pixel_stats=self.pixels, accumulation=phase.accumulation
-            )
-        state = create_state(config, self.model, self.mesh)
-        for samples in range(0, plan.total_samples, phase.global_batch):
-            batch = prefetch.to_global(
-                prefetch.train_batch(
-                    self.datasets.train, seed=config.seed, first_sample=samples, global_batch=phase.global_batch
-                ),
-                self.mesh,
-            )
-            hyperparameters = {"learning_rate": np.float32(plan.learning_rate(samples)), "momentum": np.float32(MOMENTUM)}
-            hyperparameters["seed"] = np.uint32(config.seed)
-            state, _ = self.synchronous[workers](state, batch, hyperparameters)
-        return self.accuracy(state)
+
+def synchronous_accuracy(config: Config) -> float:
+    """One update for the mean of all workers' gradients; 0 if the loss is not finite."""
+    result = trained(config)
+    return result.accuracy if result else 0.0
 
 
 def measure(seeds) -> dict:
@@ -143,60 +126,48 @@ def measure(seeds) -> dict:
         runs = {
             "asynchronous": [trainer.asynchronous_accuracy(config_for(best[0], seed=seed), tau) for seed in seeds],
             "tuned": [trainer.asynchronous_accuracy(config_for(best[tau], seed=seed), tau) for seed in seeds],
-            "synchronous": [trainer.synchronous_accuracy(config_for(best[0], tau + 1, seed), tau + 1) for seed in seeds],
+            "synchronous": [synchronous_accuracy(config_for(best[0], tau + 1, seed)) for seed in seeds],
         }
         rows += [{"tau": tau, "kind": kind, "accuracies": scores} for kind, scores in runs.items()]
         print(tau, runs, flush=True)
     return {"provenance": provenance(), "rates": {str(tau): rate for tau, rate in best.items()}, "rows": rows}
 
 
-def scores_of(record, tau, kind) -> list[float]:
-    return [100 * a for r in record["rows"] if (r["tau"], r["kind"]) == (tau, kind) for a in r["accuracies"]]
+def percents_by_case(record: dict) -> dict[tuple[int, str], list[float]]:
+    """(tau, kind) -> accuracies in %."""
+    return {(row["tau"], row["kind"]): [100 * one for one in row["accuracies"]] for row in record["rows"]}
 
 
-def table(record) -> str:
-    lines = ["| tau | workers | " + " | ".join(KINDS.values()) + " |", "|---" * (len(KINDS) + 2) + "|"]
+def table(record: dict) -> str:
+    rows, percents = [], percents_by_case(record)
     for tau in TAUS:
-        cells = []
-        for kind in KINDS:
-            scores = scores_of(record, tau, kind)
-            rate = f" (rate {record['rates'][str(tau)]:g})" if kind == "tuned" else ""
-            cells.append(f"{mean(scores):.2f}{f' +- {stdev(scores):.2f}' if len(scores) > 1 else ''}{rate}")
-        lines.append(f"| {tau} | {tau + 1} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells = {kind: mean_and_deviation(percents[tau, kind]) for kind in KINDS}
+        cells["tuned"] += f" (rate {record['rates'][str(tau)]:g})"
+        rows.append((str(tau), str(tau + 1), *cells.values()))
+    return markdown(("tau", "workers", *KINDS.values()), rows, f"By `benchmarks/staleness.py` on {made_on(record)}.")
 
 
-def draw(record, path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    axes = figure.subplots()
+def draw(record: dict) -> None:
+    percents, series = percents_by_case(record), {}
     for (kind, label), color, shift in zip(KINDS.items(), ("#D55E00", "#E69F00", "#0072B2"), (-0.06, 0.0, 0.06), strict=True):
-        scores = [scores_of(record, tau, kind) for tau in TAUS]
-        spread = [stdev(s) if len(s) > 1 else 0.0 for s in scores]
-        places = [place + shift for place in range(len(TAUS))]
-        axes.errorbar(places, [mean(s) for s in scores], spread, marker="o", capsize=3, color=color, label=label)
-    start = mean(scores_of(record, 0, "asynchronous"))
-    axes.axhline(start, color="#999999", linestyle="--", label=f"synchronous, {BATCH} images shared (tau = 0)")
-    axes.set(xlabel="tau: updates between a gradient's parameters and its use", ylabel="held-out accuracy (%)")
-    axes.set_xticks(range(len(TAUS)), [str(tau) for tau in TAUS])
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+        series[label] = color, [place + shift for place in range(len(TAUS))], [percents[tau, kind] for tau in TAUS]
+    baseline = mean(percents[0, "asynchronous"]), f"synchronous, {BATCH} images shared (tau = 0)"
+    axis = {
+        "xlabel": "tau: updates between a gradient's parameters and its use",
+        "xticks": range(len(TAUS)),
+        "xticklabels": TAUS,
+    }
+    draw_accuracies(ROOT / "docs/staleness.png", series, baseline=baseline, **axis)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--plot", action="store_true", help="only draw the plot from the results")
-    arguments = parser.parse_args()
-    results = ROOT / "benchmarks/results/staleness.json"
-    if not arguments.plot:
-        runtime.start(Mesh(cpu_devices=1))
-        results.write_text(json.dumps(measure(arguments.seeds), indent=1) + "\n")
-    record = json.loads(results.read_text())
-    draw(record, ROOT / "docs/staleness.png")
+    seeds = parser.parse_args().seeds
+    runtime.start(Mesh(cpu_devices=1))
+    write("staleness", measure(seeds))
+    record = read("staleness")
+    draw(record)
     print(table(record))
 
 

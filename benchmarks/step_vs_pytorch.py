@@ -24,17 +24,21 @@ from functools import partial
 from pathlib import Path
 
 import turns
+from common import RESULTS, markdown, options
 
 from jaxdp.distributed import memory
 from jaxdp.distributed.runtime import nvidia_gpu_present
 
-RESULTS = turns.ROOT / "benchmarks/results/step_vs_pytorch.json"
 CLASSES, SMOOTHING, RATE, MOMENTUM, DECAY, MEAN, STD = 1000, 0.1, 0.01, 0.9, 5e-5, 120.0, 58.0
 CPU_CASES = ("32:small:64", "32:imagenet:64", "128:imagenet:16")
 GPU_CASES = ("224:imagenet:256", "224:imagenet:400", "224:imagenet:512")
 NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
 CPU_NAMES = (*NAMES, "torch:kept", "torch-compile:kept")
 GPU_NAMES = (*NAMES, "torch-reduce", "torch-max")
+TITLES = {"jaxdp-linen": "plain Flax", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
+TITLES |= {"jaxdp:given-back": "jaxdp, malloc trimming"}
+TITLES |= {"torch-reduce": "PyTorch, reduce-overhead", "torch-max": "PyTorch, max-autotune"}
+TITLES |= {"torch:kept": "PyTorch, no malloc trimming", "torch-compile:kept": "PyTorch, compiled, no malloc trimming"}
 STAGES = (3, 4, 6, 3)
 # One change each to our step: XLA's flags, fields of the configuration by group.
 VARIANTS = {
@@ -52,7 +56,7 @@ def ours(size: int, stem: str, batch: int, changes: dict):
     from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
     from jaxdp.config import Mesh as MeshConfig
     from jaxdp.distributed import runtime
-    from jaxdp.xla import options
+    from jaxdp.xla.options import compiler_options
 
     one_device = MeshConfig(cpu_devices=1, **changes.get("mesh", {}))
     devices = runtime.start(one_device)[:1]
@@ -80,7 +84,7 @@ def ours(size: int, stem: str, batch: int, changes: dict):
             _, metrics = one()
         jax.block_until_ready(metrics)
 
-    used = options.compiler_options(config.compile, devices[0].platform)
+    used = compiler_options(config.compile, devices[0].platform)
     return step, {"jax": jax.__version__, "device": devices[0].device_kind, "changes": changes, "xla_options": used}
 
 
@@ -151,8 +155,9 @@ def linen(size: int, stem: str, batch: int):
 
 
 def pytorch(size: int, stem: str, batch: int, mode: str):
-    """PyTorch in channels_last; mode: eager, or one of torch.compile."""
+    """The network of torchvision in channels_last; mode: eager, or one of torch.compile."""
     import torch
+    import torchvision
     from torch import nn
     from torch.nn import functional
 
@@ -161,31 +166,9 @@ def pytorch(size: int, stem: str, batch: int, mode: str):
     torch.backends.cudnn.benchmark = True
     torch.set_num_threads(len(os.sched_getaffinity(0)))
 
-    class Block(nn.Module):
-        def __init__(self, before, features, stride):
-            super().__init__()
-            self.conv1, self.bn1 = nn.Conv2d(before, features, 1, bias=False), nn.BatchNorm2d(features)
-            self.conv2 = nn.Conv2d(features, features, 3, stride, 1, bias=False)
-            self.bn2, self.conv3 = nn.BatchNorm2d(features), nn.Conv2d(features, 4 * features, 1, bias=False)
-            self.bn3, self.relu, self.shortcut = nn.BatchNorm2d(4 * features), nn.ReLU(inplace=True), None
-            if stride != 1 or before != 4 * features:
-                projection = nn.Conv2d(before, 4 * features, 1, stride, bias=False)
-                self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(4 * features))
-
-        def forward(self, x):
-            y = self.relu(self.bn1(self.conv1(x)))
-            y = self.relu(self.bn2(self.conv2(y)))
-            y = self.bn3(self.conv3(y))
-            return self.relu(y + (x if self.shortcut is None else self.shortcut(x)))
-
-    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False) if stem == "imagenet" else nn.Conv2d(3, 64, 3, 1, 1, bias=False)]
-    layers += [nn.BatchNorm2d(64), nn.ReLU(inplace=True)] + [nn.MaxPool2d(3, 2, 1)] * (stem == "imagenet")
-    before = 64
-    for stage, blocks in enumerate(STAGES):
-        for block in range(blocks):
-            layers.append(Block(before, 64 * 2**stage, 2 if stage and not block else 1))
-            before = 4 * 64 * 2**stage
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+    model = torchvision.models.resnet50(num_classes=CLASSES)
+    if stem == "small":
+        model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     model = model.to(device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM, weight_decay=DECAY, fused=True)
     images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=device)
@@ -251,32 +234,28 @@ def compare(rows: dict) -> None:
         row["to_jaxdp"] = turns.ratio(row, rows["jaxdp"]) if "jaxdp" in rows else None
 
 
-def table(record: dict):
-    from rich.table import Table
-
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    columns = ("images/s", "slowest to fastest", "to PyTorch's best", "to jaxdp", "to first step")
-    for name in ("image", "stem", "batch", "", *columns):
-        shown.add_column(name, justify="left" if name in ("stem", "") else "right")
+def table(record: dict, *below: str) -> str:
+    """Markdown; below: paragraphs after it."""
+    rows = []
     for one in record["cases"]:
         size, stem, batch = one["case"].split(":")
         for name, row in one["rows"].items():
-            spread = f"{int(batch) / row['slowest']:,.1f} to {int(batch) / row['fastest']:,.1f}"
-            ratios = ["" if row[to] is None else f"{row[to]:.3f}" for to in ("to_pytorchs_best", "to_jaxdp")]
-            rate, first = f"{row['images_per_second']:,.1f}", f"{row['seconds_to_first_step']:.0f} s"
-            shown.add_row(f"{size}x{size}", stem, batch, name, rate, spread, *ratios, first)
-        for name, why in one["failed"].items():
-            shown.add_row(f"{size}x{size}", stem, batch, name, why)
-    return shown
+            spread = f"{int(batch) / row['slowest']:.1f} to {int(batch) / row['fastest']:.1f}"
+            ratios = ("" if row[to] is None else f"{row[to]:.2f}" for to in ("to_pytorchs_best", "to_jaxdp"))
+            shown = TITLES.get(name, name), f"{row['images_per_second']:.1f}", spread
+            rows.append((f"{size}x{size}", stem, batch, *shown, *ratios))
+        rows += [(f"{size}x{size}", stem, batch, name, why, "", "", "") for name, why in one["failed"].items()]
+    columns = "images", "stem", "batch", "step", "images/s", "slowest to fastest round"
+    return markdown((*columns, "relative to PyTorch", "to jaxdp"), rows, *below)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0, help="of a contender's round")
     parser.add_argument("--only", nargs="*", help="contenders")
     parser.add_argument("--cases", nargs="*", help="SIZE:STEM:BATCH, stem small or imagenet")
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=RESULTS / "step_vs_pytorch.json")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
@@ -291,15 +270,13 @@ def main():
     if wrong := [case for case in cases if not re.fullmatch(r"\d+:(small|imagenet):\d+", case)]:
         parser.error(f"--cases: {wrong[0]!r} must be SIZE:STEM:BATCH, for example 224:imagenet:256")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only records the environment
-    from rich.console import Console
-
     from jaxdp.bench.environment import provenance
 
     record = {"provenance": provenance(), "cases": []}
     for case in cases:
         record["cases"].append(measured(case, names, args.rounds, args.seconds))
         args.output.write_text(json.dumps(record, indent=1) + "\n")  # a later case may be cut off
-    Console(width=140).print(table(record))
+    print(table(record))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ float64 is the reference, in float32 the yardstick: rounding grows from step to 
 `peers`. Writes benchmarks/results/training_vs_pytorch.json, to which --only adds one run, and prints the tables.
 """
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -21,6 +19,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
+from common import ROOT, made_on, markdown, options, read, write
 
 from jaxdp import models
 from jaxdp.bench.environment import PACKAGES, provenance
@@ -33,8 +32,6 @@ from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import create_state
 from jaxdp.training.step import make_train_step
 
-ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks/results/training_vs_pytorch.json"
 NETWORK = ((3, 4, 6, 3), True)
 STEPS, BATCH, SIZE, MEAN, STD = 20, 32, 64, 120.0, 58.0
 MOMENTUM, DECAY, SMOOTHING, THRESHOLD = 0.9, 0.01, 0.1, 0.2
@@ -133,7 +130,7 @@ def data(run: Run) -> Data:
 
 
 def positions(step: int) -> np.ndarray:
-    """Those of the images of a step in the order of samples."""
+    """The positions of the images of a step in the order of samples."""
     return np.arange(step * BATCH, (step + 1) * BATCH, dtype=np.uint32)
 
 
@@ -215,32 +212,34 @@ def compare(held: dict, run: Run, others: dict[str, Iterator[Step]]) -> dict[str
     return found
 
 
-def _rows(distances_by_name: dict) -> list[str]:
-    lines = ["| float32, relative to PyTorch in float64 | " + " | ".join(f"step {step}" for step in SHOWN) + " |"]
-    lines += ["|---" * (len(SHOWN) + 1) + "|"]
-    for name, values in distances_by_name.items():
-        lines.append(f"| {name} | " + " | ".join(f"{values[step - 1]:.1e}" for step in SHOWN) + " |")
-    return lines
+def distances_table(distances_by_name: dict, record: dict, *more: str) -> str:
+    rows = [(name, *(f"{values[step - 1]:.1e}" for step in SHOWN)) for name, values in distances_by_name.items()]
+    what = f"Distance of all weights from the reference, relative to their change. ResNet-50, {SIZE}x{SIZE}, batch {BATCH}"
+    versions = record["provenance"]["versions"]
+    return markdown(
+        ("float32, relative to PyTorch in float64", *(f"step {step}" for step in SHOWN)),
+        rows,
+        f"{what}, PyTorch {versions['torch']}, timm {versions['timm']}.",
+        *more,
+        f"By `benchmarks/training_vs_pytorch.py` on {made_on(record)}.",
+    )
 
 
 def table(record: dict) -> str:
     """The forms of batch normalization, in a run with SGD."""
-    made = f"Distance of all weights from the reference, relative to their change. ResNet-50, {SIZE}x{SIZE}, batch {BATCH}"
-    return "\n".join([*_rows(record["distances"]), "", f"{made}, PyTorch {record['provenance']['versions']['torch']}."])
+    return distances_table(record["distances"], record)
 
 
 def optimizers_table(record: dict) -> str:
     """The optimizers and losses."""
     rows = {f"{name}: {who}": run[who]["distances"] for name, run in record["optimizers"].items() for who in run}
     ours, theirs = (max(max(run[who]["losses"]) for run in record["optimizers"].values()) for who in ("jaxdp", "original"))
-    versions = record["provenance"]["versions"]
-    made = f"Distance of all weights from the reference, relative to their change. ResNet-50, {SIZE}x{SIZE}, batch {BATCH}"
-    losses = f"Largest relative difference of a loss from the reference: jaxdp {ours:.1e}, the originals {theirs:.1e}"
-    return "\n".join([*_rows(rows), "", f"{made}. {losses}. PyTorch {versions['torch']}, timm {versions['timm']}."])
+    losses = f"Largest relative difference of a loss from the reference: jaxdp {ours:.1e}, the originals {theirs:.1e}."
+    return distances_table(rows, record, losses)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--only", choices=list(runs()))
     only = parser.parse_args().only
     sys.path.insert(0, str(ROOT / "tests"))
@@ -250,7 +249,7 @@ def main():
     made = provenance((*PACKAGES, "torch", "torchvision", "timm"))
     record: dict[str, Any] = {"provenance": made, "optimizers": {}, "added": {}}
     if only:
-        record = {"added": {}} | json.loads(RESULT.read_text())
+        record = {"added": {}} | read("training_vs_pytorch")
         record["added"][only] = made
     for name, run in runs().items():
         if only not in (None, name):
@@ -265,7 +264,7 @@ def main():
             del found["folded"]
         record["optimizers"][name] = found
         print(name, {who: f"{values['distances'][-1]:.1e}" for who, values in found.items()}, flush=True)
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    write("training_vs_pytorch", record)
     print(table(record), optimizers_table(record), sep="\n\n")
 
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from common import ROOT
+
 ENVIRONMENT = dict(os.environ)  # before the comparing process sets its own platform
 WARM_UP = 3
 START_SECONDS, STEP_SECONDS = 400.0, 120.0  # timeouts of a contender

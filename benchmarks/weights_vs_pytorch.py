@@ -6,16 +6,16 @@ Random weights and random batch normalization statistics, float32, evaluation mo
 benchmarks/results/weights_vs_pytorch.json and prints its table.
 """
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
+from common import ROOT, write
 from safetensors.numpy import save_file
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(ROOT / "tests"))
 from helpers import torch_layout
 
 from jaxdp import models
@@ -23,7 +23,6 @@ from jaxdp.bench.environment import PACKAGES, provenance
 from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch
 
-ROOT = Path(__file__).parent.parent
 DEPTHS = {18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False), 50: ((3, 4, 6, 3), True)}
 DEPTHS |= {101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
 IMAGES, SIZE = 2, 224
@@ -55,7 +54,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         rows = [of_depth(depth, Path(folder)) for depth in DEPTHS]
     record = {"provenance": provenance((*PACKAGES, "torch")), "images": [IMAGES, SIZE, SIZE, 3], "rows": rows}
-    (ROOT / "benchmarks/results/weights_vs_pytorch.json").write_text(json.dumps(record, indent=1) + "\n")
+    write("weights_vs_pytorch", record)
     print("depth  in: difference  of     out: difference  of")
     for row in rows:
         cells = "  ".join(f"{row[way]['difference']:.1e}         {row[way]['largest_logit']:.2f}" for way in ("in", "out"))

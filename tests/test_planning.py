@@ -108,6 +108,7 @@ def test_evaluations_before_the_end_and_remaining_steps_are_those_of_a_walk(batc
     due = {next(end for end in ends if end >= time) for time in times if time <= seen}
     assert plan.evaluations_before_end == len(due - {seen})
     assert [plan.steps_after(end) for end in [0, *ends]] == list(range(len(ends), -1, -1))
+    assert [plan.steps_after(end - 1) for end in ends] == list(range(len(ends), 0, -1))  # a step that lacks an image remains
 
 
 def test_make_mesh_has_the_papers_axes_and_rows_of_consecutive_devices():

@@ -1,15 +1,17 @@
 """The simulation of asynchronous workers, on a problem solved by hand."""
 
-import importlib.util
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "benchmarks/staleness.py"
-spec = importlib.util.spec_from_file_location("staleness", PATH)
-staleness = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(staleness)
+
+@pytest.fixture
+def staleness(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    import staleness
+
+    return staleness
 
 
 class State(NamedTuple):
@@ -17,7 +19,7 @@ class State(NamedTuple):
 
 
 @pytest.mark.parametrize("tau", [0, 1, 3])
-def test_train_with_stale_gradients_equals_the_recurrence(tau):
+def test_train_with_stale_gradients_equals_the_recurrence(staleness, tau):
     """Minimize x^2 / 2, whose gradient is x: x[t + 1] = x[t] - 0.3 x[max(0, t - tau)]."""
     xs = [1.0]
     for t in range(12):
@@ -28,7 +30,7 @@ def test_train_with_stale_gradients_equals_the_recurrence(tau):
     assert ended.params == pytest.approx(xs[-1])
 
 
-def test_config_for_several_workers_scales_batch_and_rate():
+def test_config_for_several_workers_scales_batch_and_rate(staleness):
     one, four = staleness.config_for(0.1), staleness.config_for(0.1, workers=4)
     assert (one.batch[0].global_batch, four.batch[0].global_batch) == (32, 128)
     assert four.schedule.learning_rate == pytest.approx(4 * one.schedule.learning_rate)

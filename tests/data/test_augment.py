@@ -193,6 +193,19 @@ def test_cutmix_pastes_a_rectangle_of_the_remaining_share():
             assert len(pasted) == (bottom - top + 1) * (right - left + 1)
 
 
+def test_cutmix_rectangle_that_touches_no_border_has_the_root_of_its_share_of_both_sides():
+    """Yun et al., equation 2: a quarter of the area is half of the height and half of the width."""
+    sizes = []
+    for seed in range(30):
+        black, white = jnp.zeros((1, 64, 32, 1)), jnp.ones((1, 64, 32, 1))
+        images, _ = augment.cutmix(black, white, share=jnp.float32(0.75), key=jax.random.key(seed))
+        rows, columns, _ = np.nonzero(np.asarray(images)[0])
+        if rows.min() > 0 and rows.max() < 63 and columns.min() > 0 and columns.max() < 31:
+            sizes.append((np.ptp(rows) + 1, np.ptp(columns) + 1))
+    assert len(sizes) > 2
+    np.testing.assert_allclose(sizes, len(sizes) * [(32, 16)], atol=1)
+
+
 def test_mixup_or_cutmix_is_one_of_the_two_with_its_own_alpha():
     found, cuts, blends = mixed("mixup_or_cutmix", 0.2), mixed("cutmix", 1.0), mixed("mixup", 0.2)
 

@@ -61,7 +61,7 @@ def test_remat_keeps_less_and_frozen_stages_keep_nothing():
 
 
 def test_estimates_equal_what_the_gpu_compiler_allocates():
-    """Recorded by benchmarks/memory.py; the estimates are computed again."""
+    """Recorded by benchmarks/compiled.py; the estimates are computed again."""
     tested = 0
     for result in json.loads(RECORD.read_text())["results"]:
         if "autodiff" in result["case"] or "152" in result["case"]:

@@ -8,7 +8,7 @@ from helpers.runs import Recorder, train_shown
 from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 
 from jaxdp import models
-from jaxdp.config import Config, Data, Model
+from jaxdp.config import Config, Data, Model, Optimizer
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
 from jaxdp.data.loader import IGNORED
@@ -19,7 +19,11 @@ from jaxdp.parallel.mesh import make_mesh
 from jaxdp.records import read_log
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
 
-CONFIG = Config(data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9))
+CONFIG = Config(
+    data=Data(source="synthetic", image_size=12),
+    model=Model(depth=6, width=4, stem="small", classes=9),
+    optimizer=Optimizer(label_smoothing=0.1, class_weights=tuple(range(1, 10))),  # of training only
+)
 SOURCE = SyntheticSource(53, 12, 9, seed=0, split=1)
 PIXELS = (127.5, 50.0)
 
@@ -171,16 +175,18 @@ def test_evaluate_without_some_examples_raises(trained):
         evaluated(trained, Forgetful(40, 12, 9, seed=0, split=1), (20, 20))
 
 
-def test_evaluate_with_an_example_counted_twice_raises(trained, monkeypatch):
+@pytest.mark.parametrize(("counted", "field", "value"), [(53, "positions", 1), (52, "seen", 0)])
+def test_evaluate_with_the_first_example_counted_as_another_or_not_at_all_raises(trained, monkeypatch, counted, field, value):
+    """Without the first example, whose position is 0, the sum of the positions is as expected."""
     original = prefetch.evaluation_batch
 
-    def twice(*arguments, **options):
+    def changed(*arguments, **options):
         part = original(*arguments, **options)
-        part["positions"][0] = part["positions"][1]
+        part[field][0] = value
         return part
 
-    monkeypatch.setattr(prefetch, "evaluation_batch", twice)
-    with pytest.raises(TrainingError, match="or some were counted twice"):
+    monkeypatch.setattr(prefetch, "evaluation_batch", changed)
+    with pytest.raises(TrainingError, match=f"counted {counted} examples, .* or some were counted twice"):
         evaluated(trained, SOURCE, (53, 54))
 
 

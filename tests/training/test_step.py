@@ -239,13 +239,14 @@ def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, ov
     gradient, report = distributed_gradients(config, (2, 4), 2, scale=scale)
     batch, params = make_batch(), jax.tree.map(lambda x: np.asarray(x, np.float64), initial_params(config)[0]["net"])
     target = 0.9 * np.eye(7)[batch["labels"]] + 0.1 / 7
-    total, kernel, bias = 0.0, 0.0, 0.0
+    total, kernel, bias, correct = 0.0, 0.0, 0.0, 0
     for first in range(0, BATCH, PER_WORKER):  # batch normalization is that of a worker
         rows = slice(first, first + PER_WORKER)
         images = (batch["images"][rows].astype(np.float64) - PIXELS[0]) / PIXELS[1]
         mean, square = images.mean((0, 1, 2)), (images**2).mean((0, 1, 2))
         features = ((images - mean) / np.sqrt(square - mean**2 + 1e-5)).reshape(PER_WORKER, -1)
         logits = features @ params["kernel"] + params["bias"]
+        correct += (logits.argmax(1) == batch["labels"][rows]).sum()
         log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         weighted = weights * target[rows]
         total -= (weighted * log_softmax).sum()
@@ -253,6 +254,7 @@ def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, ov
         kernel, bias = kernel + features.T @ error, bias + error.sum(0)
     divisor = np.take(weights, batch["labels"]).sum()
     assert float(report["loss"]) == pytest.approx(total / divisor, rel=1e-5)
+    assert float(report["accuracy"]) == correct / BATCH
     expected = {"net": {"bias": bias / divisor, "kernel": kernel / divisor}}
     assert_close(gradient, expected, 1e-5 if wire_dtype == "float32" else 2e-3)
     assert set(report) == {"loss", "accuracy", "moments"}
