@@ -101,7 +101,7 @@ class ProcessStatus:
         self.position = stops, barriers, activities + 1
         if activity not in ITERATION_OF_ACTIVITY:
             self.iteration = None
-        self.record_progress()
+        self.last_progress = self.clock
 
     def record_stop(self) -> None:
         """Record that all processes stop here: some wait at a barrier that the others have not reached."""

@@ -1,8 +1,9 @@
 """Callbacks: what is attached to the training loop without being needed to compute its result."""
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -84,11 +85,18 @@ class Callbacks:
         self._find_callbacks()
 
     def _find_callbacks(self) -> None:
-        """Find the callbacks of each hook: those whose method does something."""
+        """Find the callbacks of each hook, those whose method does something, with what calls it."""
         self.of_hook = {
-            hook: [callback for callback in self.attached if getattr(type(callback), hook) is not getattr(Callback, hook)]
+            hook: [
+                (callback, self._method(callback, hook))
+                for callback in self.attached
+                if getattr(type(callback), hook) is not getattr(Callback, hook)
+            ]
             for hook in self.HOOKS
         }
+
+    def _method(self, callback: Callback, hook: str) -> Callable[..., None]:
+        return partial(_call_watched, callback, hook) if callback in self.users else getattr(callback, hook)
 
     def on_start(self, run: "Run") -> None:
         for callback in [*self.attached]:
@@ -110,12 +118,12 @@ class Callbacks:
         for failure in errors:
             run.info(first_line(failure))
 
-    def call(self, hook: str, run: "Run", *arguments: Any) -> None:
+    def call(self, hook: str, run: "Run", argument: Any) -> None:
         """Call one of HOOKS of all callbacks. After an error of the user's the others are still called: they write the log."""
         failure: CallbackError | None = None
-        for callback in self.of_hook[hook]:
+        for callback, method in self.of_hook[hook]:
             try:
-                self._invoke(callback, hook, run, *arguments)
+                method(run, argument)
             except Exception as error:
                 found = self._failure_of(callback, hook, error, run=run)
                 failure = failure or found
@@ -124,27 +132,10 @@ class Callbacks:
 
     def _call(self, callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
         try:
-            self._invoke(callback, hook, run, *arguments)
+            self._method(callback, hook)(run, *arguments)
         except Exception as error:
             if failure := self._failure_of(callback, hook, error, run=run):
                 raise failure from error
-
-    def _invoke(self, callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
-        """Call a method. Raises CallbackError if it is the user's and has changed the state, which is then as before."""
-        method = getattr(callback, hook)
-        if callback not in self.users:
-            method(run, *arguments)
-            return
-        leaves, structure = jax.tree.flatten(getattr(run, "state", None))
-        try:
-            method(run, *arguments)
-        finally:
-            after = jax.tree.leaves(getattr(run, "state", None))
-            same = [id(leaf) for leaf in leaves] == [id(leaf) for leaf in after]
-            if not same:
-                run.state = jax.tree.unflatten(structure, leaves)
-        if not same:
-            raise CallbackError(f"the callback {type(callback).__name__}.{hook} changed run.state; {INSTEAD_OF_CHANGES}")
 
     def _failure_of(self, callback: Callback, hook: str, error: Exception, *, run: "Run") -> CallbackError | None:
         """The error of a user's callback; None for a callback that is detached instead. Raises any other error again."""
@@ -170,3 +161,17 @@ class Callbacks:
             if callback in callbacks:
                 callbacks.remove(callback)
         self._find_callbacks()
+
+
+def _call_watched(callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
+    """Call a user's method. Raises CallbackError if it has changed the state, which is then as before."""
+    leaves, structure = jax.tree.flatten(getattr(run, "state", None))
+    try:
+        getattr(callback, hook)(run, *arguments)
+    finally:
+        after = jax.tree.leaves(getattr(run, "state", None))
+        same = [id(leaf) for leaf in leaves] == [id(leaf) for leaf in after]
+        if not same:
+            run.state = jax.tree.unflatten(structure, leaves)
+    if not same:
+        raise CallbackError(f"the callback {type(callback).__name__}.{hook} changed run.state; {INSTEAD_OF_CHANGES}")

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from jaxdp.checkpoint.progress import Progress
 
@@ -31,8 +30,11 @@ class Clock:
         """Start the time of the next step now."""
         self.last_step_end = time.perf_counter()
 
-    def end_step(self, images: int) -> None:
-        """Count a step of so many images, from the end of the previous one or from `restart`."""
+    def end_step(self, images: int) -> dict[str, float]:
+        """Count a step of so many images, from the end of the previous one or from `restart`.
+
+        Returns fields of its record, with the throughput since the last call of `restart_throughput`.
+        """
         now = time.perf_counter()
         seconds, self.last_step_end = now - self.last_step_end, now
         self.progress.training_seconds += seconds
@@ -41,15 +43,13 @@ class Clock:
         if self.is_first_step:
             self.progress.first_step_seconds = time.monotonic() - self.command_start
             self.is_first_step = False
+        speed = self._images / self._seconds
+        return {"images_per_second": speed, "input_seconds": self._input_seconds, "wall_seconds": self.wall_seconds}
 
     def add_input_seconds(self, seconds: float) -> None:
         """Count time for which the devices waited for images."""
         self.progress.input_seconds += seconds
         self._input_seconds += seconds
-
-    def throughput(self) -> dict[str, Any]:
-        """Fields of the record of a step, since the last call of `restart_throughput`."""
-        return {"images_per_second": self._images / self._seconds, "input_seconds": self._input_seconds}
 
     def restart_throughput(self) -> None:
         self._images, self._seconds, self._input_seconds = 0, 0.0, 0.0

@@ -21,7 +21,7 @@ from jaxdp.errors import TrainingError
 from jaxdp.files import RESULT, write_atomically
 from jaxdp.phases import interval_elapsed
 from jaxdp.planning import PlannedPhase
-from jaxdp.records import RECORD_FIELDS, to_json
+from jaxdp.records import to_json
 from jaxdp.training import ending, request_flags
 from jaxdp.training.callback import CallbackError
 from jaxdp.training.evaluation import ExampleCollector, evaluate
@@ -29,8 +29,6 @@ from jaxdp.training.result import TrainResult, progress_now, versions
 from jaxdp.training.run import Run, StartedStep, open_batches
 from jaxdp.training.start import StartPoint, restore_or_initialize
 
-# Fields that a callback cannot log; those that jaxdp's own callbacks log are free.
-RESERVED = {*RECORD_FIELDS, "request"} - {"audit_share", "waiting_share", "slowest_rank"}
 ADVICE_AFTER_ERROR = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
 
 
@@ -115,8 +113,7 @@ def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     run.signals.pass_sync_point()
     run.processes.status.begin_iteration("step")
     run.next_record = {}
-    with run.recording(run.next_record, reserved=RESERVED):
-        run.callbacks.call("before_step", run, batch.copy())
+    run.call_hook("before_step", run.next_record, batch.copy())
     if run.save_requested:
         save_now(run)
 
@@ -132,15 +129,12 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     progress.finish_step(phase.global_batch)
     if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
         progress.evaluation_due = True
-    record = progress.position(plan.examples) | {
-        "phase": phase.index,
-        "learning_rate": rate,
-        "momentum": phase.momentum,
-        "global_batch": phase.global_batch,
-    }
+    record = progress.position(plan.examples)
+    record |= {"phase": phase.index, "learning_rate": rate, "momentum": phase.momentum, "global_batch": phase.global_batch}
+    record |= run.next_record
     is_first, is_last = before == phase.first_sample, progress.samples >= plan.total_samples
     is_logged = is_first or is_last or progress.steps % run.log_every == 0 or bool(run.next_record)
-    run.pending.append(StartedStep(record | run.next_record, metrics, start_seconds, is_logged))
+    run.pending.append(StartedStep(record, metrics, start_seconds, is_logged))
 
 
 def _requests(run: Run) -> dict[str, jax.Array]:
@@ -159,15 +153,13 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         asked = time.monotonic()
         record = step.record | read(step.metrics)
         run.processes.record_request(REQUESTS[record.pop("request")])
-        run.step_times = step.start_seconds + time.monotonic() - asked, time.monotonic()
+        completed = time.monotonic()
+        run.step_times = step.start_seconds + completed - asked, completed
         run.processes.status.record_progress()
-        run.clock.end_step(record["global_batch"])
-        record |= run.clock.throughput() | {"wall_seconds": run.clock.wall_seconds}
+        record |= run.clock.end_step(record["global_batch"])
         run.progress.skipped_steps = record.get("skipped_steps", 0)
-        with run.recording(record, is_logged=step.is_logged, reserved=RESERVED):
-            run.callbacks.call("after_step", run, MappingProxyType(record))
-            if run.is_logged:
-                run.clock.restart_throughput()
+        if run.call_hook("after_step", record, MappingProxyType(record), is_logged=step.is_logged):
+            run.clock.restart_throughput()
         _report_save(run)
 
 
@@ -211,8 +203,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         evaluation, run.examples = progress.position(run.plan.examples) | found, examples.arrays()
         processes.set_activity("evaluate", detail="writing the log")
         record = evaluation | {"wall_seconds": run.clock.wall_seconds}
-        with run.recording(record, is_logged=True, reserved=RESERVED):
-            run.callbacks.call("after_evaluation", run, MappingProxyType(record))
+        run.call_hook("after_evaluation", record, MappingProxyType(record), is_logged=True)
         progress.last_evaluation, progress.evaluation_due = evaluation, False
     return evaluation
 

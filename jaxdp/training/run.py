@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +16,7 @@ from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config, at_image_size
 from jaxdp.data.chunks import image_bytes, rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
+from jaxdp.records import RECORD_FIELDS
 from jaxdp.training.clock import Clock
 from jaxdp.training.evaluation import evaluation_logits
 from jaxdp.training.state import Replicated, TrainState, from_host, replicate, replicated
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from jaxdp.training.callback import Callbacks
     from jaxdp.training.step_compiler import StepCompiler
 
+# Fields that a callback cannot log; those that jaxdp's own callbacks log are free.
+RESERVED = {*RECORD_FIELDS, "request"} - {"audit_share", "waiting_share", "slowest_rank"}
 LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between logged steps; logged steps of a run of at least as many steps
 
 
@@ -105,7 +108,6 @@ class Run:
         self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and when its results came
         self.pending: deque[StartedStep] = deque()
         self.record: dict[str, Any] | None = None  # the record to which `log` adds
-        self.reserved: Collection[str] = ()  # fields that the record will have
         self.is_logged = False
         self.saving: int | None = None  # samples of the checkpoint that is being saved
         self.saved_at = time.monotonic()
@@ -216,7 +218,7 @@ class Run:
         if self.record is None:
             raise ValueError("log() adds to a record: call it in before_step, after_step or after_evaluation")
         for name, value in values.items():
-            if name in self.record or name in self.reserved:
+            if name in self.record or name in RESERVED:
                 raise ValueError(f"log({name}={value!r}): the record has this field already; choose another name")
             self.record[name] = value if isinstance(value, int) else float(value)
         self.is_logged = True
@@ -244,15 +246,15 @@ class Run:
         """The state, whole on every device of its mesh. All processes must ask for it."""
         return self.placement.gather_state(self.state) if self.placement else self.state
 
-    @contextmanager
-    def recording(self, record: dict[str, Any], *, is_logged: bool = False, reserved: Collection[str] = ()) -> Iterator[None]:
-        """Let `log` add to a record in the block, except fields that the record will have (`reserved`)."""
-        outer = self.record, self.is_logged, self.reserved
-        self.record, self.is_logged, self.reserved = record, is_logged, reserved
+    def call_hook(self, hook: str, record: dict[str, Any], argument: Any, *, is_logged: bool = False) -> bool:
+        """Call a hook of the callbacks while `log` adds to a record. Returns whether the log receives it."""
+        outer = self.record, self.is_logged  # an audit before a step completes the steps before
+        self.record, self.is_logged = record, is_logged
         try:
-            yield
+            self.callbacks.call(hook, self, argument)
+            return self.is_logged
         finally:
-            self.record, self.is_logged, self.reserved = outer
+            self.record, self.is_logged = outer
 
 
 def open_batches(compiler: "StepCompiler", datasets: "Datasets", phase: "PlannedPhase", *, first: int = 0) -> DeviceIterator:

@@ -130,9 +130,10 @@ class StepCompiler:
 
     def mesh(self, phase: PlannedPhase) -> Mesh:
         """The mesh of a phase; phases of the same shape share one."""
-        if phase.shape not in self.meshes:
-            self.meshes[phase.shape] = mesh_of(phase, self.devices)
-        return self.meshes[phase.shape]
+        mesh = self.meshes.get(shape := phase.shape)
+        if mesh is None:
+            mesh = self.meshes[shape] = mesh_of(phase, self.devices)
+        return mesh
 
     def placement(self, phase: PlannedPhase) -> Replicated:
         """Where the state is on the devices during a phase; phases of the same shape share it."""

@@ -221,11 +221,10 @@ def with_audits(config, every, **changes):
 
 
 def accumulating(config, _):
-    """Two micro-batches a step in float16, the loss scaled."""
+    """Two micro-batches a step, sent in float16, the loss scaled."""
     return dataclasses.replace(
         config,
         batch=tuple(dataclasses.replace(phase, per_worker_batch=phase.global_batch // 8) for phase in config.batch),
-        model=dataclasses.replace(config.model, dtype="float16"),
         reduce=dataclasses.replace(config.reduce, wire_dtype="float16"),
         loss_scale=LossScale(name="dynamic", initial=64.0),
     )
@@ -236,11 +235,12 @@ def frozen(config, folder):
     return dataclasses.replace(config, finetune=Finetune(weights=file, frozen_stages=2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changed", [accumulating, frozen])
-def test_run_with_audits_equals_the_run_without(tiny_resnet, tmp_path, changed, monkeypatch):
+@pytest.mark.parametrize(
+    ("network", "changed"), [("tiny", accumulating), pytest.param("tiny_resnet", frozen, marks=pytest.mark.slow)]
+)
+def test_run_with_audits_equals_the_run_without(network, changed, tmp_path, monkeypatch, request):
     monkeypatch.setattr(LossScale, "GROWTH_STEPS", 4)
-    config = changed(tiny_resnet, tmp_path)
+    config = changed(request.getfixturevalue(network), tmp_path)
     plain = train(with_audits(config, None), tmp_path / "plain")
     result = train(with_audits(config, 4), tmp_path / "audited")  # steps 4, 8 and 12 of 15, in both phases
     assert (plain.audits, result.audits) == (0, 3)

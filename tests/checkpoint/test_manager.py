@@ -226,7 +226,6 @@ def test_save_while_the_system_clock_jumps_succeeds(tmp_path, monkeypatch, secon
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["10"]
 
 
-@pytest.mark.slow
 def test_train_with_failed_last_save_reports_the_newest_checkpoint(tiny, tmp_path, monkeypatch):
     fill_disk_from(monkeypatch, 160)
     messages = []

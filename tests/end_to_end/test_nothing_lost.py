@@ -10,7 +10,7 @@ import time
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from helpers.runs import Interrupted, Recorder, train_shown, train_until
+from helpers.runs import Recorder, train_shown, train_until
 
 from jaxdp.callbacks import checks
 from jaxdp.checkpoint import manifest
@@ -66,18 +66,17 @@ def test_temporary_read_errors_quarantine_no_checkpoint(tiny, tmp_path, monkeypa
     train(tiny, tmp_path)
 
 
-def test_refused_changes_leave_a_finished_run_as_it_was(tiny_resnet, tmp_path):
-    train(tiny_resnet, tmp_path)
+def test_refused_changes_leave_a_finished_run_as_it_was(tiny, tmp_path):
+    train(tiny, tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in ("config.json", "result.json", "metrics.jsonl")}
-    wider = dataclasses.replace(tiny_resnet, model=dataclasses.replace(tiny_resnet.model, width=8))
-    shorter = dataclasses.replace(tiny_resnet, epochs=2.0)
-    for other, message in ((wider, "but the run expects"), (shorter, "epochs=2.0: .* is at epoch 3")):
+    smaller = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, image_size=8))  # fewer inputs of its network
+    shorter = dataclasses.replace(tiny, epochs=2.0)
+    for other, message in ((smaller, "but the run expects"), (shorter, "epochs=2.0: .* is at epoch 3")):
         with pytest.raises(ConfigError, match=message):
             train(other, tmp_path, accept_changes=True)
         assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
-@pytest.mark.slow
 def test_accepted_change_of_the_evaluation_data_evaluates_again(tiny, tmp_path):
     train(tiny, tmp_path)
     other = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, eval_examples=11))
@@ -101,7 +100,6 @@ def test_a_kill_before_the_final_rename_loses_no_checkpoint(tiny, tmp_path):
     assert not list(folder.glob("saving-*"))
 
 
-@pytest.mark.slow
 def test_saving_the_same_samples_again_replaces_the_checkpoint_atomically(tiny, tmp_path, monkeypatch):
     """A checkpoint of these samples exists at every moment: the old one is removed after the new one is renamed."""
     train_until(tiny, tmp_path, step=12)
@@ -150,7 +148,6 @@ class Images:
         return np.full((16, 16, 3), 40 * (index % 6), np.uint8), index % 6
 
 
-@pytest.mark.slow
 def test_resume_with_other_data_raises_unless_accepted(tiny, tmp_path):
     config = dataclasses.replace(tiny, data=Data(image_size=16, augmentation="none"), batch=(Phase(8),))
     train_until(config, tmp_path, step=12, datasets=(Images(50), Images(10)))
@@ -162,7 +159,6 @@ def test_resume_with_other_data_raises_unless_accepted(tiny, tmp_path):
         train(config, tmp_path, datasets=(Images(50), Images(10)))
 
 
-@pytest.mark.slow
 def test_resume_with_damaged_log_lines_drops_and_counts_them(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     log = tmp_path / "metrics.jsonl"
@@ -173,30 +169,16 @@ def test_resume_with_damaged_log_lines_drops_and_counts_them(tiny, tmp_path):
     result = train_shown(tiny, tmp_path, screen=screen)
     assert any("dropped 2 damaged lines of" in line for line in screen.lines)
     steps = [line["step"] for line in read_log(log) if "loss" in line]
-    assert steps == [1, 3, *range(5, result.steps + 1)] or len(steps) == result.steps - 2
+    assert steps == [1, 3, *range(5, result.steps + 1)]
 
 
-@pytest.mark.slow
-def test_exploded_loss_retains_a_checkpoint_and_warns_once_over_all_sessions(tiny, tmp_path, monkeypatch):
+def test_exploded_loss_warns_once_over_all_sessions(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(checks.LossWatch, "WINDOW", 5)
     monkeypatch.setattr(checks, "EXPLODED", 1.0001)
-    config = dataclasses.replace(tiny, checkpoint=dataclasses.replace(tiny.checkpoint, keep=1))
-    first, second = Recorder(step=13), Recorder()
-    with pytest.raises(Interrupted):
-        train_shown(config, tmp_path, screen=first)
-    warnings = [line for line in first.lines if "exploded" in line]
-    assert len(warnings) == 1
-    train_shown(config, tmp_path, screen=second)
-    manifest = latest_valid(tmp_path / "checkpoints")
-    if "loss_exploded" in manifest.metadata["progress"] and manifest.metadata["progress"]["retained"]:
-        assert str(manifest.metadata["progress"]["retained"][0]) in names(tmp_path)
-
-
-@pytest.mark.slow
-def test_resume_from_a_finished_run_writes_a_checkpoint(tiny, tmp_path):
-    train(tiny, tmp_path / "first")
-    train(tiny, tmp_path / "second", resume=str(tmp_path / "first"))
-    assert latest_valid(tmp_path / "second/checkpoints") is not None
+    first, second = train_until(tiny, tmp_path, step=13), Recorder()
+    train_shown(tiny, tmp_path, screen=second)
+    assert sum("the loss has exploded" in line for line in first.lines) == 1
+    assert not any("the loss has exploded" in line for line in second.lines)
 
 
 def test_evaluate_with_corrupt_newest_checkpoint_uses_the_previous_one_and_reports_it(tiny, tmp_path, capsys):

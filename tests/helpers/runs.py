@@ -1,7 +1,10 @@
 """Training runs for tests: screens that record and interrupt, and what a finished run leaves."""
 
+import functools
 import json
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +89,11 @@ def outcome(workdir):
     last = latest_valid(workdir / "checkpoints")
     log = [without_timing(record) for record in read_log(workdir / "metrics.jsonl")]
     return log, without_timing(result) | {"workdir": None}, last.samples, last.arrays
+
+
+@functools.cache
+def outcome_of_whole_run(config):
+    """The `outcome` of an uninterrupted run, which is trained once for all tests of a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        train_shown(config, Path(folder) / "run", screen=Quiet())
+        return outcome(Path(folder) / "run")

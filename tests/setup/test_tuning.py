@@ -22,7 +22,6 @@ def with_batch(config, batch, per_worker=None, **changes):
     return dataclasses.replace(config, batch=(Phase(global_batch=batch, per_worker_batch=per_worker),), **changes)
 
 
-@pytest.mark.slow
 def test_train_auto_uses_fastest_and_keeps_it_on_resume(tiny, tmp_path, monkeypatch):
     config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
     monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("ring", {"psum": 2.0, "ring": 1.0}))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.processes import ROOT, launch, wait_for_exit
-from helpers.runs import Interrupted, Recorder, outcome, train_shown, train_until
+from helpers.runs import Interrupted, Recorder, outcome, outcome_of_whole_run, train_shown, train_until
 from PIL import Image
 
 import jaxdp
@@ -175,7 +175,6 @@ class FailsAfterEvaluation(Callback):
     ],
 )
 def test_error_of_a_user_s_callback_ends_the_run_saved_and_names_it(rare, tmp_path, callback, samples, error):
-    train(rare, tmp_path / "uninterrupted")
     with pytest.raises(TrainingError) as caught:
         train(rare, tmp_path / "run", callbacks=[callback()])
     assert str(caught.value).startswith(f"the callback {error}; the last valid checkpoint is ")
@@ -185,7 +184,7 @@ def test_error_of_a_user_s_callback_ends_the_run_saved_and_names_it(rare, tmp_pa
     assert in_a_notebook.endswith(str(caught.value))
     assert next(read_manifests(tmp_path / "run/checkpoints")).samples == samples
     train(rare, tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")
+    assert outcome(tmp_path / "run") == outcome_of_whole_run(rare)
 
 
 def test_callback_that_detaches_on_error_is_named_once_and_no_longer_called(rare, tmp_path):
@@ -247,9 +246,8 @@ class Empties(Callback):
 
 
 def test_callbacks_change_nothing_of_a_run(tiny, tmp_path):
-    train(tiny, tmp_path / "plain")
-    train(tiny, tmp_path / "watched", callbacks=[Events([]), Predicts(), Empties()])
-    assert outcome(tmp_path / "watched") == outcome(tmp_path / "plain")
+    train(tiny, tmp_path, callbacks=[Events([]), Predicts(), Empties()])
+    assert outcome(tmp_path) == outcome_of_whole_run(tiny)
 
 
 def examples_of_the_page():
@@ -295,12 +293,11 @@ def test_examples_of_the_page_give_the_values_of_numpy_and_sklearn(rare, tmp_pat
 
 def test_time_limit_of_the_page_ends_saved_and_the_run_resumes(rare, tmp_path):
     limit = examples_of_the_page()["TimeLimit"]
-    train(rare, tmp_path / "uninterrupted")
     with pytest.raises(Stopped, match="stopped by the limit of 0 minutes"):
         train(rare, tmp_path / "run", callbacks=[limit(0)])
     assert 0 < next(read_manifests(tmp_path / "run/checkpoints")).samples < 160
     train(rare, tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")
+    assert outcome(tmp_path / "run") == outcome_of_whole_run(rare)
 
 
 class Replaces(Callback):
@@ -315,7 +312,6 @@ class Edits(Callback):
             run.state.params["net"]["bias"] = jax.numpy.zeros_like(run.state.params["net"]["bias"])
 
 
-@pytest.mark.parametrize("callback", [Replaces, Edits])
 class ReplacesConfig(Callback):
     def after_step(self, run, metrics):
         if metrics["step"] == 5:
@@ -330,11 +326,10 @@ class ReplacesPlan(Callback):
 
 @pytest.mark.parametrize("callback", [Replaces, Edits, ReplacesConfig, ReplacesPlan])
 def test_freezing_by_a_callback_is_refused_with_what_to_use_and_changes_nothing(rare, tmp_path, callback):
-    train(rare, tmp_path / "uninterrupted")
     with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze layers until an epoch, "):
         train(rare, tmp_path / "run", callbacks=[callback()])
     train(rare, tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")
+    assert outcome(tmp_path / "run") == outcome_of_whole_run(rare)
 
 
 OF_TWO_PROCESSES = """

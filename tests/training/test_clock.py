@@ -8,9 +8,10 @@ from jaxdp.training.clock import Clock
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The seconds that `time.perf_counter` returns, in a list of one."""
+    """The seconds that the clocks of `time` return, in a list of one."""
     now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(time, name, lambda: now[0])
     return now
 
 
@@ -33,12 +34,11 @@ def test_throughput_is_that_since_it_was_restarted_without_excluded_time(clock):
     for seconds, input_seconds in ((1.0, 0.5), (3.0, 0.25)):
         clock[0] += seconds
         timer.add_input_seconds(input_seconds)
-        timer.end_step(images=8)
-    assert timer.throughput() == {"images_per_second": 4.0, "input_seconds": 0.75}
+        found = timer.end_step(images=8)
+    assert found == {"images_per_second": 4.0, "input_seconds": 0.75, "wall_seconds": 4.0}
     timer.restart_throughput()
     clock[0] += 2.0
     with timer.excluded():
         clock[0] += 5.0
-    timer.end_step(images=8)
-    assert timer.throughput() == {"images_per_second": 4.0, "input_seconds": 0.0}
+    assert timer.end_step(images=8) == {"images_per_second": 4.0, "input_seconds": 0.0, "wall_seconds": 11.0}
     assert (timer.progress.training_seconds, timer.progress.input_seconds) == (6.0, 0.75)

@@ -148,10 +148,9 @@ def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path, too_large):
         train(config, tmp_path)
 
 
-@pytest.mark.slow
-def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny_resnet, tmp_path, too_large, monkeypatch):
+def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny, tmp_path, too_large, monkeypatch):
     monkeypatch.setattr(LossScale, "GIVE_UP_AFTER", 50)
-    config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale=too_large)
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, loss_scale=too_large)
     with pytest.raises(TrainingError, match=r"all 15 steps were skipped because no gradient was finite at loss scales of"):
         train(config, tmp_path)
     assert not (tmp_path / "result.json").exists()
@@ -165,10 +164,8 @@ def test_static_scale_that_overflows_is_named_in_the_error(tiny, tmp_path):
         train(config, tmp_path)
 
 
-@pytest.mark.slow
-def test_log_counts_skipped_steps(tiny_resnet, tmp_path):
-
-    config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
+def test_log_counts_skipped_steps(tiny, tmp_path):
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
     result = train(config, tmp_path)
     steps = read_records(tmp_path)
     counts = [r["skipped_steps"] for r in steps if "skipped_steps" in r]
