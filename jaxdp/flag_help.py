@@ -84,7 +84,7 @@ def _full_rows(flags: Iterable["Flag"]) -> str:
         values = f"{{{','.join(first.choices)}}}" if first.choices and not first.metavar else first.value_name
         is_off = first.switch and not others
         default = " (required)" if first.required else "" if is_off else _default_text(first)
-        texts[values if names == values else f"{names} {values}".rstrip()] = help_text(first) + default
+        texts[f"{names} {values}".rstrip() if names.startswith("-") else values] = help_text(first) + default
     return rows(texts, below=True)
 
 

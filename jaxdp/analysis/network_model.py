@@ -1,13 +1,13 @@
 """Prediction of step time and efficiency of a plan on a network of given latency and bandwidth, for every strategy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxdp.analysis import cost_model
 from jaxdp.errors import plural
 from jaxdp.parallel.mesh import default_shape
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.strategies import STRATEGIES
+from jaxdp.strategies import STRATEGIES, unsupported_reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,55 +75,6 @@ def predict(
     between_layers = normalization_messages or []
     rate = rate or images_per_second(model_summary)
     messages = model_summary["messages"]
-    phases = []
-    for phase in plan.phases:
-        mesh = worker_mesh(phase)
-        computation = phase.per_worker_batch / rate
-        normalization = network.seconds("psum", mesh, between_layers)
-        strategies = {}
-        forms = [(name, False) for name, strategy in STRATEGIES.items() if strategy.cost]
-        if plan.config.reduce.update == "sharded":
-            forms += [(name, True) for name, strategy in STRATEGIES.items() if strategy.gather_cost]
-        for name, sharded in forms:
-            strategy = STRATEGIES[name]
-            if strategy.unsupported_reason(phase.workers):
-                continue
-
-            def all_messages(shape: tuple, *, name: str = name, sharded: bool = sharded) -> float:
-                if sharded:
-                    return network.sharded_seconds(name, shape, model_summary)
-                return network.seconds(name, shape, messages)
-
-            def communication(
-                devices: int, *, phase: PlannedPhase = phase, mesh: tuple = mesh, all_messages: Callable = all_messages
-            ) -> float:
-                shape = mesh if devices == phase.workers else default_shape(devices)
-                return all_messages(shape) + network.seconds("psum", shape, between_layers)
-
-            seconds = communication(phase.workers)
-            total = cost_model.step_seconds(computation * phase.workers, phase.workers, seconds)
-            counts = [n for n in DEVICE_COUNTS if n <= phase.global_batch and not strategy.unsupported_reason(n)]
-            diminishing, fastest = cost_model.turning_points(computation * phase.workers, communication, counts)
-            strategies[name + SHARDED * sharded] = {
-                "communication_seconds": seconds,
-                "step_seconds": total,
-                "efficiency": computation / total,
-                "images_per_second": phase.global_batch / total,
-                "diminishing_from": diminishing,
-                "fastest_at": fastest,
-                "most_devices": counts[-1],
-            }
-        phases.append(
-            {
-                "index": phase.index,
-                "workers": phase.workers,
-                "mesh": list(mesh),
-                "global_batch": phase.global_batch,
-                "computation_seconds": computation,
-                "normalization_seconds": normalization,
-                "strategies": strategies,
-            }
-        )
     return {
         "latency": network.latency,
         "bandwidth": network.bandwidth,
@@ -131,7 +82,53 @@ def predict(
         "messages": messages,
         "normalization_messages": between_layers,
         "device_images_per_second": rate,
-        "phases": phases,
+        "phases": [
+            _predict_phase(plan, phase, model_summary, network=network, rate=rate, between_layers=between_layers)
+            for phase in plan.phases
+        ],
+    }
+
+
+def _predict_phase(
+    plan: Plan, phase: PlannedPhase, model_summary: dict, *, network: Network, rate: float, between_layers: list[int]
+) -> dict:
+    mesh, one_device = worker_mesh(phase), phase.workers * phase.per_worker_batch / rate
+    forms = [(name, False) for name, strategy in STRATEGIES.items() if strategy.cost]
+    if plan.config.reduce.update == "sharded":
+        forms += [(name, True) for name, strategy in STRATEGIES.items() if strategy.gather_cost]
+    strategies = {}
+    for name, sharded in forms:
+        if unsupported_reason(name, phase.workers):
+            continue
+
+        def communication(devices: int, *, name: str = name, sharded: bool = sharded) -> float:
+            shape = mesh if devices == phase.workers else default_shape(devices)
+            normalization = network.seconds("psum", shape, between_layers)
+            if sharded:
+                return network.sharded_seconds(name, shape, model_summary) + normalization
+            return network.seconds(name, shape, model_summary["messages"]) + normalization
+
+        seconds = communication(phase.workers)
+        total = cost_model.step_seconds(one_device, phase.workers, seconds)
+        counts = [n for n in DEVICE_COUNTS if n <= phase.global_batch and not unsupported_reason(name, n)]
+        diminishing, fastest = cost_model.turning_points(one_device, communication, counts)
+        strategies[name + SHARDED * sharded] = {
+            "communication_seconds": seconds,
+            "step_seconds": total,
+            "efficiency": one_device / phase.workers / total,
+            "images_per_second": phase.global_batch / total,
+            "diminishing_from": diminishing,
+            "fastest_at": fastest,
+            "most_devices": counts[-1],
+        }
+    return {
+        "index": phase.index,
+        "workers": phase.workers,
+        "mesh": list(mesh),
+        "global_batch": phase.global_batch,
+        "computation_seconds": one_device / phase.workers,
+        "normalization_seconds": network.seconds("psum", mesh, between_layers),
+        "strategies": strategies,
     }
 
 

@@ -15,41 +15,42 @@ from jaxdp.recipes import register_from
 STDOUT = "-"
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Print the accuracy of runs, and write one HTML page with their curves, times, classes and numbers.
+
+    For ImageNet, the epochs to 75.9 % are compared with the MLPerf reference for the same batch size. The page,
+    report.html, needs neither network nor JavaScript; its figures are also written as PNG.
+
+    Examples:
+      jaxdp report runs/digits
+      jaxdp report runs/first runs/second --output runs/compared
+      jaxdp report runs/first runs/second --json --no-html
+      jaxdp report runs/first runs/second --csv metrics.csv --no-html
+    """
+
+    workdir: Annotated[tuple[str, ...], Arg("WORKDIR ...", positional=True)]
+    """Directories or URLs of runs"""
+    output: str | None = None
+    """Directory of the page; None: WORKDIR/report for one run, ./report for several"""
+    html: bool = True
+    """HTML page; --no-html: print the summary only"""
+    evaluate: bool = True
+    """Evaluation of the held-out images by class, on the accelerators of this machine or on one CPU device"""
+    checkpoint: str = "result"
+    """Checkpoint to evaluate: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
+    number of samples"""
+    config: str | None = None
+    """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
+    json: Switch = False
+    """Output as one JSON document: a list with an object per run, whose metrics are the records of its metrics.jsonl"""
+    csv: str | None = None
+    """CSV file to write, with a row for every record of all runs; -: stdout"""
+    overwrite: Switch = False
+    """Overwrite an existing CSV file"""
+
+
 def run(arguments: list[str], program: str) -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Report:
-        """Print the accuracy of runs, and write one HTML page with their curves, times, classes and numbers.
-
-        For ImageNet, the epochs to 75.9 % are compared with the MLPerf reference for the same batch size. The page,
-        report.html, needs neither network nor JavaScript; its figures are also written as PNG.
-
-        Examples:
-          jaxdp report runs/digits
-          jaxdp report runs/first runs/second --output runs/compared
-          jaxdp report runs/first runs/second --json --no-html
-          jaxdp report runs/first runs/second --csv metrics.csv --no-html
-        """
-
-        workdir: Annotated[tuple[str, ...], Arg("WORKDIR ...", positional=True)]
-        """Directories or URLs of runs"""
-        output: str | None = None
-        """Directory of the page; None: WORKDIR/report for one run, ./report for several"""
-        html: bool = True
-        """HTML page; --no-html: print the summary only"""
-        evaluate: bool = True
-        """Evaluation of the held-out images by class, on the accelerators of this machine or on one CPU device"""
-        checkpoint: str = "result"
-        """Checkpoint to evaluate: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
-        number of samples"""
-        config: str | None = None
-        """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
-        json: Switch = False
-        """Output as one JSON document: a list with an object per run, whose metrics are the records of its metrics.jsonl"""
-        csv: str | None = None
-        """CSV file to write, with a row for every record of all runs; -: stdout"""
-        overwrite: Switch = False
-        """Overwrite an existing CSV file"""
-
     options = parse(Report, arguments, program)
     register_from(options.config)
     from jaxdp.records import without_nan

@@ -16,29 +16,30 @@ from jaxdp.recipes import register_from
 NICE = 10  # training goes first
 
 
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Serve the page of `jaxdp report` on localhost, which follows runs while they train: progress, remaining time, speed,
+    messages, curves. Runs may start, resume and end meanwhile. Ctrl-C ends it.
+
+    Examples:
+      jaxdp watch runs/digits
+      jaxdp watch runs/first runs/second --open
+      jaxdp watch runs/digits --host 0.0.0.0 --port 8080
+    """
+
+    workdir: Annotated[tuple[str, ...], Arg("WORKDIR ...", positional=True)]
+    """Directories of runs; a run may begin later"""
+    port: int | None = None
+    """Port of the page (None: the first free one from 8600 on; 0: any free one)"""
+    host: str | None = None
+    """Address or host name of this machine to listen on (None: 127.0.0.1); other machines then need the printed token"""
+    open: Switch = False
+    """Opening of the page in a browser"""
+    config: str | None = None
+    """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
+
+
 def run(arguments: list[str], program: str) -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Watch:
-        """Serve the page of `jaxdp report` on localhost, which follows runs while they train: progress, remaining time, speed,
-        messages, curves. Runs may start, resume and end meanwhile. Ctrl-C ends it.
-
-        Examples:
-          jaxdp watch runs/digits
-          jaxdp watch runs/first runs/second --open
-          jaxdp watch runs/digits --host 0.0.0.0 --port 8080
-        """
-
-        workdir: Annotated[tuple[str, ...], Arg("WORKDIR ...", positional=True)]
-        """Directories of runs; a run may begin later"""
-        port: int | None = None
-        """Port of the page (None: the first free one from 8600 on; 0: any free one)"""
-        host: str | None = None
-        """Address or host name of this machine to listen on (None: 127.0.0.1); other machines then need the printed token"""
-        open: Switch = False
-        """Opening of the page in a browser"""
-        config: str | None = None
-        """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
-
     options = parse(Watch, arguments, program)
     register_from(options.config)
     with _ended_by_signals():

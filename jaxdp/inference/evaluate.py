@@ -21,10 +21,12 @@ from jaxdp.inference.real_labels import RealLabels
 from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import CLASSES, class_names, read_run_text, run_config
 from jaxdp.training import evaluation
+from jaxdp.training.evaluation import Observer
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import own_options
 
 
+@own_options()
 def evaluate(
     config: Config | None,
     workdir: str | Path,
@@ -32,18 +34,34 @@ def evaluate(
     *,
     datasets: tuple[Any, Any] | None = None,
     real_labels: str | Path | None = None,
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint of the run in `workdir` on all held-out images.
 
     config: the run's config with changes, such as other data or another evaluation split; None for the run's own. checkpoint:
     result (the newest, or with early stopping the best), newest, best, or its number of samples. datasets: as for
-    `jaxdp.train`. real_labels: the file of ImageNet's ReaL labels (see `jaxdp.inference.real_labels`).
+    `jaxdp.train`. real_labels: the file of ImageNet's ReaL labels (see `jaxdp.inference.real_labels`). observer: receives every
+    batch and the classes predicted for it (see `jaxdp.training.evaluation.Observer`), not together with `real_labels`.
 
     Returns eval_accuracy and eval_top5 in [0, 1], eval_loss, eval_examples, samples, epoch and checkpoint (its path); with
     `real_labels` also real_accuracy and real_examples. Raises ConfigError if the run, the checkpoint or the data cannot be
     used.
     """
-    return _evaluate(config, workdir, checkpoint, datasets=datasets, real_labels=real_labels)
+    config = validate(run_config(workdir) if config is None else config, trains=False)
+    LOSSES.check(config.optimizer.loss)
+    source = config.data.source
+    if SOURCES[source].from_python and datasets is None:
+        call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
+        reason, hint = "the run was given its images from Python", f"pass them in Python: {call}"
+        raise ConfigError("data.source", source, reason=reason, hint=hint)
+    state, config, manifest = load_run(workdir, checkpoint, config)
+    mesh = jax.tree.leaves(state)[0].sharding.mesh
+    data = open_datasets(config, datasets, may_lack_classes=True)
+    _check_class_order(workdir, config, data.classes)
+    real = None if real_labels is None else RealLabels(real_labels, data.evaluation)
+    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, observer=observer or real)
+    result |= real.result if real else {}
+    return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": manifest.location}
 
 
 @own_options()
@@ -69,7 +87,7 @@ def evaluate_weights(
     loaded = load_weights(path, config)
     data = open_datasets(loaded.config, datasets, may_lack_classes=True)
     observer = None if real_labels is None else RealLabels(real_labels, data.evaluation)
-    result = _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh, on_batch=observer)
+    result = _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh, observer=observer)
     return result | (observer.result if observer else {}), loaded.words
 
 
@@ -94,39 +112,12 @@ def confusion_matrix(
     """
     config = run_config(workdir) if config is None else config
     matrix = Confusion(config.model.class_count)
-    result = _evaluate(config, workdir, checkpoint, datasets=datasets, on_batch=matrix)
+    result = evaluate(config, workdir, checkpoint, datasets=datasets, observer=matrix)
     return result, matrix.counts, class_names(workdir, config.model.class_count)
 
 
-@own_options()
-def _evaluate(
-    config: Config | None,
-    workdir: str | Path,
-    checkpoint: str,
-    *,
-    datasets: tuple[Any, Any] | None,
-    on_batch: Callable | None = None,
-    real_labels: str | Path | None = None,
-) -> dict[str, Any]:
-    config = validate(run_config(workdir) if config is None else config, trains=False)
-    LOSSES.check(config.optimizer.loss)
-    source = config.data.source
-    if SOURCES[source].from_python and datasets is None:
-        call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
-        reason, hint = "the run was given its images from Python", f"pass them in Python: {call}"
-        raise ConfigError("data.source", source, reason=reason, hint=hint)
-    state, config, manifest = load_run(workdir, checkpoint, config)
-    mesh = jax.tree.leaves(state)[0].sharding.mesh
-    data = open_datasets(config, datasets, may_lack_classes=True)
-    _check_class_order(workdir, config, data.classes)
-    observer = None if real_labels is None else RealLabels(real_labels, data.evaluation)
-    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, on_batch=on_batch or observer)
-    result |= observer.result if observer else {}
-    return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": manifest.location}
-
-
 def _evaluate_on(
-    data: Datasets, config: Config, evaluated: tuple[dict, dict], *, mesh: Mesh, on_batch: Callable | None = None
+    data: Datasets, config: Config, evaluated: tuple[dict, dict], *, mesh: Mesh, observer: Observer | None = None
 ) -> dict[str, Any]:
     """Evaluate (params, batch_stats) on the held-out images of `data`; stderr gets the warnings about these."""
     for text in data.warnings:
@@ -134,7 +125,7 @@ def _evaluate_on(
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(config, len(data.evaluation), mesh)
-    return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=on_batch)
+    return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=observer)
 
 
 def _check_class_order(workdir: str | Path, config: Config, classes: Sequence[str]) -> None:
