@@ -1,4 +1,4 @@
-"""Parsing of command lines with tyro, preceded by a check that reports the first error in one line with the nearest flag."""
+"""Parsing of command lines into dataclasses, with the first error in one line that names the nearest flag."""
 
 import dataclasses
 import inspect
@@ -55,23 +55,38 @@ def parse(
 
     Raises ConfigError for an unknown flag, a missing value, or a value of the wrong type. `--help` prints help and exits.
     """
-    import tyro
-
-    arguments, flags = list(arguments), Flags.of(options, default)
-    topic = check(flags, arguments, program)
+    flags = Flags.of(options, default)
+    topic, found = read(flags, list(arguments), program)
     if topic is not None:
         show(options, default, flags, program=program, topic=topic, everyday=everyday)
-    omitted = tyro.MISSING_NONPROP if default is None else default
-    return tyro.cli(options, args=arguments, prog=program, default=omitted)
+    values = {flag.path: flag.default or () for flag in flags.positional if flag.repeated}
+    values |= {flag.path: flag.value(words) for flag, words in found}
+    if default is None:
+        own = [path for path in values if len(path) == 1]  # those that are required are among them
+        default = options(**{str(path[0]): values.pop(path) for path in own})
+    for path, value in values.items():
+        default = _with_value(default, path, value)
+    return default
+
+
+def _with_value(part: Any, path: Sequence[Any], value: Any) -> Any:
+    """A dataclass, or a tuple of dataclasses, with another value at a path of fields and indices."""
+    if not path:
+        return value
+    first, *rest = path
+    if isinstance(part, tuple):
+        return tuple(_with_value(item, rest, value) if index == first else item for index, item in enumerate(part))
+    return dataclasses.replace(part, **{first: _with_value(getattr(part, first), rest, value)})
 
 
 @dataclasses.dataclass
 class Flag:
     """A flag or positional argument.
 
-    types: types and literal choices of its value. field: the field that it sets, of the dataclass `owner`. default: value of
-    the field if omitted. group: group of the flag in the help. spelling: the flag that sets the field; differs from the name
-    for --no-NAME. metavar: its values in words. repeated: takes any number of values. switch: takes none.
+    types: types and literal choices of its value. field: the field that it sets, of the dataclass `owner`, and path: from the
+    options to it. default: value of the field if omitted. group: group of the flag in the help. spelling: the flag that sets
+    the field; differs from the name for --no-NAME. metavar: its values in words. repeated: takes any number of values. switch:
+    takes none.
     """
 
     name: str
@@ -81,6 +96,7 @@ class Flag:
     default: Any
     group: str
     spelling: str
+    path: tuple[str | int, ...]
     metavar: str = ""
     repeated: bool = False
     switch: bool = False
@@ -115,6 +131,21 @@ class Flag:
             raise one_of(self.name, value, self.choices)
         raise ConfigError(self.name, value, reason=f"expected {self.expected}")
 
+    def value(self, words: list[str]) -> Any:
+        """The value of the field for checked words."""
+        if self.switch:
+            return self.name == self.spelling
+        values = [self._value(word) for word in words]
+        is_alone = len(words) == 1 and words[0] in self.choices and bool(NUMBERS.keys() & set(self.types))  # not a tuple
+        return values[0] if is_alone or not self.repeated else tuple(values)
+
+    def _value(self, word: str) -> Any:
+        if NoneType in self.types and word == "None":
+            return None
+        if word in self.choices:
+            return next(choice for choice in self.types if str(choice) == word)
+        return next((kind(word) for kind in NUMBERS if kind in self.types), word)
+
     @property
     def expected(self) -> str:
         """What the flag's value must be."""
@@ -141,7 +172,7 @@ class Flags:
     def of(cls, options: type, default: Any = None) -> "Flags":
         """The flags that tyro derives from a dataclass. default: values, which decide the number of phases, for example."""
         flags = cls()
-        flags._add(options, default, "", group=GENERAL)
+        flags._add(options, default, "", group=GENERAL, path=())
         if flags.groups:
             flags.groups = {GENERAL: options} | flags.groups
         return flags
@@ -150,11 +181,12 @@ class Flags:
         """The command that lists all flags."""
         return f"{program} --help {ALL}" if self.groups else f"{program} --help"
 
-    def _add(self, options: Any, value: Any, prefix: str, *, group: str) -> None:
+    def _add(self, options: Any, value: Any, prefix: str, *, group: str, path: tuple[str | int, ...]) -> None:
         import tyro
 
         for field in sorted(dataclasses.fields(options), key=lambda field: bool(field.kw_only)):
             default, required = _default(field, value)
+            own_path = (*path, field.name)
             annotation, marks = _without_marks(field.type)
             name = "" if any(getattr(mark, "name", None) == "" for mark in marks) else field.name.replace("_", "-")
             inner = f"{prefix}{name}." if name else prefix
@@ -164,16 +196,16 @@ class Flags:
                     section = group  # the config, which contains the sections
                 else:
                     self.groups[section] = cast(type, annotation)
-                self._add(annotation, default, inner, group=section)
+                self._add(annotation, default, inner, group=section, path=own_path)
                 continue
             if isinstance(default, tuple) and default and dataclasses.is_dataclass(default[0]):
                 self.groups[section] = type(default[0])
                 for index, item in enumerate(default):
-                    self._add(type(item), item, f"{inner}{index}.", group=section)
+                    self._add(type(item), item, f"{inner}{index}.", group=section, path=(*own_path, index))
                 continue
             spelling = f"--{prefix}{name}"
             metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), "")
-            flag = Flag(spelling, (), field, options, default, group, spelling, metavar)
+            flag = Flag(spelling, (), field, options, default, group, spelling, own_path, metavar)
             if annotation is bool:
                 negatable = tyro.conf.FlagCreatePairsOff not in marks
                 for shown in (name, f"no-{name}")[: 1 + negatable]:
@@ -222,16 +254,17 @@ def _value_types(annotation: Any) -> tuple[tuple, bool]:
     return (annotation,), False
 
 
-def check(flags: Flags, arguments: list[str], program: str) -> str | None:
-    """Raise ConfigError for the first word that cannot be parsed. If --help precedes it, returns the word after --help, or ""
-    if there is none; otherwise None.
+def read(flags: Flags, arguments: list[str], program: str) -> tuple[str | None, list[tuple[Flag, list[str]]]]:
+    """(topic, flags and positional arguments with their words). Raises ConfigError for the first word that cannot be parsed.
+
+    topic: if --help precedes an error the word after --help, or "" if there is none; otherwise None.
     """
-    seen, positional, rest = set(), iter(flags.positional), list(arguments)
+    found, positional, rest = dict[tuple, tuple[Flag, list[str]]](), iter(flags.positional), list(arguments)
     argument = next(positional, None)
     while rest:
         word = rest.pop(0)
         if asks_for_help([word]):
-            return word.partition("=")[2] or next((following for following in rest[:1] if not _is_flag(following)), "")
+            return word.partition("=")[2] or next((following for following in rest[:1] if not _is_flag(following)), ""), []
         if not _is_flag(word):
             if WORKDIR in flags.named and is_run(word):
                 raise ConfigError(repr(word), reason="is a run", hint=f"give it with {WORKDIR} {word}")
@@ -241,7 +274,7 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
                 hint = f"did you mean {meant}?" if meant else f"`{flags.help_command(program)}` lists all flags"
                 raise ConfigError(repr(word), reason=UNEXPECTED, hint=hint)
             argument.check(word)
-            seen.add(argument.name)
+            found.setdefault(argument.path, (argument, []))[1].append(word)
             argument = argument if argument.repeated else next(positional, None)
             continue
         name, equals, value = word.partition("=")
@@ -249,10 +282,10 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
         flag = flags.named.get(name)
         if flag is None:
             raise _unknown_flags(flags, program, [word, *rest])
-        seen.add(name)
         if flag.switch:
             if equals:
                 raise ConfigError(name, value, reason="takes no value")
+            found[flag.path] = flag, []
             continue
         values = [value] if equals else []
         while not equals and rest and not _is_flag(rest[0]) and (flag.repeated or not values):
@@ -262,12 +295,13 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
             raise ConfigError(name, reason="missing value", hint=expected)
         for value in values:
             flag.check(value)
+        found[flag.path] = flag, values
     for flag in (*flags.named.values(), *flags.positional):
-        if flag.required and flag.name not in seen:
+        if flag.required and flag.path not in found:
             example = re.search(rf"{flag.name} \S+", inspect.getdoc(flag.owner) or "")
             see = f"for example {example[0]}" if example else f"see `{program} --help`"
             raise ConfigError(flag.name, reason="required", hint=_runs_hint() if flag.name == WORKDIR else see)
-    return None
+    return None, list(found.values())
 
 
 def _meant_by(word: str, flags: Flags) -> str | None:
@@ -297,7 +331,7 @@ def _is_flag(word: str) -> bool:
 def _is_valid(flags: Flags, words: list[str]) -> bool:
     """Whether the flags in `words` exist and have values of their types."""
     try:
-        check(flags, [*words, "--help"], "")  # which ends the check before required flags
+        read(flags, [*words, "--help"], "")  # which ends it before required flags
     except ConfigError:
         return False
     return True

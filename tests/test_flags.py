@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import tyro
 
 from jaxdp import load_config
 from jaxdp.cli import main
 from jaxdp.cli.bench import BENCHES
+from jaxdp.cli.plan import Plan
 from jaxdp.config import Config
+from jaxdp.flags import parse
 from jaxdp.strategies import STRATEGIES
 from jaxdp.validation import to_json
 
@@ -28,6 +31,23 @@ def failing(capsys, *arguments) -> str:
     out, err = capsys.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
     return err.removeprefix("jaxdp: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--seed 5 --seed=6 --epochs 3 --name None --data.directory=a=b --data.eval-split None --data.threads 2",
+        "--model.depth 18 --model.dtype bfloat16 --data.threads None --optimizer.name adamw --logging.profile 3,4",
+        "--batch.1.global-batch 32 --batch.1.per-worker-batch 8 --batch.0.until_epoch 2.5 --mesh.vertical 1",
+        "--optimizer.class-weights 1 2.5 --schedule.boundaries --data.mean 0.5 --data.std 0.1 2e-1 3",
+        "--optimizer.class-weights balanced --json --reduce.no-overlap --model.remat --model.no-remat --network 5e-6,1e9",
+        "--model.no-remat --model.remat --images-per-second 7 --hosts 2 --gpus-per-host=4 --stop.metric eval_loss",
+    ],
+)
+def test_values_are_those_that_tyro_reads(words):
+    default = Plan(run=load_config("digits"))
+    assert parse(Plan, words.split(), "jaxdp plan", default=default) == tyro.cli(Plan, args=words.split(), default=default)
 
 
 @pytest.mark.parametrize(
