@@ -5,6 +5,7 @@ import pytest
 
 from jaxdp.config import Config, Data, Model
 from jaxdp.data import augment
+from jaxdp.data.digits import FILE
 from jaxdp.data.sources import open_datasets
 from jaxdp.data.synthetic import SyntheticSource
 
@@ -23,20 +24,25 @@ def test_digits_split_is_stratified_1437_and_360():
     np.testing.assert_allclose(shares, 360 / 1797, atol=0.003)
 
 
-def test_digits_splits_are_disjoint_and_complete():
+def test_digits_and_their_splits_are_those_of_sklearn():
     from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
 
-    test, train = open_digits().evaluation, open_digits().train
-    fit, validation = open_digits(train_split="fit"), open_digits(train_split="fit", eval_split="validation").evaluation
-    assert len(fit.train) + len(validation) == len(train)
-
-    def rows(source):
-        return {image.tobytes() for image in source.images}
-
-    assert rows(fit.train) | rows(validation) == rows(train)
-    assert len(rows(train) | rows(test)) == len(np.unique(load_digits().data, axis=0))
-    assert not rows(test) & rows(train)
-    assert not rows(validation) & rows(fit.train)
+    originals = load_digits()
+    with np.load(FILE) as file:
+        np.testing.assert_array_equal(file["images"], originals.images)
+        np.testing.assert_array_equal(file["labels"], originals.target)
+        split = file["split"]
+    kept = np.arange(len(split))
+    for number, held_out in ((2, 360), (1, 288)):
+        kept, held = train_test_split(kept, test_size=held_out, stratify=originals.target[kept], random_state=0)
+        np.testing.assert_array_equal(np.flatnonzero(split == number), np.sort(held))
+        kept = np.sort(kept)
+    sources = {name: open_digits(train_split="fit", eval_split=name).evaluation for name in ("validation", "test")}
+    sources |= {name: open_digits(train_split=name).train for name in ("train", "fit")}
+    numbers = {"train": (0, 1), "fit": (0,), "validation": (1,), "test": (2,)}
+    for name, source in sources.items():
+        np.testing.assert_array_equal(source.labels, originals.target[np.isin(split, numbers[name])])
 
 
 def test_enlarged_digits_average_to_the_originals():
