@@ -4,6 +4,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+ROOT = "net"  # first part of the name of every parameter of a registered model
+
 
 class Network(Protocol):
     """A network without its parameters: a sequence of segments, each a tuple of names of parameters.

@@ -44,8 +44,8 @@ from jaxdp.setup.prepare import (
     data_fingerprint,
     make_compiler,
     prepare,
-    small_worker_warning,
 )
+from jaxdp.setup.small_workers import small_worker_warning
 from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.sizes import model_summary
 from jaxdp.trackers.tracker import Trackers, check_packages, trackers_of

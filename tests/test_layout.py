@@ -142,9 +142,10 @@ def test_importing_jaxdp_starts_nothing():
     assert out.strip() == "[]"
 
 
-def test_what_urls_need_is_not_imported_without_one():
-    modules = "jaxdp.session, jaxdp.data.sources, jaxdp.inference.load_run, jaxdp.report.server"
-    code = f"import sys, {modules}; print([m for m in sys.modules if m.startswith(('jaxdp.cloud', 'fsspec', 'obstore'))])"
+def test_what_urls_and_registered_models_need_is_not_imported_without_one():
+    modules = "jaxdp.session, jaxdp.analysis.memory, jaxdp.data.sources, jaxdp.inference.load_run, jaxdp.report.server"
+    others = ("jaxdp.cloud", "fsspec", "obstore", "flax.nnx")
+    code = f"import sys, {modules}; print([m for m in sys.modules if m.startswith({others})])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
 

@@ -76,7 +76,7 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
     from jaxdp.distributed import runtime
     from jaxdp.loggers.plan_table import as_dict, summary_table
     from jaxdp.models import finetune
-    from jaxdp.setup.prepare import small_worker_warning
+    from jaxdp.setup.small_workers import small_worker_warning
     from jaxdp.sizes import model_summary
 
     devices, rate = _number_of_devices(options), options.images_per_second

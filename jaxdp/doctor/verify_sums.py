@@ -35,7 +35,7 @@ def proofs(
     """
     size = config.data.image_size
     model = models.create(config.model)
-    shapes, _ = jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
+    shapes, _ = models.initial_shapes(model, (size, size, 3))
     elements = sum(leaf.size for leaf in jax.tree.leaves(model.trainable(shapes, config.finetune.frozen_stages)))
     message = jax.ShapeDtypeStruct((elements,), jnp.dtype(config.reduce.wire_dtype))
     shape = mesh_shape(config, len(devices), group.num_processes)

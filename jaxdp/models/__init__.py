@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import jax
@@ -10,7 +11,6 @@ import jax.numpy as jnp
 from jaxdp.choices import MODELS
 from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
-from jaxdp.models.registered import build_registered
 from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
@@ -110,8 +110,20 @@ def create(config: ModelConfig, platform: str | None = None, *, custom_vjp: bool
 
     Raises ConfigError for a name that is neither built in nor registered in this process.
     """
-    build = MODELS.implementation(config.name)
-    return build_registered(config) if config.name in MODELS.registered else build(config, platform, custom_vjp)
+    if config.name in MODELS.registered:
+        from jaxdp.models.registered import build_registered  # imports flax.nnx, which takes as long as all other networks
+
+        return build_registered(config)
+    return MODELS.implementation(config.name)(config, platform, custom_vjp)
+
+
+# Equal networks share a trace; mypy does not know that a Network can be hashed.
+_initial_shapes: Any = lru_cache(4)(lambda model, shape: jax.eval_shape(lambda: model.init(jax.random.key(0), shape)))
+
+
+def initial_shapes(model: Network, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
+    """Shapes and dtypes of (params, batch_stats), without computing them. image_shape: (H, W, 3)."""
+    return _initial_shapes(model, image_shape)
 
 
 def _create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) -> Model:

@@ -84,7 +84,7 @@ def _bytes_by_segment(config: ModelConfig, image_shape: tuple[int, int, int], fr
             sizes.append(_size(new) // BATCH)
 
     images = jax.ShapeDtypeStruct((BATCH, *image_shape), jnp.float32)
-    params, batch_stats = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))
+    params, batch_stats = models.initial_shapes(model, image_shape)
     everywhere = PartitionSpec()
     mapped = jax.shard_map(trace, mesh=abstract_mesh(1, 1), in_specs=everywhere, out_specs=everywhere, check_vma=False)
     jax.eval_shape(mapped, params, batch_stats, images)

@@ -11,7 +11,6 @@ import numpy as np
 from jaxdp import models
 from jaxdp.config import RESNET, Config
 from jaxdp.errors import ConfigError, kind_of, plural
-from jaxdp.models.flax_modules import ROOT
 from jaxdp.models.resnet import HEAD
 from jaxdp.models.weights import (
     NETWORK_FIELDS,
@@ -25,7 +24,7 @@ from jaxdp.models.weights import (
     read,
     read_named,
 )
-from jaxdp.network import InitialValues
+from jaxdp.network import ROOT, InitialValues
 
 FIELD, ARGUMENT = "finetune.weights", "initial_params"
 Shape = tuple[int, ...]

@@ -17,9 +17,9 @@ from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxdp.models.batch_norm import count_values, is_counting
+from jaxdp.network import ROOT
 from jaxdp.parallel.mesh import AXES
 
-ROOT = "net"  # first part of every parameter's name
 MODE_ARGUMENTS = {"train": True, "training": True, "deterministic": False, "use_running_average": False}
 """Parameters of a module's `__call__` -> their value in training; evaluation passes the opposite."""
 COLLECTIONS = {"params", "batch_stats"}  # of a linen module

@@ -16,7 +16,8 @@ from jaxdp.choices import MODELS
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError, first_line, kind_of, plural
 from jaxdp.imports import place_in_user_code
-from jaxdp.models.flax_modules import MODE_ARGUMENTS, ROOT, FlaxNet, LinenNet, NnxNet, UnusableModule
+from jaxdp.models.flax_modules import MODE_ARGUMENTS, FlaxNet, LinenNet, NnxNet, UnusableModule
+from jaxdp.network import ROOT
 from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.registration import model_hint
 

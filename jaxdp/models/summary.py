@@ -2,22 +2,25 @@
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
+from jaxdp.choices import MODELS
 from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError
-from jaxdp.models import create
+from jaxdp.models import create, initial_shapes
 from jaxdp.models.batch_norm import counting_values
-from jaxdp.models.registered import RegisteredModel
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.parallel.mesh import abstract_mesh
+
+if TYPE_CHECKING:
+    from jaxdp.models.registered import RegisteredModel
 
 
 def check_image_size(config: ModelConfig, size: int, *, trained: int, field: str) -> None:
@@ -25,7 +28,7 @@ def check_image_size(config: ModelConfig, size: int, *, trained: int, field: str
     if trained == size:
         return
     model, images = create(config), jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (trained, trained, 3)))
+    params, stats = initial_shapes(model, (trained, trained, 3))
     try:
         jax.eval_shape(lambda p, s, x: model.apply(p, s, x, train=False)[0], params, stats, images)
     except ConfigError as error:
@@ -41,7 +44,7 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
     the trainable parameters), segments (the trainable ones), and shapes and trainable_shapes, both (params, batch_stats).
     """
     model = create(config, platform="any")
-    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))
+    params, stats = initial_shapes(model, image_shape)
     trainable, trainable_stats = (model.trainable(tree, frozen_stages) for tree in (params, stats))
     sizes_by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(trainable[name])] for name in sorted(trainable)}
     sizes = [size for tensor_sizes in sizes_by_name.values() for size in tensor_sizes]
@@ -53,8 +56,8 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
 
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
-    if isinstance(model, RegisteredModel):
-        model.check_training(params, stats, image_shape)
+    if config.name in MODELS.registered:
+        cast("RegisteredModel", model).check_training(params, stats, image_shape)
     return {
         "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(params)),
         "sizes": sizes_by_name,
@@ -85,7 +88,7 @@ def _count_in_layers(
 ) -> dict[str, int]:
     model = create(config, platform="any")
     images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
-    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), images.shape[1:]))
+    params, stats = initial_shapes(model, images.shape[1:])
     frozen, trainable = model.split_frozen(frozen_stages)
 
     def trace(params: dict, stats: dict, x: jax.Array) -> None:
