@@ -631,7 +631,7 @@ class Evaluation(Section):
     every_epochs: Positive | None = 1.0
     """Number of epochs between evaluations (None: only at the end of the run, which is always evaluated)"""
     batch: Count | None = None
-    """Number of images per evaluation step on all devices (None: the number that the devices train on at a time)"""
+    """Number of images per evaluation step on all devices (None: the largest number that they train on at a time)"""
 
 
 @dataclass(frozen=True)

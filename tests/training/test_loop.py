@@ -289,6 +289,16 @@ def test_train_with_invalid_arguments_raises(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_phases_of_one_mesh_share_the_evaluation_program_with_the_rows_of_the_largest_batch(tiny):
+    from jaxdp.planning import make_plan
+    from jaxdp.training.step_compiler import StepCompiler
+
+    plan = make_plan(tiny, examples=50, devices=4)  # batches of 8 and 16
+    programs = StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
+    assert [programs.evaluation_rows(phase) for phase in plan.phases] == [(12, 12)] * 2  # two batches, spread evenly
+    programs.close()
+
+
 def test_hyperparameters_of_each_phase_follow_the_plan(tiny, monkeypatch):
     """The noise-scale rule with momentum 0.5 at a batch of 8 gives 1 - 0.5 * 8 / 16 at a batch of 16."""
     from jaxdp.planning import make_plan
