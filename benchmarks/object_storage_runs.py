@@ -68,9 +68,9 @@ LARGE = [
 def start(workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
     """A training process whose local copies are in `folder`/copies and whose output goes to `folder`/out."""
     copies = ["--storage.directory", str(folder / "copies")]
-    from helpers.constants import SHORT_LEASES
+    from helpers.constants import short_leases
 
-    command = [*SHORT_LEASES, "train", "--workdir", str(workdir), *copies, *training]
+    command = [*short_leases(), "train", "--workdir", str(workdir), *copies, *training]
     environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | environment
     with open(folder / "out", "w") as out:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
