@@ -3,7 +3,7 @@
     DIRECTORY/lock            held while sizes change; bytes: total size of all copies, `users`: held by every process
     DIRECTORY/FOLDER/         the copies of the objects of one URL; `used`: a number, larger if used more recently
     DIRECTORY/FOLDER/in_use   held by the processes that use them: what they use is not removed
-    DIRECTORY/FOLDER/copies/  a file for each object; a file that array_record reads has a second one with the suffix .tag
+    DIRECTORY/FOLDER/copies/  a file for each object; a file of prepared data has a second one with the suffix .tag
 
 A copy is renamed to its place when it is complete. Every copy has the object's tag and a checksum.
 """

@@ -1,4 +1,4 @@
-"""Batch normalization folded into 1x1 convolutions, compared with a convolution and Flax's BatchNorm in float64."""
+"""Batch normalization, folded into 1x1 convolutions and separate, with ReLU, compared with Flax in float64."""
 
 import dataclasses
 from functools import partial
@@ -22,7 +22,9 @@ from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import AXES, make_mesh
 
 SMALL, LARGE = (16, 5, 4, 7), (64, 8, 32, 128)  # batch, side, channels in and out
-CASES = {"with a shortcut": ("F", True), "two": ("FF", False), "beside a separate one": ("PF", False), "alone": ("F", False)}
+FOLDED = {"with a shortcut": ("F", True), "two": ("FF", False), "beside a separate one": ("PF", False), "alone": ("F", False)}
+SEPARATE = {"separate": ("P", False), "separate with a shortcut": ("P", True), "two separate": ("PP", False)}
+CASES = FOLDED | SEPARATE
 
 
 def random_case(kinds: str, shortcut: bool, mean=0.5, std=1.0, sizes=SMALL):

@@ -29,8 +29,8 @@ def two_blocks(monkeypatch):
     monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
 
 
-def random_images(count=2, size=33):
-    return np.random.default_rng(0).normal(size=(count, size, size, 3)).astype(np.float32)
+def random_images(count=2, size=33, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, size, size, 3)).astype(np.float32)
 
 
 # Millions of parameters and 1e9 multiply-adds in timm's results/benchmark-infer-fp32-*.csv, which counts other layers too: 4.11
@@ -102,7 +102,7 @@ def test_gradient_equals_the_one_that_jax_derives(two_blocks, depth, variant):
     """The same draws of drop-path in both; the moments, too, which are those of the unmasked branch."""
     config = partial(Model, depth=depth, width=16, classes=5)
     plain = {name: value for name, value in variant.items() if name not in ("batch_norm", "remat")}
-    images = jnp.asarray(random_images(8, 32))
+    images = jnp.asarray(random_images(8, 32, seed=1))  # none for which rounding decides on which side of a ReLU's kink it is
     params, stats = jax.jit(lambda: models.create(config(**variant)).init(jax.random.key(0), (32, 32, 3)))()
     rng = np.random.default_rng(3)
     params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
