@@ -2,14 +2,18 @@
 
 import sys
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import numpy as np
+import pytest
 from helpers.checkpoints import metadata, replicate
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxdp.checkpoint.checksums import describe_arrays
 from jaxdp.checkpoint.manager import CheckpointManager
-from jaxdp.checkpoint.orbax_io import _part, silence_orbax
+from jaxdp.checkpoint.manifest import Manifest, file_checksum, part_folder, state_files
+from jaxdp.checkpoint.orbax_io import CheckpointMismatch, _part, load_state, make_checkpointer, silence_orbax
 from jaxdp.config import Checkpoint
 from jaxdp.parallel.mesh import AXES, make_mesh
 
@@ -39,6 +43,31 @@ def test_processes_write_parts_of_about_the_same_bytes():
     assert sorted(name for part in parts for name in part) == sorted([*(f"a.{n}" for n in range(40)), "b.0", "b.1"])
     sizes = [sum(leaf.nbytes for leaf in part.values()) for part in parts]
     assert max(sizes) - min(sizes) <= max(leaf.nbytes for leaf in tree["a"].values())
+
+
+class State(NamedTuple):
+    params: dict
+    opt_state: tuple | None
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_fields_that_are_none_are_not_read_from_any_number_of_parts(tmp_path, parts):
+    """Arrays of equal sizes, so that their order decides in which part each is."""
+    mesh = make_mesh(1, 1, jax.devices()[:1])
+    host = State({name: np.full(3, number, np.float32) for number, name in enumerate("cab")}, (np.zeros(3, np.float32),) * 2)
+    state, folder = replicate(mesh, **host._asdict()), tmp_path / "10"
+    for part in range(parts):
+        tree = State(**state) if parts == 1 else _part(State(**state), part, parts)
+        make_checkpointer(0).save((folder / part_folder(part, parts)).absolute(), tree)
+    files = {name: file_checksum(folder / name) for part in range(parts) for name in state_files(folder, part, parts)}
+    manifest = Manifest(folder, 10, metadata(10), describe_arrays(host), files, parts)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), State(**state))
+    found = load_state(manifest, abstract._replace(opt_state=None))
+    assert found.opt_state is None
+    jax.tree.map(np.testing.assert_array_equal, found.params, host.params)
+    jax.tree.map(np.testing.assert_array_equal, load_state(manifest, abstract), host)
+    with pytest.raises(CheckpointMismatch, match=r"holds float32 of shape .* but the run expects nothing"):
+        load_state(manifest, State({"a": abstract.params["a"]}, None))
 
 
 def test_silence_orbax_drops_late_write_errors_only(monkeypatch):

@@ -140,14 +140,16 @@ def test_train_py_shows_the_help_of_train():
 
 
 def test_plan_on_a_platform_that_does_not_start_exits_with_2_unless_devices_are_given():
+    script = f"""
+from jaxdp.cli import main
+main.main([*{SMALL_PLAN!r}.split(), "--json"])
+main.main(["plan"])
+"""
     environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
-    # for given devices a plan needs no platform at all
-    given = [sys.executable, "-m", "jaxdp", *SMALL_PLAN.split(), "--json"]
-    done = subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["total_steps"] > 0
     done = subprocess.run(
-        [sys.executable, "-m", "jaxdp", "plan"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
+    assert json.loads(done.stdout)["total_steps"] > 0  # for given devices a plan needs no platform at all
     assert done.returncode == 2
     assert "JAX_PLATFORMS='cuda': this JAX platform does not start" in done.stderr.splitlines()[-1]
     assert "jaxdp/cli/" not in done.stderr  # no traceback of ours; a GPU plugin of JAX prints one of its own
