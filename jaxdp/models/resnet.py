@@ -63,6 +63,13 @@ def drawn(std: nn.initializers.Initializer) -> nn.initializers.Initializer:
     return lambda key, shape, dtype: std(key, shape, dtype) * jax.random.normal(key, shape, dtype)
 
 
+def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, *, shape: tuple[int, ...]) -> jax.Array:
+    """`module.param`, float32. To compare shapes, Flax traces the initializer again, which takes half the time of a trace."""
+    if module.has_variable("params", name):
+        return module.get_variable("params", name)
+    return module.param(name, init, shape, jnp.float32)
+
+
 class Conv(nn.Module):
     """Convolution without bias. size: of the kernel; method: see `jaxdp.models.convolution.convolve`.
 
@@ -83,7 +90,7 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array, center: jax.Array | None = None) -> jax.Array | Projection:
         """center: what was subtracted from x for a convolution that folds; see `Projection`."""
         channels = x.shape[-1]
-        kernel = self.param("kernel", self.kernel_init, (self.size, self.size, channels, self.features), jnp.float32)
+        kernel = parameter(self, "kernel", self.kernel_init, shape=(self.size, self.size, channels, self.features))
         stride = self.stride
         if blurs_input(self.blur_pool, channels, stride):
             x = blur(x, stride if self.size == 1 else 1)  # a 1x1 convolution reads no other pixels than those of its stride
@@ -121,8 +128,8 @@ class BatchNorm(nn.Module):
         if self.train:
             count_values("/".join(self.path), (x.h if isinstance(x, Projection) else x).shape, axes=self.fusion.axes)
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
-        scale = self.param("scale", zeros if self.zero_scale else ones, features, jnp.float32)
-        bias = self.param("bias", zeros, features, jnp.float32)
+        scale = parameter(self, "scale", zeros if self.zero_scale else ones, shape=features)
+        bias = parameter(self, "bias", zeros, shape=features)
         mean_ = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
         var_ = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
         if isinstance(x, Projection):
@@ -329,8 +336,8 @@ class ResNet(nn.Module):
         def head(x: jax.Array) -> jax.Array:
             x = x.astype(jnp.float32).mean((1, 2))
             kernel_init = weights(nn.initializers.constant(0.01))
-            kernel = self.param("fc_kernel", kernel_init, (x.shape[-1], self.classes), jnp.float32)
-            bias = self.param("fc_bias", nn.initializers.constant(self.classifier_bias), (self.classes,), jnp.float32)
+            kernel = parameter(self, "fc_kernel", kernel_init, shape=(x.shape[-1], self.classes))
+            bias = parameter(self, "fc_bias", nn.initializers.constant(self.classifier_bias), shape=(self.classes,))
             return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
 
         def keeps(number: int) -> tuple[jax.Array, ...]:

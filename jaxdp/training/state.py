@@ -130,7 +130,8 @@ def create_state(config: Config, model: Network, mesh: Mesh) -> TrainState:
     def initial(seed: jax.Array) -> TrainState:
         return _initial_state(with_seed(config, seed), model)
 
-    return jax.jit(initial, out_shardings=replicated(mesh))(np.uint32(config.seed))
+    seed = jax.device_put(np.uint32(config.seed), mesh.local_devices[0])  # virtual devices share the cores: one draws for all
+    return replicate(jax.jit(initial)(seed), mesh)
 
 
 def with_values(state: TrainState, values: InitialValues, mesh: Mesh) -> TrainState:
