@@ -78,7 +78,7 @@ class ImageFolder:
         for label, name in enumerate(names):
             folder = str(split / name)
             images: list[str] = []
-            for path, reason in _walk(folder):
+            for path, reason in _walk(folder, visited={os.path.realpath(split)}):  # no class is a link to the split
                 if reason and os.path.isdir(path):
                     raise ConfigError("data.directory", path, reason=reason)
                 (images if is_image(path) else ignored).append(path)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from helpers.images import folder_config
 
-from jaxdp.config import Augment, Data, Mesh, Phase, at_image_size
+from jaxdp.config import Augment, Data, Phase, at_image_size, phase_image_size
 from jaxdp.data import sources
 from jaxdp.data.decode import Scratch, decode, random_numbers, random_resized_crop
-from jaxdp.setup.prepare import prepare
 from jaxdp.validation import validate
 
 
@@ -22,10 +21,10 @@ def growing(tiny):
 def test_random_crops_while_decoding_have_the_size_of_the_phase(pictures):
     config = folder_config(pictures, augmentation="random_resized_crop")
     config = dataclasses.replace(config, batch=(Phase(8, 1.0, image_size=24), Phase(8)), augment=Augment(min_area=0.3))
-    config = validate(dataclasses.replace(config, mesh=Mesh(cpu_devices=1)))
-    plan, _, datasets = prepare(config)
-    for phase, size in zip(plan.phases, (24, 32), strict=True):
-        images, _ = datasets.train_at(phase.image_size).batch(np.array([5]), np.array([7]))
+    config = validate(config)
+    datasets = sources.open_datasets(config)
+    for index, size in enumerate((24, 32)):
+        images, _ = datasets.train_at(phase_image_size(config, index)).batch(np.array([5]), np.array([7]))
         expected = np.empty((size, size, 3), np.uint8)
         pixels = decode(sources.open_split(config, "train")[5][0], Scratch())
         random_resized_crop(pixels, expected, ranges=config.augment, random=random_numbers(config.seed, 7))
@@ -53,6 +52,7 @@ def test_small_images_in_memory_are_decoded_in_every_size(growing):
 
 
 def test_images_of_several_sizes_are_not_resident(growing):
-    config = dataclasses.replace(growing, data=Data(source="digits", image_size=16))
-    config = validate(dataclasses.replace(config, model=dataclasses.replace(config.model, classes=10)))
-    assert not sources.is_resident(sources.open_datasets(config), "gpu")
+    pair = [(np.zeros((12, 16, 16, 3), np.uint8), np.arange(12) % 6)] * 2
+    config = validate(dataclasses.replace(growing, data=Data(source="given", image_size=16), epochs=2.0))
+    for some, resident in ((config, False), (validate(at_image_size(config, 8)), True)):
+        assert sources.is_resident(sources.open_datasets(some, pair), "gpu") == resident
