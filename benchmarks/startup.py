@@ -1,0 +1,85 @@
+"""Wall and CPU seconds of starting: imports, `jaxdp plan`, the first step of the default run, and that whole run.
+
+    python benchmarks/startup.py [--rounds N] [--whole] [CHECKOUT ...]
+
+Runs alternately in every checkout (default: this one), on the CPU. --whole: also the default run. Writes medians to
+benchmarks/results/startup.json.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from jaxdp.bench.environment import provenance
+
+ROOT = Path(__file__).parent.parent
+FIRST_STEP = """
+import os
+import sys
+
+import jaxdp
+
+
+class Leave(jaxdp.Callback):
+    def after_step(self, run, metrics):
+        os._exit(0)
+
+
+jaxdp.train(jaxdp.load_config("digits"), sys.argv[1], resume="never", callbacks=[Leave()])
+"""
+
+
+def seconds(checkout: Path, words: list[str], cache: Path) -> tuple[float, float]:
+    """(wall seconds, CPU seconds) of a Python command."""
+    environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, *words], cwd=checkout, env=os.environ | environment, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(words)[:100]} failed in {checkout}")
+    return time.monotonic() - began, used.ru_utime + used.ru_stime
+
+
+def measure(checkout: Path, *, whole: bool) -> dict[str, tuple[float, float]]:
+    """(wall seconds, CPU seconds) by name. The first step fills the cache that the second uses."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        commands = {
+            "import jaxdp.session": (["-c", "import jaxdp.session"], "warm"),
+            "jaxdp plan": (["-m", "jaxdp", "plan"], "warm"),
+            "first step, empty cache": (["-c", FIRST_STEP, str(folder / "first")], "warm"),
+            "first step, filled cache": (["-c", FIRST_STEP, str(folder / "second")], "warm"),
+        }
+        if whole:
+            commands["default run"] = (["train.py", "--workdir", str(folder / "whole")], "cold")
+        return {name: seconds(checkout, words, folder / cache) for name, (words, cache) in commands.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT], metavar="CHECKOUT")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--whole", action="store_true")
+    options = parser.parse_args()
+    rounds: dict[Path, list] = {checkout.resolve(): [] for checkout in options.checkouts}
+    for number in range(options.rounds):
+        for checkout, done in rounds.items():
+            done.append(measure(checkout, whole=options.whole))
+            print(number, checkout.name, done[-1], flush=True)
+    results = []
+    for checkout, done in rounds.items():
+        medians = {name: [statistics.median(each[name][part] for each in done) for part in (0, 1)] for name in done[0]}
+        results.append({"checkout": checkout.name, "wall_and_cpu_seconds": medians, "rounds": len(done)})
+    path = ROOT / "benchmarks/results/startup.json"
+    path.write_text(json.dumps({"results": results, "provenance": provenance()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
