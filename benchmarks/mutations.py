@@ -125,7 +125,7 @@ MUTATIONS = {
         ("not-finished", "        for bucket in self.in_flight:\n            bucket.finish()\n", ""),
     ),
     "parallel/mesh.py": (
-        "parallel/test_mesh.py test_planning.py",
+        "parallel/test_mesh.py test_planning.py configs/test_published_recipes.py",
         ("sides-swapped", "return hosts, devices // hosts", "return devices // hosts, hosts"),
         ("published-grid", "3456: (48, 72)", "3456: (54, 64)"),
         ("devices-of-first-process", "devices[process * per_process + index]", "devices[process * used_per_process + index]"),
