@@ -117,13 +117,12 @@ def create(config: ModelConfig, platform: str | None = None, *, custom_vjp: bool
     return MODELS.implementation(config.name)(config, platform, custom_vjp)
 
 
-# Equal networks share a trace; mypy does not know that a Network can be hashed.
-_initial_shapes: Any = lru_cache(4)(lambda model, shape: jax.eval_shape(lambda: model.init(jax.random.key(0), shape)))
-
-
-def initial_shapes(model: Network, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
+def _initial_shapes(model: Network, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
     """Shapes and dtypes of (params, batch_stats), without computing them. image_shape: (H, W, 3)."""
-    return _initial_shapes(model, image_shape)
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))
+
+
+initial_shapes: Any = lru_cache(4)(_initial_shapes)  # equal networks share a trace; mypy does not know that they can be hashed
 
 
 def _create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) -> Model:

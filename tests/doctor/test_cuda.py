@@ -57,7 +57,8 @@ def test_check_cuda_compares_driver_plugin_and_devices(nvidia_smi, gpu_machine, 
     assert message in result.message
 
 
-def test_check_variables_lists_them_and_warns_of_those_that_slow_nccl(monkeypatch):
+def test_check_variables_lists_them_and_warns_of_those_that_slow_nccl(monkeypatch, gpu_machine):
+    gpu_machine(False, {})  # OpenCV sets LD_LIBRARY_PATH for processes that it starts, which matters with a plugin
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     assert "NCCL_DEBUG=INFO" in run_check(cuda.check_variables).message
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
