@@ -98,7 +98,7 @@ def one_of(field: str, value: object, choices: Iterable[object]) -> ConfigError:
 
 def first_line(error: BaseException, otherwise: str | None = None) -> str:
     """The first line of an error's message; if it is empty, `otherwise` or the error's type."""
-    return (str(error).splitlines() or [otherwise or type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [otherwise or type(error).__name__])[0]
 
 
 def kind_of(thing: object) -> str:

@@ -4,9 +4,10 @@ import ast
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jaxdp.errors import ConfigError, nearest, one_of, printable, suggest
+from jaxdp.errors import ConfigError, first_line, nearest, one_of, printable, suggest
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,11 @@ def test_printable_truncates_long_text():
     assert printable("x" * 201) == "x" * 197 + "..."
     assert printable("\x1b" * 10**6, 40) == (r"\x1b" * 10)[:37] + "..."
     assert len(printable("\n" * 30, 50)) == 50
+
+
+def test_first_line_of_a_message_that_begins_with_an_empty_one_is_what_it_says():
+    with pytest.raises(AssertionError) as error:
+        np.testing.assert_allclose(1, 2)
+    assert str(error.value).startswith("\n")
+    assert first_line(error.value).startswith("Not equal to tolerance")
+    assert first_line(ValueError("\n")) == "ValueError"

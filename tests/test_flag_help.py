@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -94,3 +97,10 @@ def test_help_of_an_unknown_group_is_one_line_with_the_nearest(capsys, words, er
 def test_help_command_shows_the_help_of_a_command(capsys, monkeypatch):
     for words in (["launch"], ["bench", "step"], []):
         assert shown(capsys, monkeypatch, "help", *words) == shown(capsys, monkeypatch, *words, "--help")
+
+
+def test_help_has_characters_that_a_terminal_lacks_as_escapes():
+    command = [sys.executable, "-m", "jaxdp", "train", "--help", "all"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\xfc" in done.stdout

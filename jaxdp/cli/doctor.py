@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -73,7 +74,7 @@ def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None
     """Run the checks and print their results; exits with 1 if one reports an error."""
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
         from jaxdp.doctor import dataset, runner
-    from jaxdp.doctor.check_result import ERROR, ResultBuilder, summarize, to_dict
+    from jaxdp.doctor.check_result import ERROR, ResultBuilder, any_running, summarize, to_dict
     from jaxdp.loggers.console import Screen
 
     results = runner.run_checks(config, workdir)
@@ -91,8 +92,12 @@ def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None
         screen.info(f"checks for the recipe {config.name}")
         screen.table(runner.make_table(results))
         screen.info(summarize(results))
-    if any(result.status == ERROR for result in results):
-        sys.exit(EXIT_FAILURE)
+    code = EXIT_FAILURE if any(result.status == ERROR for result in results) else 0
+    if any_running():
+        sys.stdout.flush()
+        os._exit(code)
+    if code:
+        sys.exit(code)
 
 
 def _verify(config: Config, workdir: str | None, *, launch: Launch, as_json: bool, thorough: bool) -> None:

@@ -131,7 +131,7 @@ def _line_of(error: Exception) -> str | None:
     return None
 
 
-class _Output(io.FileIO):
+class Output(io.FileIO):
     """The descriptor of stdout, whose errors name it, or of stderr, which drops what nobody reads."""
 
     def __init__(self, descriptor: int, stream: str) -> None:
@@ -155,9 +155,10 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
         elif name != "stdin" and stream is getattr(sys, f"__{name}__"):  # not captured
             stream.flush()
-            output: Any = _Output(stream.fileno(), name)
+            output: Any = Output(stream.fileno(), name)
             output = output if stream.write_through else io.BufferedWriter(output)
-            form = {"encoding": stream.encoding, "errors": stream.errors}
+            errors = "backslashreplace" if stream.errors == "strict" else stream.errors  # of characters that a terminal lacks
+            form = {"encoding": stream.encoding, "errors": errors}
             buffering = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
             setattr(sys, name, io.TextIOWrapper(output, **form, **buffering))
 

@@ -1,9 +1,10 @@
 """Types of command-line options that several commands share."""
 
 import dataclasses
+import io
 import os
 import sys
-from typing import IO, Annotated
+from typing import IO, Annotated, Any, cast
 
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
@@ -55,10 +56,12 @@ EVERYDAY = (
 
 def stdout_for_the_document() -> IO[str]:
     """The original stdout. The file descriptor is redirected to stderr, because native libraries such as gloo write to it."""
+    from jaxdp.cli.main import STDOUT, Output  # which starts the commands
+
     try:
         number, errors = sys.stdout.fileno(), sys.stderr.fileno()
     except OSError:  # captured by a notebook or a test
         return sys.stdout
-    document = os.fdopen(os.dup(number), "w")
+    document = io.TextIOWrapper(io.BufferedWriter(cast(Any, Output(os.dup(number), STDOUT))), encoding="utf-8")
     os.dup2(errors, number)
     return document

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from jaxdp.cli import STARTED
-from jaxdp.errors import EXIT_STOPPED
+from jaxdp.errors import EXIT_STOPPED, printable_lines
 
 if TYPE_CHECKING:
     from jaxdp.distributed.preemption import SignalHandler
@@ -32,7 +32,7 @@ def run(arguments: list[str], program: str) -> None:
             if group.is_rank0:
                 message = stopped if isinstance(stopped, Stopped) else stopped_before_training(signals.stop_reason)
                 with contextlib.suppress(OSError):  # its reader may be gone, as with Ctrl-C of `jaxdp train 2>&1 | tee log`
-                    print(f"jaxdp: {message}", file=sys.stderr, flush=True)
+                    print(f"jaxdp: {printable_lines(message)}", file=sys.stderr, flush=True)
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
             group.close()
@@ -109,7 +109,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     if options.json and group.is_rank0:
         try:
             print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)
-        except OSError as error:
+        except OSError:
             group.close()  # the run has ended well: the other processes exit with 0
-            raise OSError(error.errno, error.strerror, "stdout") from None
+            raise
     runtime.exit_together(group)

@@ -89,7 +89,7 @@ def wait_until_free(location: Location, lease: LeaseRecord, while_waiting: Calla
     while time.monotonic() - began <= lease.seconds:
         sleep(min(POLL_SECONDS, lease.seconds / RENEWALS), while_waiting)
         newest = newest_lease(location) or lease
-        if newest.token == lease.token and newest.released:
+        if newest.released:
             return newest
         if newest != lease:
             raise LeaseHeld(newest.holder)

@@ -75,10 +75,11 @@ class ImageFolder:
         paths: list[str] = []
         labels: list[int] = []
         ignored: list[str] = []
+        top = os.path.realpath(split)
         for label, name in enumerate(names):
             folder = str(split / name)
             images: list[str] = []
-            for path, reason in _walk(folder, visited={os.path.realpath(split)}):  # no class is a link to the split
+            for path, reason in _walk(folder, top, visited={top}):  # no class is a link to the split, or to what contains it
                 if reason and os.path.isdir(path):
                     raise ConfigError("data.directory", path, reason=reason)
                 (images if is_image(path) else ignored).append(path)
@@ -229,7 +230,7 @@ def find_images(paths: Iterable[str | Path]) -> ImageFiles:
                 raise ConfigError("images", path, reason=reason)
             found.images.append(path)
             continue
-        files = dict(_walk(path))
+        files = dict(_walk(path, os.path.realpath(path)))
         unreadable = {file: reason for file, reason in files.items() if reason}
         images = [file for file in files if file not in unreadable and is_image(file)]
         if not images:
@@ -241,15 +242,15 @@ def find_images(paths: Iterable[str | Path]) -> ImageFiles:
     return found
 
 
-def _walk(folder: str, root: str | None = None, visited: set[str] | None = None) -> Iterator[tuple[str, str | None]]:
+def _walk(folder: str, inside: str, visited: set[str] | None = None) -> Iterator[tuple[str, str | None]]:
     """(path, None or the reason why it cannot be read) of the files below a folder, in the order of their names.
 
-    Links are followed, but not to a folder that contains the top one. Each folder is listed once. root, visited: real paths of
-    the top folder and of those listed so far.
+    Links are followed, but not to a folder that contains `inside`, which contains the images. Each folder is listed once.
+    inside, visited: real paths of a folder and of those listed so far.
     """
     real = os.path.realpath(folder)
-    root, visited = root or real, set() if visited is None else visited
-    if real in visited or root.startswith(real.rstrip(os.sep) + os.sep):
+    visited = set() if visited is None else visited
+    if real in visited or inside.startswith(real.rstrip(os.sep) + os.sep):
         return
     visited.add(real)
     progress.report()
@@ -266,7 +267,7 @@ def _walk(folder: str, root: str | None = None, visited: set[str] | None = None)
         except OSError:  # links in a circle
             is_folder = is_file = False
         if is_folder:
-            yield from _walk(entry.path, root, visited)
+            yield from _walk(entry.path, inside, visited)
         elif is_file:
             yield entry.path, None
         else:

@@ -54,7 +54,7 @@ class PreparedSplits(Splits):
         return source
 
     def describe(self, name: str) -> TfdsSource:
-        """A split whose files have neither been copied nor opened."""
+        """A split whose files have been neither copied nor opened; on a disk, they exist."""
         data = self.config.data
         field = "data.train_split" if name == data.train_split else "data.eval_split"
         return TfdsSource(data.source, data.directory, name, field=field, remote=self.remote)

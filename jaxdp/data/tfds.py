@@ -75,7 +75,9 @@ class TfdsSource:
             reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
             raise ConfigError("data.source", name, reason=reason, hint=f"prepare it again with jaxdp data prepare {name}")
 
-        self.data_set, self.label, self.remote = name, f"{name}, {split}", remote
+        if remote is None:
+            _check_exist(instructions, name)
+        self.label, self.remote = f"{name}, {split}", remote
         self.features, self.instructions, self.file_format = features, instructions, file_format
         self.examples, self.classes = splits[split].num_examples, features["label"].num_classes
         self.class_names = features["label"].names
@@ -91,7 +93,7 @@ class TfdsSource:
 
     def read(self) -> None:
         """Open the files, which are copied first if they are at a URL. Raises ConfigError for missing or damaged ones."""
-        files = self.remote.copied(self.instructions) if self.remote else _existing(self.instructions, self.data_set)
+        files = self.remote.copied(self.instructions) if self.remote else self.instructions
         try:
             self.records = READERS[self.file_format](files)
         except ConfigError as error:
@@ -131,13 +133,12 @@ class TfdsSource:
         return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def _existing(instructions: Sequence[Any], name: str) -> Sequence[Any]:
-    """The instructions. Raises ConfigError for the first of them whose file is missing."""
+def _check_exist(instructions: Sequence[Any], name: str) -> None:
+    """Raise ConfigError for the first instruction whose file is missing."""
     for file in instructions:
         if not os.path.exists(file.filename):
             hint = f"prepare {name} again"
             raise ConfigError("data.directory", str(file.filename), reason="file not found", hint=hint)
-    return instructions
 
 
 def open_builder(
@@ -153,6 +154,9 @@ def open_builder(
         raise no_folder
     import tensorflow_datasets as tfds
 
+    for path in _below(name, directory, "*.json"):
+        if not path.is_file():  # tensorflow-datasets would read it and might block forever
+            raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
     is_folder = ConfigError(field, name, reason="is a folder", hint=f"{folder_hint} {name}") if Path(name).is_dir() else None
     try:
         builder = tfds.builder(name, data_dir=directory) if directory else tfds.builder(name)
@@ -193,12 +197,21 @@ def open_builder(
 
 def _prepared(name: str, directory: str | None) -> list[str]:
     """The prepared configs and versions of a data set, as name/config:version."""
+    root, folders = _root(directory), [path.parent for path in _below(name, directory, DATASET_INFO)]
+    return sorted(f"{folder.parent.relative_to(root)}:{folder.name}" for folder in folders)
+
+
+def _below(name: str, directory: str | None, pattern: str) -> list[Path]:
+    """The files of this pattern of all prepared configs and versions of a data set."""
+    base = re.split("[/:]", name)[0]
+    depths = ("*", "*/*") if base.isidentifier() else ()
+    return [path for depth in depths for path in _root(directory).glob(f"{base}/{depth}/{pattern}")]
+
+
+def _root(directory: str | None) -> Path:
     import tensorflow_datasets as tfds
 
-    root, base = Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory")), re.split("[/:]", name)[0]
-    depths = ("*", "*/*") if base.isidentifier() else ()
-    folders = [path.parent for depth in depths for path in root.glob(f"{base}/{depth}/{DATASET_INFO}")]
-    return sorted(f"{folder.parent.relative_to(root)}:{folder.name}" for folder in folders)
+    return Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory"))
 
 
 def prepare(name: str, directory: str | None = None, manual_directory: str | None = None) -> str:

@@ -18,6 +18,7 @@ from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, first_line
 
 FOLDER = "processes"
 LARGEST = 2**26  # bytes of a file
+REASON_CHARS = 4096
 NO_STEPS, STARTING = StepTimes(), Heartbeat("start")
 
 
@@ -59,7 +60,7 @@ class Failure:
         code = getattr(error, "exit_code", EXIT_FAILURE)
         place = "" if code == EXIT_STOPPED else stack_traces.place_of(error)
         is_collective = "JaxRuntimeError" in (type(error).__name__, type(error.__cause__).__name__)  # maybe of a callback
-        return cls(first_line(error), code, is_collective, place)
+        return cls(first_line(error)[:REASON_CHARS], code, is_collective, place)
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,14 @@ class Record:
         """Raises ValueError, TypeError or KeyError for anything else than a record."""
         fields: dict[str, Any] = json.loads(text)
         beat, failure, verdict, (number, lines) = (fields[name] for name in ("beat", "failure", "verdict", "report"))
+        steps, seconds, waited_seconds = fields["step_times"]
         fields |= {
-            "beat": Heartbeat(**beat | {"position": tuple(map(int, beat["position"]))}),
+            "beat": Heartbeat(**beat | {"position": tuple(map(int, beat["position"])), "detail": str(beat["detail"])}),
             "stacks": tuple(map(str, fields["stacks"])),
             "report": (int(number), tuple(map(str, lines))),
             "failure": failure and Failure(**failure),
             "verdict": verdict and Verdict(**verdict),
-            "step_times": StepTimes(*fields["step_times"]),
+            "step_times": StepTimes(int(steps), float(seconds), float(waited_seconds)),
         }
         record = cls(**fields)
         if not (isinstance(record.count, int) and isinstance(record.rank, int)):

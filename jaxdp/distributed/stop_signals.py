@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -39,7 +40,13 @@ def before_the_first_step(reason: str | None, resume_action: str = "the same com
 
 @contextmanager
 def exits_when_signaled() -> Iterator[None]:
-    """Let stop signals exit with 75 while a command starts, until it sets its own handler: nothing can be lost yet."""
+    """Let stop signals exit with 75 while a command starts, until it sets its own handler: nothing can be lost yet.
+
+    Only the main thread of a process may handle signals; in another thread, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     previous = {number: signal.signal(number, _exit) for number in STOP_SIGNALS}
     try:
         yield

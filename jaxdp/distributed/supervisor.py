@@ -175,7 +175,7 @@ class Supervisor:
                 print("jaxdp: ending the run. Stack traces of all threads:", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(file=STDERR, all_threads=True)
             hint = f"; {self.resume_hint}" if self.resume_hint else ""
-            print(f"jaxdp: {printable(f'{found}{hint}', MOST_CHARS)}", file=sys.stderr, flush=True)
+            print(f"jaxdp: {printable(found, MOST_CHARS)}{hint}", file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):
             if self.follower is not None:
                 self.follower.write_last()

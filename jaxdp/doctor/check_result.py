@@ -1,6 +1,8 @@
-"""Results of checks, which do not depend on one another."""
+"""Results of checks, and a runner that isolates checks from one another."""
 
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -8,6 +10,7 @@ from jaxdp.errors import first_line
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 WORST_FIRST = (ERROR, WARNING, OK)
+THREAD_PREFIX = "check: "
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,36 @@ def summarize(results: list[CheckResult]) -> str:
     return "; ".join(lines) or "no problems found"
 
 
-def run(checks: dict[str, Check]) -> list[CheckResult]:
-    """The results of every check, a dict from name to function. A check that raises gets a warning."""
-    results = []
-    for name, check in checks.items():
+def run_concurrently(checks: dict[str, Check], timeout_seconds: float) -> list[CheckResult]:
+    """Run every check in a thread and return the results in the order of `checks`, a dict from name to function.
+
+    A check that raises gets a warning; one that does not return within `timeout_seconds` gets an error, and its thread is left
+    running: the caller must end the process by `os._exit` if `any_running()`.
+    """
+    results: dict[str, CheckResult] = {}
+
+    def run(name: str) -> None:
         builder = ResultBuilder(name)
         try:
-            check(builder)
+            checks[name](builder)
         except Exception as error:  # depends on the machine
             builder.warning(f"check failed: {type(error).__name__}: {first_line(error)}", "check this manually")
-        results.append(builder.build())
-    return results
+        results[name] = builder.build()
+
+    threads = {name: threading.Thread(target=run, args=(name,), name=THREAD_PREFIX + name, daemon=True) for name in checks}
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + timeout_seconds
+    for name, thread in threads.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
+        timed_out = CheckResult(name, ERROR, f"no answer in {timeout_seconds:g} s", "check this manually: a run may hang too")
+        results.setdefault(name, timed_out)
+    return [results[name] for name in checks]
+
+
+def any_running() -> bool:
+    """Whether the thread of a check that timed out is still running."""
+    return any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate())
 
 
 def output_of(command: list[str], timeout_seconds: float, *, stdin: str | None = None) -> str:

@@ -11,11 +11,12 @@ from jaxdp import __version__, sizes
 from jaxdp.bench.environment import PACKAGES
 from jaxdp.config import Config
 from jaxdp.doctor import cuda, devices, machine, storage
-from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run
+from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run_concurrently
 from jaxdp.errors import ConfigError
 from jaxdp.files import is_url
 from jaxdp.setup.run_dir import local_workdir
 
+TIMEOUT_SECONDS = 120.0  # of all checks together
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
@@ -34,7 +35,7 @@ def run_checks(config: Config, workdir: str) -> list[CheckResult]:
     }
     if is_url(workdir):
         checks["storage"] = partial(storage.check_storage, url=workdir)
-    return run(checks)
+    return run_concurrently(checks, TIMEOUT_SECONDS)
 
 
 def _state_bytes(config: Config) -> int | None:

@@ -47,6 +47,8 @@ def evaluate(
     `real_labels` also real_accuracy and real_examples. Raises ConfigError if the run, the checkpoint or the data cannot be
     used.
     """
+    if observer is not None and real_labels is not None:
+        raise ConfigError("observer", reason="real_labels observe the evaluation too", hint="give one of the two")
     config = validate(run_config(workdir) if config is None else config, trains=False)
     LOSSES.check(config.optimizer.loss)
     source = config.data.source
@@ -59,7 +61,7 @@ def evaluate(
     data = open_datasets(config, datasets, may_lack_classes=True)
     _check_class_order(workdir, config, data.classes)
     real = None if real_labels is None else RealLabels(real_labels, data.evaluation)
-    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, observer=observer or real)
+    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, observer=real if observer is None else observer)
     result |= real.result if real else {}
     return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": manifest.location}
 

@@ -65,9 +65,8 @@ def drawn(std: nn.initializers.Initializer) -> nn.initializers.Initializer:
 
 def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, *, shape: tuple[int, ...]) -> jax.Array:
     """`module.param`, float32. To compare shapes, Flax traces the initializer again, which takes half the time of a trace."""
-    if module.has_variable("params", name):
-        return module.get_variable("params", name)
-    return module.param(name, init, shape, jnp.float32)
+    stored: Any = module.get_variable("params", name, None)
+    return stored if stored is not None and stored.shape == shape else module.param(name, init, shape, jnp.float32)
 
 
 class Conv(nn.Module):

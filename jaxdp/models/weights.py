@@ -34,6 +34,7 @@ NETWORK_FIELDS = ("depth", "width", "stem", "shortcut", "classes", "squeeze_exci
 BLOCK = re.compile(r"^(?:params/)?layer(\d+)[._](\d+)[./]")
 EXCITATION = {"jaxdp": "params/layer1_0/se/fc1/kernel", "torchvision": "layer1.0.se.fc1.weight"}
 THIRD_CONV = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")
+BLUR_FILTER = re.compile(r"\.aa\.filt|filt2d|\.filt$|blur_filter")  # of timm, Composer and FFCV
 POOLED = re.compile(r"^(?:params/)?layer\d+[._]\d+[./](?:downsample\.2|pooled_conv)[./]")
 # The first kernel, and that of a deep stem; the one of torchvision and timm is also the first one of each block.
 FIRST_KERNELS = {
@@ -287,8 +288,12 @@ def _check_names(stored: dict[str, Tensor], expected: set[str], model: ModelConf
     for names, kind in ((expected - stored.keys(), "missing"), (stored.keys() - expected, "unexpected")):
         if names:
             tensors = f"tensor {min(names)!r}" if len(names) == 1 else f"tensors, {min(names)!r} first"
-            alone = "give a file of the network alone: remove the tensors that it works without"
-            hint = "give a complete file" if kind == "missing" else alone
+            if kind == "missing":
+                hint = "give a complete file"
+            elif any(map(BLUR_FILTER.search, names)):
+                hint = "remove the filters of BlurPool and rename what they wrap as torchvision does; give --model.blur-pool"
+            else:
+                hint = "give a file of the network alone: remove the tensors that it works without"
             raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", hint)
 
 

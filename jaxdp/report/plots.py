@@ -161,9 +161,11 @@ def setting_figure(runs: list[History], name: str) -> Plot:
     )
     for (run, style), peak in zip(line_styles(runs), peaks, strict=True):
         line, label = style | {"linewidth": 1.6}, (f"{run.label}: {title.lower()}", unit, "epochs")
-        if name in ("momentum", "global_batch"):  # constant within each phase
+        if name in ("momentum", "global_batch"):
+            xs, ys = phase_steps(run, name)
             line["drawstyle"] = "steps-post"
-        xs, ys = values(run.training, "epoch"), values(run.training, name, 1 / peak if by_peak and peak > 0 else 1.0)
+        else:
+            xs, ys = values(run.training, "epoch"), values(run.training, name, 1 / peak if by_peak and peak > 0 else 1.0)
         if name == "images_per_second":  # images by seconds; a line alone misleads if its metrics were ready before
             ys = (1 / moving_average([1 / y if y else math.inf for y in ys])).tolist()
         if by_peak and peak > 0:
@@ -177,6 +179,23 @@ def setting_figure(runs: list[History], name: str) -> Plot:
     _finish(figure, runs, empty=not drawn)
     _add_legend(figure, runs, notes=[f"highest logged rate {peak:.3g}" for peak in peaks] if by_peak else ())
     return figure
+
+
+def phase_steps(run: History, name: str) -> tuple[list[float], list[float]]:
+    """(epochs, values) of a field that is constant within each phase: where it changes, and its last position.
+
+    The log has its value only now and then; it changes where the config says that a phase begins.
+    """
+    records = [record for record in run.training if record.get(name) is not None and record.get("epoch") is not None]
+    starts = [phase.until_epoch for phase in run.config.batch if phase.until_epoch is not None]
+    xs, ys, before = list[float](), list[float](), 0.0
+    for record in records:
+        if not ys or record[name] != ys[-1]:
+            between = [start for start in starts if before <= start <= record["epoch"]]
+            xs.append(between[-1] if ys and between else record["epoch"] if ys else 0.0)
+            ys.append(record[name])
+        before = record["epoch"]
+    return ([*xs, before], ys + ys[-1:]) if ys else ([], [])
 
 
 def logged_names(runs: list[History]) -> list[str]:

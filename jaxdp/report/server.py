@@ -1,12 +1,14 @@
 """The HTTP server of `jaxdp watch`: the page and its figures. Requests name no files."""
 
 import base64
+import contextlib
 import errno
 import gzip
 import hashlib
 import os
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +22,7 @@ from jaxdp.report.follow import Board
 from jaxdp.report.page import SCRIPT, STYLE
 
 FIRST_PORT, MAX_TRIED_PORTS = 8600, 100
+MAX_CONNECTIONS = 128  # at a time; one more closes the oldest, so that slow clients shut nobody out
 TIMEOUT_SECONDS = 20.0  # for a request, and to take each part of an answer
 PART = 2**14  # bytes
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
@@ -44,19 +47,45 @@ HEADERS = {
 class Server(ThreadingHTTPServer):
     """Listens on an address from its construction on. board: what is shown."""
 
-    daemon_threads = True  # a slow viewer does not delay the end
-    block_on_close = False
+    daemon_threads = False  # a process that exits while one of them runs C++ code may abort; `server_close` waits for them
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], board: Board) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.board = board
+        self._connections: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
         super().__init__(address, Handler)
         self.access = Access.for_address(address[0], self.server_port)
 
     def server_bind(self) -> None:
         """Bind without the look-up of the machine's name, which `HTTPServer` needs for CGI and which may take seconds."""
         super(ThreadingHTTPServer, self).server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread."""
+        with self._lock:
+            if len(self._connections) >= MAX_CONNECTIONS:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._connections[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Called when a connection has been answered."""
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Stop listening, and end the connections: a slow viewer does not delay the end."""
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Viewers that go away are no error."""

@@ -120,7 +120,7 @@ def evaluate(
             local_batch = prefetcher.next(wait_for)
             assert local_batch is not None  # there is one for every start
             more = before_batch()  # no process may stop between here and the step: the others would wait in its collective
-            observe = observer(local_batch) if observer else None
+            observe = observer(local_batch) if observer is not None else None
             pending.append((step(params, batch_stats, prefetch.to_global(local_batch, mesh) | more), observe))
             if len(pending) > 2:  # limits the batches that wait on the devices
                 add_oldest()

@@ -10,7 +10,8 @@ from helpers.runs import read_records
 import jaxdp
 from jaxdp.callbacks import checks
 from jaxdp.callbacks.checks import LossWatch, chance_level_warning, check_step
-from jaxdp.config import Phase
+from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.config import Checkpoint, Phase
 from jaxdp.errors import TrainingError
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
@@ -31,6 +32,14 @@ def test_loss_watch_reports_an_explosion_once_with_the_last_good_position():
     calm = LossWatch(math.log(10))
     assert not any(calm.last_good_samples(record(step, limit * 0.99)) for step in range(1, 100))
     assert "the loss has exploded: 20 steps up to step 5 (samples 40, learning rate 0.1)" in calm.warning(record(5, 40.0), "x")
+
+
+def test_the_newest_checkpoint_from_before_an_explosion_is_never_removed(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(LossWatch, "last_good_samples", lambda _, record: 1000 if record["step"] == 9 else None)
+    jaxdp.train(dataclasses.replace(tiny, checkpoint=Checkpoint(every_epochs=0.5, keep=1)), tmp_path)
+    _newest, _best, retained = checkpoint_paths(tmp_path / "checkpoints")
+    assert int(retained.name) <= 72
+    assert f"the last checkpoint before that, {retained}, is kept" in capsys.readouterr().out
 
 
 def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path, monkeypatch):

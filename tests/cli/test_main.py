@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,12 @@ def test_train_with_an_invalid_config_exits_with_2_and_one_line(capsys, tmp_path
     monkeypatch.chdir(tmp_path)
     assert message in failing(capsys, "train", *arguments.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_main_outside_of_the_main_thread_needs_no_signal_handlers():
+    with ThreadPoolExecutor(1) as thread, pytest.raises(SystemExit) as stopped:
+        thread.submit(main.main, ["train", "--seed", "x"]).result()
+    assert stopped.value.code == 2
 
 
 def test_main_with_an_unknown_command_suggests_the_nearest(capsys):

@@ -35,6 +35,17 @@ def test_a_second_process_is_refused_while_the_first_renews(location, leases):
     first.verify()
 
 
+def test_a_lease_that_another_process_has_meanwhile_taken_and_released_is_free(location, leases):
+    first = acquire(location, leases, seconds=0.5)
+    first.abandon()
+
+    def take_and_release(lease):
+        Lease.acquire(location, 0.5, token=lease.token, adopt=lambda _: []).release({})
+
+    second = acquire(location, leases, seconds=0.1, on_wait=take_and_release)
+    assert second.record.number == 3
+
+
 def test_a_lease_that_is_no_longer_renewed_is_taken_over_after_its_time_and_not_before(location, leases):
     first, waited_for = acquire(location, leases), []
     first.abandon()

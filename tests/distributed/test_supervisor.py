@@ -65,7 +65,8 @@ def test_the_signal_for_stacks_prints_them_while_native_code_holds_the_gil():
 
 def test_the_reason_of_another_process_is_printed_on_one_line():
     hostile = 'Verdict("a\\nb\\x1b[2J" + "c" * 10_000, 1, "node")'
-    completed = run(f"from jaxdp.distributed.supervisor import *\ncurrent().end({hostile})")
+    completed = run(f"from jaxdp.distributed.supervisor import *\ncurrent().resume_hint = 'do this'\ncurrent().end({hostile})")
     last = completed.stderr.splitlines()[-1]
     assert last.startswith(r"jaxdp: rank 1 on node failed: a\nb\x1b[2Jccc")
+    assert last.endswith("ccc...; do this")
     assert completed.stderr.count("\n") < 20

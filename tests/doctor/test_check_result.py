@@ -1,8 +1,10 @@
-"""Results of checks."""
+"""Results of checks, and isolation of checks from one another."""
+
+import threading
 
 import pytest
 
-from jaxdp.doctor.check_result import ResultBuilder, output_of, run, summarize, to_dict
+from jaxdp.doctor.check_result import ResultBuilder, any_running, output_of, run_concurrently, summarize, to_dict
 
 
 @pytest.fixture
@@ -27,12 +29,18 @@ def test_result_builder_with_several_messages_keeps_the_worst_status():
     assert result.fix == "free space; use another disk"
 
 
-def test_a_check_that_raises_is_a_warning_and_the_others_run():
+def test_run_concurrently_with_a_raising_and_a_hanging_check_returns_every_result():
+    until = threading.Event()
+
     def raising(result):
         raise RuntimeError("no such device\nand more")
 
-    raised, worked = run({"raising": raising, "working": lambda result: result.ok("fine")})
+    checks = {"raising": raising, "hanging": lambda result: until.wait(), "working": lambda result: result.ok("fine")}
+    raised, hung, worked = run_concurrently(checks, 1.0)
+    assert any_running()
+    until.set()
     assert (raised.status, raised.message) == ("warning", "check failed: RuntimeError: no such device")
+    assert (hung.status, hung.message) == ("error", "no answer in 1 s")
     assert (worked.status, worked.message, worked.fix) == ("ok", "fine", None)
 
 

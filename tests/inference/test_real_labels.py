@@ -84,3 +84,17 @@ def test_real_labels_of_other_images_are_refused_before_the_evaluation(tmp_path)
         RealLabels(tmp_path / "real.json", source=object())
     with pytest.raises(ConfigError, match=r"^--real-labels='.*none/real.json': No such file or directory$"):
         RealLabels(tmp_path / "none/real.json", source=object())
+
+
+def test_an_observer_sees_every_image_and_excludes_real_labels(run, tmp_path):
+    class Predicted(list):  # which is false before it has any
+        def __call__(self, batch):
+            return lambda classes: self.extend(zip(batch["positions"].tolist(), classes.tolist(), strict=True))
+
+    workdir, files = run
+    predicted = Predicted()
+    evaluate(None, workdir, observer=predicted)
+    expected = predict(workdir, files, top=1).classes[:, 0].tolist()
+    assert [dict(predicted)[position] for position in range(len(files))] == expected
+    with pytest.raises(ConfigError, match=r"observer: real_labels observe the evaluation too; give one of the two"):
+        evaluate(None, workdir, observer=predicted, real_labels=tmp_path / "real.json")

@@ -1,5 +1,6 @@
 import dataclasses
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxdp import models
 from jaxdp.config import Model
 from jaxdp.errors import ConfigError
 from jaxdp.models import resnet
-from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm
+from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm, ResNet
 from jaxdp.models.summary import summary
 
 
@@ -196,3 +197,11 @@ def test_bfloat16_model_convolves_in_bfloat16():
     jaxpr = jax.make_jaxpr(lambda *trees: model.apply(*trees, jnp.ones((2, 8, 8, 3)), train=True)[0])(params, stats)
     kinds = {str(e.invars[0].aval.dtype) for e in jaxpr.jaxpr.eqns if e.primitive.name == "conv_general_dilated"}
     assert kinds == {"bfloat16"}
+
+
+def test_apply_with_parameters_of_another_network_raises():
+    images = jnp.zeros((1, 16, 16, 3))
+    stored, other = (ResNet(depth=TWO_BLOCKS, classes=classes, width=4, stem="small") for classes in (5, 9))
+    variables = jax.eval_shape(lambda: stored.init(jax.random.key(0), images, train=False))
+    with pytest.raises(flax.errors.ScopeParamShapeError, match="fc_kernel"):
+        jax.eval_shape(lambda values: other.apply(values, images, train=False), variables)

@@ -113,6 +113,7 @@ def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet,
         ({"bn1.bias": np.zeros(4, np.int32)}, [], "bn1.bias has dtype I32; convert it to one of F32, F16, BF16, F64"),
         ({"bn1.running_var": np.full(4, -1e-3, np.float32)}, [], "bn1.running_var has a negative variance"),
         ({"module.epoch": np.zeros(1, np.float32)}, [], "unexpected tensor.*'module.epoch'"),
+        ({"layer2.0.aa.filt": np.zeros((4, 1, 3, 3), np.float32)}, [], "remove the filters of BlurPool .* --model.blur-pool"),
     ],
 )
 def test_import_of_unusable_file_prints_one_line_and_writes_nothing(tmp_path, capsys, change, flags, message):
@@ -164,7 +165,7 @@ def test_digest_depends_on_weights_only(tmp_path):
     )
 
 
-@pytest.mark.parametrize("prefix", ["module.", "model.module."])
+@pytest.mark.parametrize("prefix", ["module.", "model.module.", "_orig_mod.", "state_dict."])
 def test_read_removes_wrapper_prefix_and_notes_it(tmp_path, capsys, prefix):
     tensors = torch_layout.random_tensors(1, *BASIC, **SIZES)
     file = write(tmp_path / "w.safetensors", {prefix + name: value for name, value in tensors.items()})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers.report import write_run
 
+from jaxdp.config import Phase
 from jaxdp.report import plots
 from jaxdp.report.run_history import read, read_all
 
@@ -72,6 +73,15 @@ def test_speeds_of_different_scale_are_on_a_labeled_log_axis(tmp_path, speeds, s
 
 def write_log(run, records):
     (run / "metrics.jsonl").write_text("".join(json.dumps({"step": 1, "samples": 8} | record) + "\n" for record in records))
+
+
+def test_batch_steps_are_where_the_config_says_and_else_at_the_first_line_that_has_them(tmp_path):
+    run = write_run(tmp_path, epochs=30.0, batch=(Phase(64, until_epoch=10.0), Phase(128)))
+    batches = {1.0: 64, 8.0: 64, 13.0: 128, 20.0: 128, 25.0: 256, 30.0: 256}
+    write_log(run, [{"epoch": epoch, "loss": 1.0, "global_batch": batch} for epoch, batch in batches.items()])
+    (line,) = plots.setting_figure([read(run)], "global_batch").panel.lines
+    assert line.get_drawstyle() == "steps-post"
+    assert [*zip(*line.get_data(), strict=True)] == [(0.0, 64), (10.0, 128), (25.0, 256), (30.0, 256)]
 
 
 def test_every_number_that_callbacks_log_has_a_panel(tmp_path):

@@ -1,10 +1,12 @@
 """The HTTP interface of `jaxdp watch`, on directories without training."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
 import socket
+import threading
 import time
 from html.parser import HTMLParser
 
@@ -286,3 +288,13 @@ def test_unusable_addresses_are_errors_in_one_line(tmp_path, host, port, message
     with pytest.raises(ConfigError) as error:
         listen([tmp_path], host, port)
     assert str(error.value) == message
+
+
+def test_silent_connections_keep_nobody_out_and_hold_few_threads(no_drawing, tmp_path):
+    write_run(tmp_path / "run")
+    with serving(tmp_path / "run") as client, contextlib.ExitStack() as stack:
+        before = threading.active_count()
+        for _ in range(2 * server.MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", client.server.server_port)))
+        assert client.get()[0] == 200
+        wait_for(lambda: threading.active_count() - before <= server.MAX_CONNECTIONS)
