@@ -69,7 +69,7 @@ def test_logits_of_a_whole_network_equal_evaluation(tiny_resnet, tmp_path):
     assert_close(session.run(["logits"], {"images": images})[0], logits(images))
 
 
-@pytest.mark.parametrize("name", PREPARATIONS.keys() - {"plain"})
+@pytest.mark.parametrize("name", sorted(PREPARATIONS.keys() - {"plain"}))
 def test_preprocessing_on_the_device_is_included(tiny_resnet, tmp_path, name):
     data, side = PREPARATIONS[name]
     session, logits = exported(dataclasses.replace(tiny_resnet, data=data), tmp_path)
