@@ -35,6 +35,11 @@ jaxdp.train(jaxdp.load_config("digits"), sys.argv[1], resume="never", callbacks=
 """
 
 
+def _commit(checkout: Path) -> str:
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def seconds(checkout: Path, words: list[str], cache: Path) -> tuple[float, float]:
     """(wall seconds, CPU seconds) of a Python command."""
     environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": str(cache)}
@@ -76,7 +81,7 @@ def main():
     results = []
     for checkout, done in rounds.items():
         medians = {name: [statistics.median(each[name][part] for each in done) for part in (0, 1)] for name in done[0]}
-        results.append({"checkout": checkout.name, "wall_and_cpu_seconds": medians, "rounds": len(done)})
+        results.append({"checkout": _commit(checkout), "wall_and_cpu_seconds": medians, "rounds": len(done)})
     path = ROOT / "benchmarks/results/startup.json"
     path.write_text(json.dumps({"results": results, "provenance": provenance()}, indent=1) + "\n")
 
