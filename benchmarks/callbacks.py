@@ -8,9 +8,7 @@ process; its time is that of the steps between the first ones and the last. Writ
 a table.
 """
 
-import argparse
 import dataclasses
-import json
 import statistics
 import tempfile
 import time
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
+from common import options, write
 
 import jaxdp
 from jaxdp.bench.environment import provenance
@@ -33,7 +32,6 @@ from jaxdp.training.state import create_state
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import own_options
 
-ROOT = Path(__file__).parent.parent
 BATCH, EXAMPLES, WARM_UP = 32, 4096, 50
 
 
@@ -105,7 +103,7 @@ def time_steps(config):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4000)
     arguments = parser.parse_args()
@@ -125,9 +123,8 @@ def main():
         "steps": arguments.steps,
         "environment": provenance(),
     }
-    path = ROOT / "benchmarks/results/callbacks.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"median: step alone {alone:.0f} us, step of a run {run:.0f} us, difference {difference:.0f} us; {path}")
+    write("callbacks", result)
+    print(f"median: step alone {alone:.0f} us, step of a run {run:.0f} us, difference {difference:.0f} us")
 
 
 if __name__ == "__main__":

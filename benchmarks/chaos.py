@@ -10,7 +10,6 @@ benchmarks/results/chaos.json and prints the table of interruptions. Not covered
 starts and a signal ends any program.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -24,13 +23,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from common import ROOT, markdown, options, write
+
 from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import RESUMING, TIMING, read_log
 
-ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks/results/chaos.json"
 EPOCH = 512
 TRAINING = [
     *("--config", str(ROOT / "tests/helpers/tiny_run.py"), "--epochs", "24", "--mesh.cpu-devices", "2"),
@@ -150,19 +149,18 @@ def interrupted_run(folder: Path, number: int, *, seed: int, processes: int = 1,
 
 def table(record: dict) -> str:
     """Interruptions by stage and signal, and how many runs equal the uninterrupted one."""
-    header = " | ".join(("interrupted while", *INTERRUPTIONS))
-    lines = [f"| {header} |", "|---" * (1 + len(INTERRUPTIONS)) + "|"]
     hits = [hit for hits in record["interruptions"] for hit in hits if hit["exit"] != 0]
     points = Counter((hit["stage"], hit["signal"]) for hit in hits)
-    lines += [f"| {name} | {' | '.join(str(points[name, signal]) for signal in INTERRUPTIONS)} |" for name in STAGES]
+    rows = [(name, *(str(points[name, signal]) for signal in INTERRUPTIONS)) for name in STAGES]
     wrong = sum(not hit["as expected"] for hit in hits)
     text = f"{len(hits)} interruptions of {record['runs']} runs on {record['processes']} processes"
     text += f"; {wrong} ended with another exit code than expected"
-    return "\n".join([*lines, "", f"{text}; {record['equal']} runs equal the uninterrupted one bit by bit."])
+    text += f"; {record['equal']} runs equal the uninterrupted one bit by bit."
+    return markdown(("interrupted while", *INTERRUPTIONS), rows, text)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 2, 3], help="of the runs, in turn")
     parser.add_argument("--interruptions", type=int, default=7, help="of each run")
@@ -176,8 +174,8 @@ def main():
             processes = arguments.processes[number % len(arguments.processes)]
             if processes not in expected:
                 expected[processes] = train_to_the_end(folder / f"uninterrupted-{processes}", processes)
-            options = {"seed": arguments.seed, "processes": processes, "kills": arguments.interruptions}
-            hits, outcome = interrupted_run(folder, number, **options)
+            chosen = {"seed": arguments.seed, "processes": processes, "kills": arguments.interruptions}
+            hits, outcome = interrupted_run(folder, number, **chosen)
             interruptions.append(hits)
             if outcome != expected[processes]:
                 different.append(number)
@@ -193,7 +191,7 @@ def main():
                 "different": different,
                 "interruptions": interruptions,
             }
-            RESULT.write_text(json.dumps(record, indent=1) + "\n")  # after each run: they take long
+            write("chaos", record)  # after each run: they take long
     print(table(record))
 
 

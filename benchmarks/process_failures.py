@@ -10,7 +10,6 @@ last lines name the cause; the rank at fault, its host, step and activity; and a
 kept in benchmarks/results/process_failures.json, by case, processes, starter and rank, so that parts can be run on their own.
 """
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -27,9 +26,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from common import ROOT, markdown, options, read, write
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "process_failures.json"
 FAILS_AT, EVERY_IMAGE = 200, 0.02  # images that a process has read; seconds for each
 SECONDS = 300  # of a run that does not end
 LATE_SECONDS = 6.0  # in place of the 30 s of jaxdp
@@ -300,9 +298,9 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict
 
 def table(record: dict) -> str:
     """Seconds until the last process has ended, and what the last lines say, on 2 and on 3 processes together."""
-    lines = ["| case | started by | fails | runs | seconds, median | most | cause named |"]
-    lines[0] += " rank, host, step, activity named | place named | healthy rank blamed | exit code as documented |"
-    lines.append("|---" * 11 + "|")
+    columns = "case", "started by", "fails", "runs", "seconds, median", "most", "cause named"
+    columns += "rank, host, step, activity named", "place named", "healthy rank blamed", "exit code as documented"
+    rows = []
     groups: dict[tuple, list[dict]] = {}
     for row in record["rows"]:
         role = "another" if row["rank"] else "rank 0"
@@ -311,10 +309,9 @@ def table(record: dict) -> str:
         seconds = [row["seconds"] for row in each]
         named, wrong = (sum(row[name] for row in each) for name in ("named", "healthy rank blamed"))
         located, place, codes = (_count(row[name] for row in each) for name in ("located", "place", "exit codes"))
-        times = f"{statistics.median(seconds):.1f} | {max(seconds):.1f}"
-        cells = [*key, len(each), times, named, located, place, wrong, codes]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        times = f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"
+        rows.append((*key, str(len(each)), *times, str(named), located, place, str(wrong), codes))
+    return markdown(columns, rows)
 
 
 def _count(values: Iterable[bool | None]) -> str:
@@ -328,7 +325,7 @@ def identity(row: dict) -> tuple:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--key-cases", action="store_const", const=list(KEY_CASES), dest="cases", help="a short selection")
     parser.add_argument("--processes", nargs="*", type=int, default=[2, 3])
@@ -337,28 +334,28 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the run")
     parser.add_argument("--suspend-seconds", type=float, default=150)
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     from jaxdp.bench.environment import provenance
 
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(arguments.load)]
     selected = [
         (case, count, starter, rank)
-        for case in options.cases
-        for count in options.processes
-        for starter in options.starters
-        for rank in (range(count) if options.ranks is None else options.ranks)
+        for case in arguments.cases
+        for count in arguments.processes
+        for starter in arguments.starters
+        for rank in (range(count) if arguments.ranks is None else arguments.ranks)
         if starter == "direct" or case not in ONLY_DIRECT
     ]
-    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    kept = read("process_failures", {"rows": []})["rows"]
     rows = [row for row in kept if "starter" in row and identity(row) not in selected]
     try:
         for case, count, starter, rank in selected:
-            for _ in range(options.times):
-                row = run(case, count, rank, starter=starter, suspend_seconds=options.suspend_seconds)
-                rows.append(row | {"load": options.load})
+            for _ in range(arguments.times):
+                row = run(case, count, rank, starter=starter, suspend_seconds=arguments.suspend_seconds)
+                rows.append(row | {"load": arguments.load})
                 print(json.dumps(rows[-1]), flush=True)
                 record = {"provenance": provenance(("jax", "numpy")), "limits": GUARD, "rows": rows}
-                RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+                write("process_failures", record)
     finally:
         for process in busy:
             process.kill()

@@ -3,11 +3,9 @@
     python benchmarks/startup.py [--rounds N] [--whole] [CHECKOUT ...]
 
 Runs alternately in every checkout (default: this one), on the CPU. --whole: also the default run. Writes medians to
-benchmarks/results/startup.json.
+benchmarks/results/startup.json and prints a table.
 """
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -16,9 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from common import ROOT, made_on, markdown, options, write
+
 from jaxdp.bench.environment import provenance
 
-ROOT = Path(__file__).parent.parent
 FIRST_STEP = """
 import os
 import sys
@@ -67,23 +66,38 @@ def measure(checkout: Path, *, whole: bool) -> dict[str, tuple[float, float]]:
         return {name: seconds(checkout, words, folder / cache) for name, (words, cache) in commands.items()}
 
 
+def table(record: dict) -> str:
+    checkouts = record["results"]
+    rows = [
+        (name, *(f"{wall:.1f} s ({cpu:.1f} s)" for wall, cpu in (one["wall_and_cpu_seconds"][name] for one in checkouts)))
+        for name in checkouts[0]["wall_and_cpu_seconds"]
+    ]
+    return markdown(
+        ("", *(one["checkout"] for one in checkouts)),
+        rows,
+        f"Wall (CPU) seconds, medians of {checkouts[0]['rounds']} rounds, by commit. By `benchmarks/startup.py` on "
+        f"{made_on(record)}.",
+    )
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT], metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--whole", action="store_true")
-    options = parser.parse_args()
-    rounds: dict[Path, list] = {checkout.resolve(): [] for checkout in options.checkouts}
-    for number in range(options.rounds):
+    arguments = parser.parse_args()
+    rounds: dict[Path, list] = {checkout.resolve(): [] for checkout in arguments.checkouts}
+    for number in range(arguments.rounds):
         for checkout, done in rounds.items():
-            done.append(measure(checkout, whole=options.whole))
+            done.append(measure(checkout, whole=arguments.whole))
             print(number, checkout.name, done[-1], flush=True)
     results = []
     for checkout, done in rounds.items():
         medians = {name: [statistics.median(each[name][part] for each in done) for part in (0, 1)] for name in done[0]}
         results.append({"checkout": _commit(checkout), "wall_and_cpu_seconds": medians, "rounds": len(done)})
-    path = ROOT / "benchmarks/results/startup.json"
-    path.write_text(json.dumps({"results": results, "provenance": provenance()}, indent=1) + "\n")
+    record = {"results": results, "provenance": provenance()}
+    write("startup", record)
+    print(table(record))
 
 
 if __name__ == "__main__":

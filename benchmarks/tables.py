@@ -31,6 +31,7 @@ import other_devices
 import process_failures
 import saving
 import staleness
+import startup
 import step_vs_pytorch
 import training_vs_pytorch
 import turns
@@ -226,6 +227,7 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "memory": of("memory", compiled.memory_table),
     "lr_range": of("lr_range", lr_range.table),
     "start": of("step_cpu", start),
+    "startup": of("startup", startup.table),
     "allreduce": of("allreduce_cpu", allreduce),
     "scaling": of("scaling_cifar10_cpu", scaling),
     "compiled": of("compiled", compiled.strategies_table),
