@@ -54,9 +54,9 @@ def test_elementwise_operations_before_a_product_keep_one_more_array_at_most(reg
 
 
 def test_remat_keeps_less_and_frozen_stages_keep_nothing():
-    config, shape = Model(depth=34, width=8, classes=4), (64, 64, 3)
+    config, shape = Model(depth=50, width=8, classes=4), (64, 64, 3)
     everything = activation_bytes(config, shape)
-    assert activation_bytes(Model(depth=34, width=8, classes=4, remat=True), shape) < 0.6 * everything
+    assert activation_bytes(Model(depth=50, width=8, classes=4, remat=True), shape) < 0.5 * everything
     assert activation_bytes(config, shape, frozen_stages=5) < 0.01 * everything
 
 
