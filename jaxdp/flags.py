@@ -201,7 +201,7 @@ class Flags:
             spelled = next((mark for mark in marks if isinstance(mark, Arg)), Arg())
             name, here = field.name.replace("_", "-"), (*path, field.name)
             inner = f"{prefix}{name}." if spelled.is_prefix else prefix
-            section = field.name.replace("_", "-")
+            section = name
             if dataclasses.is_dataclass(annotation):
                 if any(dataclasses.is_dataclass(_without_marks(each.type)[0]) for each in dataclasses.fields(annotation)):
                     section = group  # the config, which contains the sections

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,22 @@ def _global_arrays(tree: Any, rank: int) -> Any:
 
 
 def _part(tree: Any, part: int, parts: int) -> dict[str, Any]:
-    """Name -> leaf of a part of a tree, such as "params.head.bias". Parts differ by at most the bytes of the largest leaf."""
-    leaves = sorted(jax.tree_util.tree_leaves_with_path(tree), key=lambda pair: -pair[1].size * pair[1].dtype.itemsize)
-    return {_name(path): leaf for path, leaf in leaves[part::parts]}
+    """Name -> leaf of a part of a tree, such as "params.head.bias"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    numbers = _divide([(leaf.shape, leaf.dtype) for _, leaf in leaves], parts)
+    return {_name(path): leaf for (path, leaf), number in zip(leaves, numbers, strict=True) if number == part}
+
+
+def _divide(arrays: Iterable[tuple[Sequence[int], Any]], parts: int) -> list[int]:
+    """The part of each array, given by shape and dtype. Parts differ by at most the bytes of the largest array.
+
+    Loading repeats what saving did: from the arrays of the whole state in their order, which the manifest keeps.
+    """
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in arrays]
+    numbers = [0] * len(sizes)
+    for place, index in enumerate(sorted(range(len(sizes)), key=lambda index: -sizes[index])):
+        numbers[index] = place % parts
+    return numbers
 
 
 def _name(path: tuple) -> str:
@@ -115,22 +128,12 @@ def _restore(manifest: Manifest, abstract_state: Any) -> Any:
 
     if manifest.parts == 1:
         return abstract_state._replace(**read(0, read_fields)) if partial else read(0, abstract_state)
-    part_of, trees = _parts_by_array(manifest), [dict[str, Any]() for _ in range(manifest.parts)]
+    numbers = _divide([(shape, dtype) for dtype, shape, _ in manifest.arrays.values()], manifest.parts)
+    part_of, trees = dict(zip(manifest.arrays, numbers, strict=True)), [dict[str, Any]() for _ in range(manifest.parts)]
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state):
         trees[part_of[jax.tree_util.keystr(path)]][_name(path)] = leaf
     arrays = {name: array for part, tree in enumerate(trees) if tree for name, array in read(part, tree).items()}
     return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], abstract_state)
-
-
-def _parts_by_array(manifest: Manifest) -> dict[str, int]:
-    """The part that holds each array, as `_part` divides the whole state, whose order the manifest keeps."""
-
-    def num_bytes(name: str) -> int:
-        dtype, shape, _ = manifest.arrays[name]
-        return math.prod(shape) * np.dtype(dtype).itemsize
-
-    largest_first = sorted(manifest.arrays, key=lambda name: -num_bytes(name))
-    return {name: index % manifest.parts for index, name in enumerate(largest_first)}
 
 
 def copy_to_host(state: Any, buffers: Any = None) -> Any:

@@ -84,13 +84,6 @@ class TfdsSource:
         self.decoders = {"image": tfds.decode.SkipDecoding()}
         self.records: Sequence[bytes] = ()
 
-    @classmethod
-    def open(cls, name: str, directory: str | None, split: str) -> "TfdsSource":
-        """A split whose files have been opened."""
-        source = cls(name, directory, split)
-        source.read()
-        return source
-
     def read(self) -> None:
         """Open the files, which are copied first if they are at a URL. Raises ConfigError for missing or damaged ones."""
         files = self.remote.copied(self.instructions) if self.remote else self.instructions

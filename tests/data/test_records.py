@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.tfds_miniature import crc32c_masked
+from helpers.tfds_miniature import crc32c_masked, open_split
 
 from jaxdp.config import Config, Data
-from jaxdp.data import records, sources, tfds
+from jaxdp.data import records, sources
 from jaxdp.data.decode import center_crop
 from jaxdp.data.loader import DataError, DecodedImages
 from jaxdp.errors import ConfigError
@@ -19,8 +19,8 @@ from jaxdp.errors import ConfigError
 
 @pytest.mark.parametrize("split", ["train", "train[:10]", "train[25%:75%]", "train[-8:]", "validation"])
 def test_tfrecord_and_array_record_return_equal_examples(imagenet, imagenet_tfrecord, split):
-    one = tfds.TfdsSource.open("imagenet2012", str(imagenet), split)
-    other = tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), split)
+    one = open_split("imagenet2012", str(imagenet), split)
+    other = open_split("imagenet2012", str(imagenet_tfrecord), split)
     assert isinstance(other.records, records.TFRecords)
     assert len(one) == len(other) > 0
     assert [other[n] for n in range(len(other))] == [one[n] for n in range(len(one))]
@@ -34,13 +34,13 @@ def test_open_tfrecord_with_missing_records_raises(imagenet_tfrecord):
     (length,) = struct.unpack("<Q", data[:8])
     file.write_bytes(data[: 12 + length + 4])
     with pytest.raises(ConfigError, match=r"00001-of-00002': damaged file: 1 records, expected 7; prepare it again"):
-        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), "train")
+        open_split("imagenet2012", str(imagenet_tfrecord), "train")
     file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(ConfigError, match="the length of the record at byte 0 has the wrong checksum"):
-        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), "train")
+        open_split("imagenet2012", str(imagenet_tfrecord), "train")
     file.unlink()
     with pytest.raises(ConfigError, match=r"00001-of-00002': file not found; prepare imagenet2012 again"):
-        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), "train")
+        open_split("imagenet2012", str(imagenet_tfrecord), "train")
 
 
 def test_damaged_tfrecord_is_named_or_skipped(imagenet_tfrecord):
@@ -61,7 +61,7 @@ def test_damaged_tfrecord_is_named_or_skipped(imagenet_tfrecord):
 
 
 def read_all(directory):
-    source = tfds.TfdsSource.open("imagenet2012", str(directory), "train")
+    source = open_split("imagenet2012", str(directory), "train")
     loader = DecodedImages(source, transform=lambda image, out, _: center_crop(image, out, 8), size=8, classes=1000)
     return loader.batch(np.arange(20), np.arange(20))
 

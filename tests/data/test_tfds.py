@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers.images import encode, smooth_image
-from helpers.tfds_miniature import prepare_miniature
+from helpers.tfds_miniature import open_split, prepare_miniature
 
 from jaxdp.config import Config, Data, Model
 from jaxdp.data import sources, tfds
@@ -68,12 +68,12 @@ def test_open_datasets_reads_tfds_by_name(tmp_path, name, version, shape, classe
 
 
 def test_open_reads_examples_and_slices_without_tensorflow(imagenet):
-    source = tfds.TfdsSource.open("imagenet2012", str(imagenet), "train")
+    source = open_split("imagenet2012", str(imagenet), "train")
     assert (len(source), source.classes) == (20, 1000)
     seen = sorted(source[n] for n in range(20))
     expected = sorted((encode(smooth_image(40, 50, seed=n)), 37 * n % 1000) for n in range(20))
     assert seen == expected
-    half = tfds.TfdsSource.open("imagenet2012", str(imagenet), "train[:50%]")
+    half = open_split("imagenet2012", str(imagenet), "train[:50%]")
     assert [half[n] for n in range(10)] == [source[n] for n in range(10)]
     assert source.name(3) == "record 3 of imagenet2012, train"
 
@@ -84,7 +84,7 @@ def test_open_unknown_version_or_config_lists_prepared_ones(imagenet, tmp_path):
         shutil.copytree(imagenet / "imagenet2012", tmp_path / name)
     for name in ("imagenet2012:9.9.9", "fruit:9.9.9", "fruit/x"):
         with pytest.raises(ConfigError, match=rf"data.source='{name}': .*prepared are {name[:5]}\w*:5\.1\.0"):
-            tfds.TfdsSource.open(name, str(tmp_path), "train")
+            open_split(name, str(tmp_path), "train")
 
 
 def test_open_metadata_that_is_a_pipe_raises_and_does_not_wait_for_a_writer(imagenet, tmp_path):
@@ -93,15 +93,15 @@ def test_open_metadata_that_is_a_pipe_raises_and_does_not_wait_for_a_writer(imag
     pipe.unlink()
     os.mkfifo(pipe)
     with pytest.raises(ConfigError, match=r"features\.json is not a regular file; prepare it again"):
-        tfds.TfdsSource.open("imagenet2012", str(tmp_path), "train")
+        open_split("imagenet2012", str(tmp_path), "train")
 
 
 @pytest.mark.parametrize("split", ["train[:0%]", "train[5:5]", "train[90%:10%]"])
 def test_open_empty_slice_raises(imagenet, imagenet_tfrecord, split):
     with pytest.raises(ConfigError, match="imagenet2012 has no examples there"):
-        tfds.TfdsSource.open("imagenet2012", str(imagenet), split)
+        open_split("imagenet2012", str(imagenet), split)
     with pytest.raises(ConfigError, match="imagenet2012 has no examples there"):
-        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), split)
+        open_split("imagenet2012", str(imagenet_tfrecord), split)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_open_empty_slice_raises(imagenet, imagenet_tfrecord, split):
 )
 def test_open_missing_data_set_raises_one_line(imagenet, name, split, message):
     with pytest.raises(ConfigError, match=message) as error:
-        tfds.TfdsSource.open(name, str(imagenet), split)
+        open_split(name, str(imagenet), split)
     assert "\n" not in str(error.value)
 
 

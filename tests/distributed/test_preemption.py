@@ -113,13 +113,13 @@ def test_a_signal_is_forced_if_it_is_the_second_after_two_seconds_or_the_third(m
 
 
 def test_a_late_signal_of_a_launcher_to_a_process_whose_stop_the_others_know_exits_with_75(monkeypatch):
-    exits, arrivals, told = [], iter([0, 3]), supervisor.Supervisor(Limits())
-    monkeypatch.setattr(supervisor, "_current", told)
+    exits, arrivals, reporting = [], iter([0, 3]), supervisor.Supervisor(Limits())
+    monkeypatch.setattr(supervisor, "_current", reporting)
     monkeypatch.setattr(os, "_exit", exits.append)
     with SignalHandler(lambda: exits.append("forced")) as signals:
         monkeypatch.setattr(type(signals._arrival_time), "__call__", lambda self: next(arrivals))
         signal.raise_signal(signal.SIGINT)
-        told.update(failure=Failure("SIGINT", EXIT_STOPPED))
+        reporting.update(failure=Failure("SIGINT", EXIT_STOPPED))
         signal.raise_signal(signal.SIGTERM)
     assert exits[0] == EXIT_STOPPED
 

@@ -110,7 +110,7 @@ class FaultProxy:
         self._rules = [*self._rules, Rule(fault, **options)]
 
     def clear(self) -> None:
-        """Remove all rules; an outage goes on."""
+        """Remove all rules; an outage continues."""
         self._rules = []
 
     def outage(self, seconds: float, mode: str = "refuse") -> None:

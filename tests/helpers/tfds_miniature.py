@@ -2,6 +2,9 @@
 
 import struct
 
+from jaxdp.config import Config, Data
+from jaxdp.data import sources
+
 
 def prepare_miniature(directory, *, name, version, features, splits, configs=()):
     """Prepare a data set as array_record. splits: name -> list of (image, other features by name)."""
@@ -26,6 +29,10 @@ def prepare_miniature(directory, *, name, version, features, splits, configs=())
 
     Miniature.name = name
     Miniature(data_dir=directory, file_format="array_record").download_and_prepare()
+
+
+def open_split(name, directory, split):
+    return sources.open_split(Config(data=Data(source=name, directory=directory, train_split=split)), split)
 
 
 def crc32c_masked(data: bytes) -> bytes:
