@@ -1,10 +1,10 @@
 """`jaxdp watch`: serve a page that shows runs while they train."""
 
+import contextlib
 import dataclasses
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Annotated
 
 from jaxdp.cli.options import Switch
@@ -14,6 +14,7 @@ from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
 
 NICE = 10  # training goes first
+POLL_SECONDS = 0.25  # between looks for a signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +43,34 @@ class Watch:
 def run(arguments: list[str], program: str) -> None:
     options = parse(Watch, arguments, program)
     register_from(options.config)
-    with _ended_by_signals():
-        _serve(options.workdir, host=options.host, port=options.port, open_browser=options.open)
+    stop = _Stop()
+    with stop.at_signals(), contextlib.suppress(KeyboardInterrupt):
+        _serve(stop, options.workdir, host=options.host, port=options.port, open_browser=options.open)
 
 
-def _serve(workdirs: Sequence[str], *, host: str | None, port: int | None, open_browser: bool) -> None:
+class _Stop:
+    """Whether SIGINT or SIGTERM has come. `raises`: they also interrupt the main thread, wherever it is."""
+
+    requested = False
+    raises = True
+
+    @contextlib.contextmanager
+    def at_signals(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, self._request) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _request(self, *_: object) -> None:
+        self.requested = True
+        if self.raises:
+            raise KeyboardInterrupt
+
+
+def _serve(stop: _Stop, workdirs: Sequence[str], *, host: str | None, port: int | None, open_browser: bool) -> None:
     from jaxdp.report import plots
     from jaxdp.report.run_history import check_workdirs
     from jaxdp.report.server import listen
@@ -66,20 +90,7 @@ def _serve(workdirs: Sequence[str], *, host: str | None, port: int | None, open_
             import webbrowser
 
             webbrowser.open(url)
-        server.serve_forever()
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM end the block, without an error."""
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        server.timeout = POLL_SECONDS
+        stop.raises = False  # an interrupted start of a thread would leave the server unable to close
+        while not stop.requested:
+            server.handle_request()

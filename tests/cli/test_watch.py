@@ -80,7 +80,7 @@ def test_watch_opens_a_browser_only_when_asked(tmp_path, capsys, monkeypatch):
     def interrupt(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server.Server, "serve_forever", interrupt)
+    monkeypatch.setattr(server.Server, "handle_request", interrupt)
     monkeypatch.setattr(os, "nice", lambda increment: increment)
     before = signal.getsignal(signal.SIGTERM)
     for flags in ([], ["--open"]):
