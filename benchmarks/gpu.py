@@ -1,22 +1,21 @@
 """Measurements on one GPU, in calls of less than ten minutes each, in the recommended order.
 
-    python benchmarks/gpu.py position | pytorch | changes | flags | batches | best | start | run   (with a GPU; extra peers)
+    python benchmarks/gpu.py first | pytorch | changes | flags | batches | start      (with a GPU; extra peers)
 
-- position: the step of jaxdp, and its time by kind of kernel against the measured limits
-- pytorch: PyTorch's modes
+- first: the following calls, in ten minutes. Together: verify, the proofs of `jaxdp doctor --verify`; run, the default training
+  run; and warm, the compilation of PyTorch. Then position, the time of the step by kind of kernel against the measured
+  limits; and best, the two forms of jaxdp and two modes of PyTorch alternately
+- pytorch: PyTorch's other modes
 - changes, flags: the step with one change each, alternately with the unchanged step; a change is adopted if it gains more than
   1 % and more than the spread. Includes the cost of `--compile.deterministic`
-- batches: the step with other batch sizes
-- best: jaxdp and the two best modes of PyTorch (from `pytorch`), at three batch sizes, alternately
+- batches: jaxdp and PyTorch with other batch sizes
 - start: time to the first step, with and without cached programs
-- run: the default training run
 
-Each writes gpu_NAME.json (run: the result of the run) to benchmarks/results or --results, case by case, and prints a table.
-Compiled programs are stored for the next call (JAX_COMPILATION_CACHE_DIR).
+Each writes gpu_NAME.json to benchmarks/results or --results, case by case, and prints a table. At most four steps of 256 images
+are in the memory of the GPU at once, about 65 GB. Compiled programs are stored for the next call (JAX_COMPILATION_CACHE_DIR).
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -31,66 +30,83 @@ from jaxdp.xla import options
 ROOT = Path(__file__).parent.parent
 STEP = ["-m", "jaxdp", "bench", "step", "--config", "imagenet_goyal_256", "--model.dtype", "bfloat16"]
 STEP += ["--batch-size", "256", "--batch.0.per-worker-batch", "256", "--optimizer.label-smoothing", "0.1"]
-SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--rounds", "5", "--seconds", "3"]
+MORE = {"position": ["--kernels", "--no-starts", "--repeats", "5"], "start": ["--repeats", "1"]}
+VERIFY = ["-m", "jaxdp", "doctor", "--verify", "--json"]
+SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--seconds", "3"]
 ONE = "224:imagenet:256"
-FORMS = ("separate", "folded")  # of batch normalization
 STEPS = ["jaxdp", "jaxdp:folded"]
-CHANGES = [f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if not flags]
-FLAGS = [f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if flags]
+MODES = ["torch-compile", "torch-max"]
 COMPARED = {
-    "pytorch": ["--only", "torch", "torch-compile", "torch-reduce", "torch-max", "--cases", ONE],
-    "changes": ["--only", "jaxdp", *CHANGES, "--cases", ONE],
-    "flags": ["--only", "jaxdp", *FLAGS, "--cases", ONE],
-    "batches": [
-        "--only",
-        *STEPS,
-        "--cases",
-        *(f"224:imagenet:{batch}" for batch in (128, 256, 400, 512, 1024)),
-    ],
-    "best": ["--cases", ONE, "224:imagenet:400", "224:imagenet:512"],
+    "best": [*STEPS, *MODES],
+    "warm": MODES,
+    "pytorch": ["torch", "torch-compile", "torch-reduce"],
+    "changes": ["jaxdp", *(f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if not flags)],
+    "flags": ["jaxdp", *(f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if flags)],
+    "batches": [*STEPS, "torch-compile"],
 }
+CASES = {"batches": ["224:imagenet:128", "224:imagenet:400"]}
+ROUNDS = {"warm": "1"}
+TOGETHER, ALONE = ("verify", "run", "warm"), ("position", "best")  # of `first`
+SECONDS = {"verify": 180, "run": 180, "warm": 180, "position": 150, "best": 330}  # at most
 
 
-def started(words) -> None:
-    """One command of this checkout; its failure ends the call."""
+def started(words, out: Path | None = None) -> None:
+    """One command of this checkout; its failure ends the call. out: a file for its stdout."""
     print(f"$ python {' '.join(words)}", file=sys.stderr, flush=True)
-    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory("auto"))} | os.environ | {"PYTHONPATH": str(ROOT)}
-    if code := subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False).returncode:
-        sys.exit(code)
+    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory("auto"))} | os.environ | {"PYTHONPATH": searched()}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False, stdout=subprocess.PIPE if out else None)
+    if out and done.stdout:
+        out.write_bytes(done.stdout)
+    if done.returncode:
+        sys.exit(done.returncode)
 
 
-def pytorchs_best(results: Path) -> list[str]:
-    """The two fastest modes of PyTorch, by the results of `pytorch`."""
-    path = results / "gpu_pytorch.json"
-    if not path.exists():
-        sys.exit(f"{path}: not there; first run python benchmarks/gpu.py pytorch")
-    rows = json.loads(path.read_text())["cases"][0]["rows"]
-    return sorted(rows, key=lambda name: rows[name]["step_seconds"])[:2]
+def searched() -> str:
+    """PYTHONPATH with this checkout first."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def first(results: Path) -> None:
+    """A call that fails, or exceeds its time, does not keep the others from running; exits with 1 then."""
+    sizes = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # they share the memory of the GPU
+
+    def begin(call: str) -> subprocess.Popen:
+        limit = ["timeout", "--kill-after", "10", str(SECONDS[call])]
+        return subprocess.Popen([*limit, sys.executable, __file__, call, "--results", str(results)], env=os.environ | sizes)
+
+    codes = {}
+    for call, process in [(call, begin(call)) for call in TOGETHER]:
+        codes[call] = process.wait()
+    for call in ALONE:
+        codes[call] = begin(call).wait()
+    if failed := [f"{call} ({code})" for call, code in codes.items() if code]:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("call", choices=("position", *COMPARED, "start", "run"))
+    parser.add_argument("call", choices=("first", "verify", "run", *MORE, *COMPARED))
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--cases", nargs="*", help="SIZE:STEM:BATCH, in place of the call's own")
     args = parser.parse_args()
     out = args.results.absolute() / f"gpu_{args.call}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    if args.call in ("position", "start"):
-        more = ["--kernels", "--no-starts"] if args.call == "position" else ["--repeats", "1"]
-        for form in FORMS if args.call == "position" else FORMS[:1]:
-            with tempfile.TemporaryDirectory() as folder:
-                started([*STEP, *more, "--model.batch-norm", form, "--output", folder])
-                name = out.name if form == FORMS[0] else f"{out.stem}_{form}.json"
-                shutil.copy(Path(folder) / "step.json", out.with_name(name))
-    elif args.call == "run":
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        if args.call == "first":
+            first(out.parent)
+        elif args.call == "verify":
+            started(VERIFY, out)
+        elif args.call == "run":
             started(["train.py", "--workdir", folder])
             shutil.copy(Path(folder) / "result.json", out)
-    else:
-        cases = ["--cases", *args.cases] if args.cases else []
-        only = ["--only", *STEPS, *pytorchs_best(out.parent)] if args.call == "best" else []
-        started([*SIDE_BY_SIDE, *only, *COMPARED[args.call], *cases, "--output", str(out)])
+        elif args.call in MORE:
+            started([*STEP, *MORE[args.call], "--output", folder])
+            shutil.copy(Path(folder) / "step.json", out)
+        else:
+            cases = args.cases or CASES.get(args.call, [ONE])
+            where = Path(folder) / "unused.json" if args.call == "warm" else out
+            only = ["--only", *COMPARED[args.call], "--cases", *cases, "--rounds", ROUNDS.get(args.call, "5")]
+            started([*SIDE_BY_SIDE, *only, "--output", str(where)])
 
 
 if __name__ == "__main__":

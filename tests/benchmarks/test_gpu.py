@@ -1,6 +1,5 @@
 """The calls of benchmarks/gpu.py: names and flags that exist, known without a GPU."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -23,20 +22,16 @@ def gpu(monkeypatch):
 @pytest.fixture
 def commands(gpu, monkeypatch, tmp_path):
     """A function that returns the commands of a call, in place of running them."""
-    (tmp_path / "gpu_pytorch.json").write_text(
-        json.dumps({"cases": [{"rows": {name: {"step_seconds": 1.0} for name in ("torch", "torch-max")}}]})
-    )
-
     def commands_of(call):
         found = []
 
-        def started(words):
+        def started(words, out=None):
             found.append(words)
             if "--output" in words:
                 output = Path(words[words.index("--output") + 1])
                 if output.is_dir():
                     (output / "step.json").write_text("{}")
-            else:
+            elif "--workdir" in words:
                 (Path(words[words.index("--workdir") + 1]) / "result.json").write_text("{}")
 
         monkeypatch.setattr(gpu, "started", started)
@@ -47,7 +42,7 @@ def commands(gpu, monkeypatch, tmp_path):
     return commands_of
 
 
-@pytest.mark.parametrize("call", ["pytorch", "changes", "flags", "batches", "best"])
+@pytest.mark.parametrize("call", ["best", "warm", "pytorch", "changes", "flags", "batches"])
 def test_contenders_of_a_call_exist(commands, call):
     import step_vs_pytorch
 
@@ -71,3 +66,16 @@ def test_flags_of_a_call_exist(commands, call, capsys):
 def test_the_run_is_the_default_one(commands):
     [words] = commands("run")
     assert words[:2] == ["train.py", "--workdir"]
+
+
+def test_proofs_are_written_to_a_file(gpu, tmp_path):
+    gpu.started(["-c", "print(3)"], tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "3\n"
+
+
+def test_first_goes_on_after_a_failed_call(gpu, monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(gpu, "__file__", str(tmp_path / "calls.py"))
+    (tmp_path / "calls.py").write_text("import sys; print(sys.argv[1], flush=True); sys.exit(3 * (sys.argv[1] == 'run'))")
+    with pytest.raises(SystemExit, match=r"failed: run \(3\)"):
+        gpu.first(tmp_path)
+    assert sorted(capfd.readouterr().out.split()) == sorted([*gpu.TOGETHER, *gpu.ALONE])
