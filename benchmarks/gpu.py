@@ -1,13 +1,13 @@
 """Measurements on one GPU, in calls of less than ten minutes each, in the recommended order.
 
-    python benchmarks/gpu.py first | pytorch | changes | flags | batches | start      (with a GPU; extra peers)
+    python benchmarks/gpu.py first | changes | folded | flags | modes | batches | start      (with a GPU; extra peers)
 
-- first: the following calls, in ten minutes. Together: verify, the proofs of `jaxdp doctor --verify`; run, the default training
-  run; and warm, the compilation of PyTorch. Then position, the time of the step by kind of kernel against the measured
-  limits; and best, the two forms of jaxdp and two modes of PyTorch alternately
-- pytorch: PyTorch's other modes
-- changes, flags: the step with one change each, alternately with the unchanged step; a change is adopted if it gains more than
-  1 % and more than the spread. Includes the cost of `--compile.deterministic`
+- first: the following calls, in about four minutes. Together: verify, the proofs of `jaxdp doctor --verify`; and run, the
+  default training run. Then position, the time of the step by kind of kernel against the measured limits; and best, the step of
+  jaxdp alternately with two modes of PyTorch
+- changes, folded, flags: the step with one change each, alternately with the unchanged step; a change is adopted if it gains
+  more than 1 % and more than the spread. Includes the cost of `--compile.deterministic`
+- modes: PyTorch's other modes; max-autotune alone compiles for more than four minutes
 - batches: jaxdp and PyTorch with other batch sizes
 - start: time to the first step, with and without cached programs
 
@@ -34,20 +34,18 @@ MORE = {"position": ["--kernels", "--no-starts", "--repeats", "5"], "start": ["-
 VERIFY = ["-m", "jaxdp", "doctor", "--verify", "--json"]
 SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--seconds", "3"]
 ONE = "224:imagenet:256"
-STEPS = ["jaxdp", "jaxdp:folded"]
-MODES = ["torch-compile", "torch-max"]
+OURS = {name: flags for name, (flags, _) in VARIANTS.items() if "folded" not in name}
 COMPARED = {
-    "best": [*STEPS, *MODES],
-    "warm": MODES,
-    "pytorch": ["torch", "torch-compile", "torch-reduce"],
-    "changes": ["jaxdp", *(f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if not flags)],
-    "flags": ["jaxdp", *(f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if flags)],
-    "batches": [*STEPS, "torch-compile"],
+    "best": ["jaxdp", "torch-compile", "torch-reduce"],
+    "changes": ["jaxdp", *(f"jaxdp:{name}" for name, flags in OURS.items() if not flags)],
+    "folded": ["jaxdp", "jaxdp:folded-no-triton", "jaxdp:folded"],
+    "flags": ["jaxdp", *(f"jaxdp:{name}" for name, flags in OURS.items() if flags)],
+    "modes": ["torch", "torch-reduce", "torch-max"],
+    "batches": ["jaxdp", "torch-compile", "torch-reduce"],
 }
 CASES = {"batches": ["224:imagenet:128", "224:imagenet:400"]}
-ROUNDS = {"warm": "1"}
-TOGETHER, ALONE = ("verify", "run", "warm"), ("position", "best")  # of `first`
-SECONDS = {"verify": 180, "run": 180, "warm": 180, "position": 150, "best": 330}  # at most
+TOGETHER, ALONE = ("verify", "run"), ("position", "best")  # of `first`
+SECONDS = {"verify": 150, "run": 150, "position": 120, "best": 250}  # at most
 
 
 def started(words, out: Path | None = None) -> None:
@@ -104,9 +102,7 @@ def main():
             shutil.copy(Path(folder) / "step.json", out)
         else:
             cases = args.cases or CASES.get(args.call, [ONE])
-            where = Path(folder) / "unused.json" if args.call == "warm" else out
-            only = ["--only", *COMPARED[args.call], "--cases", *cases, "--rounds", ROUNDS.get(args.call, "5")]
-            started([*SIDE_BY_SIDE, *only, "--output", str(where)])
+            started([*SIDE_BY_SIDE, "--only", *COMPARED[args.call], "--cases", *cases, "--output", str(out)])
 
 
 if __name__ == "__main__":

@@ -120,7 +120,56 @@ def speed(record: dict) -> str:
         "to plain Flax",
     )
     made = "float32; medians of the ratios of paired rounds, to the faster of PyTorch's modes; on "
-    return markdown(columns, rows, f"{made}{made_on(record)}. No GPU was available.")
+    return markdown(columns, rows, f"{made}{made_on(record)}.")
+
+
+def speed_on_gpu(record: dict) -> str:
+    rows = record["cases"][0]["rows"]
+    shown = [
+        (step_vs_pytorch.TITLES.get(name, name), f"{row['images_per_second']:,.0f}", f"{row['to_pytorchs_best']:.2f}")
+        for name, row in rows.items()
+    ]
+    torch = next(row["torch"] for row in rows.values() if "torch" in row)
+    made = (
+        f"224x224, batch 256, bfloat16; medians of {record['cases'][0]['rounds']} rounds on {gpu_of(record)}, PyTorch {torch}."
+    )
+    return markdown(("step", "images/s", "relative to PyTorch"), shown, made)
+
+
+def gpu_of(record: dict) -> str:
+    made = record["provenance"]
+    return f"one {made['gpus'][0].split(',')[0]}, JAX {made['versions']['jax']}"
+
+
+def gpu_kernels(record: dict) -> str:
+    """The step's time by kind of kernel."""
+    rows = [
+        (
+            row["kind"],
+            f"{row['kernels']:,}",
+            f"{1e3 * row['seconds']:.1f}",
+            f"{row['bytes'] / 1e9:.1f}",
+            f"{row['bytes'] / row['seconds'] / 1e12:.2f}",
+            f"{row['flop'] / row['seconds'] / 1e12:.0f}" if row["flop"] else "",
+        )
+        for row in record["kernels"]["rows"]
+    ]
+    rate, flops = (record["ceilings"]["published"][name] / 1e12 for name in ("bytes_per_second", "flops"))
+    return markdown(
+        ("kind", "kernels", "ms", "GB", "TB/s", "TFLOP/s"),
+        rows,
+        f"{record['batch']} images in bfloat16, {1e3 * record['step_seconds']:.1f} ms a step, on {gpu_of(record)}; published: "
+        f"{rate:.2f} TB/s, {flops:.0f} TFLOP/s. By `benchmarks/gpu.py position`.",
+    )
+
+
+def gpu_run() -> str:
+    run, checks = read("gpu_run"), read("gpu_verify")
+    return (
+        f"`jaxdp doctor --verify`: {len(checks['proofs'])} checks, {len(checks['failed'])} failed, {checks['seconds']:.0f} s; "
+        f"the default run: {100 * run['accuracy']:.2f} % in {run['wall_seconds']:.0f} s, {run['seconds_to_first_step']:.0f} s "
+        f"to the first step; both at the same time on {gpu_of(checks)}."
+    )
 
 
 def folded_on_cpu(record: dict) -> str:
@@ -210,12 +259,18 @@ ON_PAGES = {
         "large_batch": of("large_batch", large_batch.table),
         "staleness": of("staleness", staleness.table),
     },
-    "docs/performance.md": {"speed": of("step_vs_pytorch", speed), "gpu": of("gpu_bytes", compiled.bytes_table)},
+    "docs/performance.md": {
+        "speed": of("step_vs_pytorch", speed),
+        "speed_on_gpu": of("gpu_best", speed_on_gpu),
+        "gpu": of("gpu_bytes", compiled.bytes_table),
+    },
     "docs/recipes.md": {"goals": goals},
 }
 MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is built
     "digits": of("digits_seeds", digits_seeds.table),
     "step": of("step_vs_pytorch", step),
+    "gpu_run": gpu_run,
+    "gpu_kernels": of("gpu_position", gpu_kernels),
     "fashion": of("fashion_vs_pytorch", accuracy.pytorch_table),
     "optimizers": of("training_vs_pytorch", training_vs_pytorch.optimizers_table),
     "one_device": of("step_changes", one_device),

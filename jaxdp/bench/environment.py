@@ -15,7 +15,7 @@ VIRTUAL_NOTE = (
 
 
 def provenance(packages: Sequence[str] = PACKAGES) -> dict:
-    """Processor, cores, accelerators, Python, library versions, and the commit: the checkout's, or JAXDP_COMMIT."""
+    """Processor, cores, accelerators, Python, library versions, and the commit: JAXDP_COMMIT, or the checkout's."""
     import jax
 
     from jaxdp import __version__
@@ -46,10 +46,12 @@ def _commit() -> str | None:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
+    if commit := os.environ.get("JAXDP_COMMIT"):
+        return commit
     try:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("JAXDP_COMMIT")
+        return None
 
 
 def _gpus() -> list[str]:

@@ -6,11 +6,13 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from jaxdp.xla import hlo
 
+GRAPH = "command_buffer_"  # begin of the name of a CUDA graph in a profile; its number grows in the order of the program
 CONVOLUTIONS = ("convolution", "input gradient", "weight gradient")
 KINDS = (*CONVOLUTIONS, "forward", "backward", "collective", "rest")
 _DIMENSIONS = re.compile(r"dim_labels=(\w+)_\w+->(\w+)")
@@ -167,8 +169,9 @@ def summarize_by_kind(kernels: list[Kernel], seconds: dict[str, float] | None, l
     """A row per kind of kernel: number, bytes, FLOP, measured seconds (if `seconds` is given), and least possible seconds.
 
     limits: {"bytes_per_second", "flops"}. A kernel is no faster than its bytes at the bandwidth, nor than its FLOP at the peak
-    rate.
+    rate. The time of a CUDA graph is divided among its kernels.
     """
+    seconds = _divide_graphs(kernels, seconds) if seconds else seconds
     rows: dict[str, dict] = {}
     for kernel in kernels:
         empty = {"kind": kernel.kind, "kernels": 0, "bytes": 0, "flop": 0.0, "least_seconds": 0.0}
@@ -180,3 +183,19 @@ def summarize_by_kind(kernels: list[Kernel], seconds: dict[str, float] | None, l
         if seconds is not None:
             row["seconds"] = row.get("seconds", 0.0) + seconds.get(kernel.name, 0.0)
     return sorted(rows.values(), key=lambda row: KINDS.index(row["kind"]))
+
+
+def _divide_graphs(kernels: list[Kernel], seconds: dict[str, float]) -> dict[str, float]:
+    """`seconds` with the time of each CUDA graph divided among its kernels by bytes: a profile shows a graph as a whole.
+
+    The graphs are the kernels between those that have a time of their own, in order; unchanged if that does not fit.
+    """
+    graphs = sorted((name for name in seconds if name.startswith(GRAPH)), key=lambda name: int(name.removeprefix(GRAPH)))
+    runs = [list(run) for timed, run in groupby(kernels, lambda kernel: kernel.name in seconds) if not timed]
+    if len(graphs) != len(runs):
+        return seconds
+    divided = {name: spent for name, spent in seconds.items() if name not in graphs}
+    for graph, run in zip(graphs, runs, strict=True):
+        moved = sum(kernel.bytes for kernel in run)
+        divided |= {kernel.name: seconds[graph] * kernel.bytes / moved for kernel in run}
+    return divided

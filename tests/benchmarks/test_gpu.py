@@ -4,10 +4,14 @@ import re
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from jaxdp.cli import main
+from jaxdp.models.convolution import convolve
 
+SHAPES = (2, 12, 8, 3), (7, 7, 3, 5), (2, 6, 4, 5)
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -22,6 +26,7 @@ def gpu(monkeypatch):
 @pytest.fixture
 def commands(gpu, monkeypatch, tmp_path):
     """A function that returns the commands of a call, in place of running them."""
+
     def commands_of(call):
         found = []
 
@@ -42,7 +47,7 @@ def commands(gpu, monkeypatch, tmp_path):
     return commands_of
 
 
-@pytest.mark.parametrize("call", ["best", "warm", "pytorch", "changes", "flags", "batches"])
+@pytest.mark.parametrize("call", ["best", "changes", "folded", "flags", "modes", "batches"])
 def test_contenders_of_a_call_exist(commands, call):
     import step_vs_pytorch
 
@@ -66,6 +71,17 @@ def test_flags_of_a_call_exist(commands, call, capsys):
 def test_the_run_is_the_default_one(commands):
     [words] = commands("run")
     assert words[:2] == ["train.py", "--workdir"]
+
+
+def test_first_convolution_over_blocks_of_pixels_is_the_same_function(gpu):
+    """The sum of 147 products in another order: a few bits of float32."""
+    from step_vs_pytorch import space_to_depth
+
+    images, kernel, cotangent = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(SHAPES))
+    expected, pull_expected = jax.vjp(lambda *x: convolve(*x, 2), images, kernel)
+    found, pull = jax.vjp(space_to_depth, images, kernel)
+    for ours, theirs in zip((found, *pull(cotangent)), (expected, *pull_expected(cotangent)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
 def test_proofs_are_written_to_a_file(gpu, tmp_path):

@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -224,3 +225,13 @@ def test_documented_commands_of_clusters_are_parsed(command, flags, monkeypatch)
         monkeypatch.setattr(place, "parse", parse, raising=False)
     with pytest.raises(Parsed):
         main.main([command, *flags])
+
+
+def test_figures_of_the_gpu_are_those_of_the_records():
+    results = ROOT / "benchmarks" / "results"
+    run, best = (json.loads((results / f"gpu_{name}.json").read_text()) for name in ("run", "best"))
+    ours = best["cases"][0]["rows"]["jaxdp"]
+    text = (ROOT / "README.md").read_text()
+    assert f"{100 * run['accuracy']:.2f} %" in text
+    assert f"[{ours['images_per_second']:,.0f} images/s]" in text
+    assert f"{ours['to_pytorchs_best']:.2f} times PyTorch's best" in text

@@ -110,6 +110,19 @@ def test_profile_kernels_seconds_belong_to_the_kernels():
     assert sum(row["seconds"] for row in rows) == pytest.approx(sum(seconds.get(one.name, 0) for one in step_kernels))
 
 
+def test_summarize_by_kind_divides_the_time_of_a_cuda_graph_by_bytes():
+    kinds = {"a": ("forward", 10), "b": ("rest", 1), "c": ("backward", 3), "d": ("convolution", 5), "e": ("rest", 2)}
+    step_kernels = [kernels.Kernel(name, 7, kind, moved, 0.0) for name, (kind, moved) in kinds.items()]
+    seconds = {"a": 7.0, "command_buffer_11": 6.0, "d": 5.0, "command_buffer_9": 8.0}  # 9 comes before 11
+
+    def by_kind(seconds):
+        return {row["kind"]: row["seconds"] for row in kernels.summarize_by_kind(step_kernels, seconds, LIMITS)}
+
+    assert by_kind(seconds) == {"forward": 7.0, "convolution": 5.0, "backward": 6.0, "rest": 2.0 + 6.0}
+    del seconds["command_buffer_9"]  # which kernels the other one holds is unknown then
+    assert by_kind(seconds) == {"forward": 7.0, "convolution": 5.0, "backward": 0.0, "rest": 0.0}
+
+
 @pytest.mark.slow
 def test_bench_step_with_kernels_prints_time_by_kind(tmp_path, capsys):
     words = "bench step --model.depth 18 --model.width 8 --data.source synthetic --data.image-size 32 --mesh.cpu-devices 2"
