@@ -29,7 +29,7 @@ from jaxdp.xla import options
 
 ROOT = Path(__file__).parent.parent
 STEP = ["-m", "jaxdp", "bench", "step", "--config", "imagenet_goyal_256", "--model.dtype", "bfloat16"]
-STEP += ["--batch-size", "256", "--batch.0.per-worker-batch", "256", "--optimizer.label-smoothing", "0.1"]
+STEP += ["--optimizer.label-smoothing", "0.1"]
 MORE = {"position": ["--kernels", "--no-starts", "--repeats", "5"], "start": ["--repeats", "1"]}
 VERIFY = ["-m", "jaxdp", "doctor", "--verify", "--json"]
 SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--seconds", "3"]
@@ -57,6 +57,13 @@ def started(words, out: Path | None = None) -> None:
         out.write_bytes(done.stdout)
     if done.returncode:
         sys.exit(done.returncode)
+
+
+def sized(case: str) -> list[str]:
+    """Flags of a case, SIZE:STEM:BATCH."""
+    size, stem, batch = case.split(":")
+    sizes = ["--data.image-size", size, "--model.stem", stem]
+    return [*sizes, "--batch-size", batch, "--batch.0.global-batch", batch, "--batch.0.per-worker-batch", batch]
 
 
 def searched() -> str:
@@ -89,6 +96,7 @@ def main():
     args = parser.parse_args()
     out = args.results.absolute() / f"gpu_{args.call}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
+    cases = args.cases or CASES.get(args.call, [ONE])
     with tempfile.TemporaryDirectory() as folder:
         if args.call == "first":
             first(out.parent)
@@ -98,10 +106,9 @@ def main():
             started(["train.py", "--workdir", folder])
             shutil.copy(Path(folder) / "result.json", out)
         elif args.call in MORE:
-            started([*STEP, *MORE[args.call], "--output", folder])
+            started([*STEP, *sized(cases[0]), *MORE[args.call], "--output", folder])
             shutil.copy(Path(folder) / "step.json", out)
         else:
-            cases = args.cases or CASES.get(args.call, [ONE])
             started([*SIDE_BY_SIDE, "--only", *COMPARED[args.call], "--cases", *cases, "--output", str(out)])
 
 
