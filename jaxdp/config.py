@@ -639,17 +639,7 @@ class Stop(Section):
     """Metric of evaluations that early stopping follows, and by which a checkpoint is the best"""
     patience: Count | None = None
     """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
-    if its metric is better, by more than `min_delta`, than at the last evaluation that improved. The first one improves; one
-    whose metric is not finite does not"""
-    min_delta: NonNegative = 0.0
-    """Difference that an improvement must exceed, in the unit of the metric: 0.001 is 0.1 % of accuracy. The best checkpoint is
-    the best by any difference"""
-
-    def check(self) -> None:
-        """The difference counts in early stopping only."""
-        if self.min_delta and self.patience is None:
-            hint = "use --stop.patience 5, or omit it"
-            raise ConfigError("stop.min_delta", self.min_delta, reason="requires stop.patience", hint=hint)
+    if its metric is better than at every evaluation before. The first one improves; one whose metric is not finite does not"""
 
 
 @dataclass(frozen=True)

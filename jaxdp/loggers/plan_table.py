@@ -214,8 +214,7 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
 
 def _describe_stopping(plan: Plan, patience: int) -> str:
     stop, evaluations = plan.config.stop, plan.evaluations_before_end
-    delta = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
-    waits = f"when {stop.metric} has not improved{delta} for {plural(patience, 'evaluation')} in a row"
+    waits = f"when {stop.metric} has not improved for {plural(patience, 'evaluation')} in a row"
     return f"{waits} ({evaluations} before the end); the result is the best checkpoint"
 
 
