@@ -81,8 +81,8 @@ MUTATIONS = {
         ("multipliers-inverted", "lambda u, k=k: k * u", "lambda u, k=k: u / k"),
         (
             "adamw-decay-sign",
-            "eps=config.adam_eps),\n        optax.add_decayed_weights(config",
-            "eps=config.adam_eps),\n        optax.add_decayed_weights(-config",
+            "eps=1e-8),  # PyTorch's default\n        optax.add_decayed_weights(config",
+            "eps=1e-8),\n        optax.add_decayed_weights(-config",
         ),
     ),
     "optim/loss_scale.py": (
@@ -160,7 +160,7 @@ MUTATIONS = {
             '(1 - decay) * stats["mean"] + decay * new["mean"]',
         ),
         ("finite-loss-only", 'jnp.isfinite(gradient_norm) & jnp.isfinite(aux["loss"])', 'jnp.isfinite(aux["loss"])'),
-        ("last-batch-averaged", '0.0 if config.model.statistics == "last_batch" else config', "config"),
+        ("statistics-of-last-batch", "moments, config.model.norm_momentum)", "moments, 0.0)"),
         ("mixed-labels-of-own", "mixed_labels = labels[partner], share", "mixed_labels = labels, share"),
         ("accuracy-of-second", "(rank_of_label(x, labels) == 0)", "(rank_of_label(x, labels) <= 1)"),
         ("divisor-in-backward", "divisor = lax.axis_size(AXES) if scaled else 1", "divisor = 1"),

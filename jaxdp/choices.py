@@ -188,13 +188,6 @@ SOURCES = Choices(
     other_reads="imagenet2012",
     function="register_dataset",
 )
-BATCH_STATISTICS = Choices(
-    "model.statistics",
-    {
-        "moving_average": Choice("moving averages over the training batches"),
-        "last_batch": Choice("statistics of the last training batch over all workers"),
-    },
-)
 STOP_METRICS = Choices(
     "stop.metric",
     {

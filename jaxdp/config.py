@@ -16,7 +16,6 @@ from typing_extensions import Doc
 from jaxdp.choices import (
     AUGMENTATIONS,
     AUTO_AUGMENTS,
-    BATCH_STATISTICS,
     LOSS_SCALES,
     LOSSES,
     MIXES,
@@ -287,16 +286,8 @@ class Augment(RandAugment, RandomResizedCrop):
         return {name: strength for name, strength in zip(JITTERED, self.color_jitter, strict=False) if strength}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MovingAverage(Section):
-    """Moving averages of the batch statistics."""
-
-    norm_momentum: BelowOne = 0.9
-    """Decay per step of the moving averages of batch normalization (moving_average)"""
-
-
 @dataclass(frozen=True)
-class Model(GivenNetwork, MovingAverage):
+class Model(GivenNetwork):
     """Network architecture and precision."""
 
     name: RegisteredName = RESNET
@@ -326,8 +317,9 @@ class Model(GivenNetwork, MovingAverage):
     `loss_scale`"""
     norm: Literal["per_worker", "synchronized"] = "per_worker"
     """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
-    statistics: Annotated[str, OneOf(BATCH_STATISTICS)] = "moving_average"
-    """Batch statistics (mean and variance of batch normalization) for evaluation"""
+    norm_momentum: BelowOne = 0.9
+    """Decay per step of the moving averages of batch statistics (mean and variance of batch normalization), which evaluation
+    uses; 0: the statistics of the last training batch over all workers"""
     remat: bool = False
     """Recomputation of each block's activations in the backward pass, to save memory"""
     batch_norm: Literal["auto", "separate", "folded"] = "auto"
@@ -428,8 +420,6 @@ class Adam(EveryOptimizer):
 
     beta2: BelowOne = 0.999
     """Decay per step of the average of squared gradients (adamw, lamb)"""
-    adam_eps: NonNegative = 1e-8
-    """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -787,7 +777,6 @@ SOURCES.read(
     imagenet2012=OnDisk,
     cifar10=OnDisk,
 )
-BATCH_STATISTICS.read("model", moving_average=MovingAverage)
 
 
 def skips_steps(config: Config) -> bool:

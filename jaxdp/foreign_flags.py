@@ -104,7 +104,6 @@ _ROWS = {
     "criterion": Counterpart("--optimizer.loss", "softmax or binary", "softmax"),
     "bce-loss": Counterpart("--optimizer.loss", form="--optimizer.loss binary"),
     "bce-target-thresh": Counterpart("--optimizer.target-threshold"),
-    "opt-eps": Counterpart("--optimizer.adam-eps", "of adamw and lamb"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
     "-b batch batch-size": Counterpart(
@@ -179,6 +178,7 @@ _PARALLEL = "not needed: a run is always data-parallel, on all GPUs that it sees
 _EVALUATE = "use jaxdp evaluate"
 # Name -> what to do instead, for flags that have no flag of the same purpose.
 NO_COUNTERPART = {
+    "opt-eps": "it is 1e-8 in adamw and 1e-6 in lamb; for another value register the optimizer (docs/extending.md)",
     "drop": _DROPOUT,
     "dropout": _DROPOUT,
     "device": _DEVICES,

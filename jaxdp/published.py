@@ -67,7 +67,7 @@ def mikami(name: str, *, batch: tuple[Phase, ...], schedule: Schedule, label_smo
         name=name,
         epochs=90.0,
         data=Data(source="imagenet2012", image_size=224, stored_size=320, augmentation="paper"),
-        model=Model(depth=50, classes=1000, dtype="float16", norm="per_worker", statistics="last_batch"),
+        model=Model(depth=50, classes=1000, dtype="float16", norm="per_worker", norm_momentum=0.0),
         batch=batch,
         optimizer=Optimizer(name="lars", momentum=0.9, weight_decay=1e-4, label_smoothing=label_smoothing, **optimizer),
         schedule=schedule,
@@ -98,7 +98,7 @@ def rsb(
                        threshold in training commands of timm: `--optimizer.target-threshold 0.5`
         switching      mixup or CutMix with probability 1/2, timm's default
         gradients      clipped to norm 1, the default of timm's LAMB: `--optimizer.clip-norm 5`
-        epsilon        1e-6 in LAMB, timm's default: `--optimizer.adam-eps 1e-8`
+        epsilon        1e-6 in LAMB, timm's default
         warm-up        5 epochs from 1e-4; the end of the cosine is 1e-6, both defaults of timm: `--schedule.start 0`
         end            with the cosine; timm trains 10 more epochs at 1e-6, the default of `--cooldown-epochs` then
         rate           changes every step, and the cosine begins at the end of the warm-up; timm's changes every epoch and
@@ -127,7 +127,6 @@ def rsb(
         optimizer=Optimizer(
             name="lamb",
             weight_decay=weight_decay,
-            adam_eps=1e-6,
             clip_norm=1.0,
             loss="binary",
             target_threshold=0.2,

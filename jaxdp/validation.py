@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp.choices import (
     AUGMENTATIONS,
     AUTO_AUGMENTS,
-    BATCH_STATISTICS,
     LOSS_SCALES,
     LOSSES,
     MIXES,
@@ -41,7 +40,6 @@ TABLES: tuple[Choices, ...] = (
     AUTO_AUGMENTS,
     MIXES,
     SOURCES,
-    BATCH_STATISTICS,
     STOP_METRICS,
 )
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.

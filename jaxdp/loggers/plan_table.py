@@ -192,7 +192,8 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
     model, data, scale = config.model, config.data, config.loss_scale
     words = []
     if has_batch_norm:
-        words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}")
+        statistics = "moving averages" if model.norm_momentum else "the last batch"
+        words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {statistics}")
         if model.name == RESNET and model.resolved_batch_norm == "folded":
             words.append("folded into the convolutions before it")
     if scale.name != "none":

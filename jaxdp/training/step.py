@@ -267,14 +267,13 @@ def make_train_step(
     trainable = partial(model.trainable, frozen_stages=config.finetune.frozen_stages)
     placement = make_placement(config, model, mesh)
     gradients = step_gradients(config, placement, pixel_stats=pixel_stats, accumulation=accumulation)
-    statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
     def update(state: TrainState, gradient: dict, *, squares: Squares, moments: dict, hyperparameters: dict) -> TrainState:
         optimizer = make_optimizer(config, model, **{name: hyperparameters[name] for name in HYPERPARAMETERS})
         params = trainable(state.params)
         updates, opt_state = optimizer.update(gradient, state.opt_state, params, squares=squares)
         params = optax.apply_updates(params, updates)
-        statistics = update_statistics(trainable(state.batch_stats), moments, statistics_decay)
+        statistics = update_statistics(trainable(state.batch_stats), moments, config.model.norm_momentum)
         average = state.average
         if config.optimizer.average_decay is not None:
             average = average.include(params, statistics, config.optimizer)

@@ -230,10 +230,10 @@ def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
 
 
-def test_last_batch_statistics_are_those_of_all_workers():
-    config = with_parts(linear_config(), model={"statistics": "last_batch"})
+def test_statistics_without_momentum_are_those_of_the_last_batch_of_all_workers():
+    config = with_parts(linear_config(), model={"norm_momentum": 0.0})
     _, state, _ = run(config, steps=1)
-    moving = with_parts(config, model={"statistics": "moving_average", "norm_momentum": 0.9})
+    moving = with_parts(config, model={"norm_momentum": 0.9})
     _, averaged, _ = run(moving, steps=1)
     # the moving average after one step from mean 0 and variance 1 is a tenth of the batch's statistics
     last, moved = state.batch_stats["norm"], averaged.batch_stats["norm"]
