@@ -65,7 +65,7 @@ NETWORKS = {
 def plan_of(recipe: str, images: int, flags: list[str], *, devices: int = 1, hosts: int = 1) -> Plan:
     """The plan of a recipe with this number of images on each device."""
     batch = ["--batch.0.global-batch", str(devices * images), "--batch.0.per-worker-batch", str(images)]
-    return jaxdp.plan(jaxdp.load_config(recipe, ["--compile.cache", "off", *batch, *flags]), devices, hosts)
+    return jaxdp.plan(jaxdp.load_config(recipe, [*batch, *flags]), devices, hosts)
 
 
 def compiled(plan: Plan, gpu: str = GPU, *, hosts: int = 1, gpus_per_host: int = 1) -> aot.CompiledStep:

@@ -53,7 +53,7 @@ SECONDS = {"verify": 180, "run": 180, "warm": 180, "position": 150, "best": 330}
 def started(words, out: Path | None = None) -> None:
     """One command of this checkout; its failure ends the call. out: a file for its stdout."""
     print(f"$ python {' '.join(words)}", file=sys.stderr, flush=True)
-    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory("auto"))} | os.environ | {"PYTHONPATH": searched()}
+    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory())} | os.environ | {"PYTHONPATH": searched()}
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False, stdout=subprocess.PIPE if out else None)
     if out and done.stdout:
         out.write_bytes(done.stdout)

@@ -669,9 +669,6 @@ class Guard(Section):
 class Compile(Section):
     """Compilation by XLA."""
 
-    cache: str = "auto"
-    """Directory of the compilation cache, which is never emptied. auto: JAX_COMPILATION_CACHE_DIR, or jaxdp/programs in
-    XDG_CACHE_HOME or ~/.cache; off: no cache"""
     deterministic: bool = False
     """Use of deterministic GPU kernels only; CPU kernels always are"""
 

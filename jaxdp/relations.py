@@ -183,7 +183,6 @@ def _check_finetune(config: Config) -> None:
 
 def _check_paths(config: Config) -> None:
     check_local(config.finetune.weights, "finetune.weights")
-    check_local(config.compile.cache, "compile.cache")
 
 
 def _check_source(config: Config) -> None:

@@ -60,7 +60,7 @@ RESUME_SAFE_FIELDS = (
     "data.directory",
     "data.threads",
 )
-PATHS = ("data.directory", "finetune.weights", "compile.cache", "storage.directory")  # fields in which ~ is the home directory
+PATHS = ("data.directory", "finetune.weights", "storage.directory")  # fields in which ~ is the home directory
 
 
 def validate(config: Config, *, trains: bool = True) -> Config:

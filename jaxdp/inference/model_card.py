@@ -31,7 +31,7 @@ from jaxdp.validation import flatten
 from jaxdp.xla.jax_options import own_options
 
 # The name is above the table; paths and addresses of a machine are not for a card, but finetune.digest is.
-OMITTED = ("name", "data.directory", "compile.cache", "finetune.weights", "storage.directory", "logging.mlflow")
+OMITTED = ("name", "data.directory", "finetune.weights", "storage.directory", "logging.mlflow")
 
 
 class _Facts(NamedTuple):

@@ -1,5 +1,6 @@
 """XLA compiler options of a run, and the persistent cache of compiled programs."""
 
+import contextlib
 import hashlib
 import platform
 from functools import cache
@@ -7,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.config import Compile
-from jaxdp.errors import ConfigError
-from jaxdp.files import expand_user, no_directory_reason, user_cache
+from jaxdp.files import expand_user, user_cache
 
 CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
 CACHE_VARIABLE = CACHE_OPTION.upper()
@@ -33,16 +33,12 @@ TUNED: dict[str, dict[str, Any]] = {
 DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 
 
-def cache_directory(setting: str) -> Path | None:
-    """The directory of compiled programs for a value of `compile.cache`; None for no cache, as without a home directory.
+def cache_directory() -> Path | None:
+    """The directory of compiled programs unless JAX has one; None without a home directory.
 
     CPU programs depend on the instructions of the processor, so hosts that share a home directory use one directory per
     processor type.
     """
-    if setting == "off":
-        return None
-    if setting != "auto":
-        return Path(expand_user(setting, "compile.cache"))
     cache = user_cache()
     return None if cache is None else cache / "programs" / _processor_type()
 
@@ -56,29 +52,23 @@ def _processor_type() -> str:
     return f"{platform.machine()}-{digest}"
 
 
-def enable_compilation_cache(config: Compile) -> None:
-    """Let JAX store compiled programs in the configured directory; with `auto`, a directory already set in JAX is kept.
+def enable_compilation_cache() -> None:
+    """Let JAX store compiled programs in the directory that is set in JAX, or else in `cache_directory`, if it can be created.
 
-    Raises ConfigError if a configured directory cannot be created. If the default one cannot, there is no cache.
+    JAX_ENABLE_COMPILATION_CACHE=0 turns the cache off.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has many small programs
-    already = getattr(jax.config, CACHE_OPTION) if config.cache == "auto" else None
-    path = cache_directory(config.cache) if not already else None
-    if path is not None:
-        try:
+    already, directory = getattr(jax.config, CACHE_OPTION), None
+    if already:
+        directory = expand_user(already, CACHE_VARIABLE)
+    elif path := cache_directory():
+        with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            if config.cache != "auto":
-                reason = f"cannot create the directory: {no_directory_reason(path, error)}"
-                raise ConfigError(
-                    "compile.cache", config.cache, reason=reason, hint="use another directory, auto or off"
-                ) from None
-            path = None
-    directory = expand_user(already, CACHE_VARIABLE) if already else str(path) if path else None
-    if directory != getattr(jax.config, CACHE_OPTION):
+            directory = str(path)
+    if directory != already:
         jax.config.update(CACHE_OPTION, directory)
         compilation_cache.reset_cache()  # otherwise JAX keeps the directory of the first compilation
 
