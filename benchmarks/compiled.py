@@ -42,7 +42,7 @@ from jaxdp.xla import hlo, kernels
 from jaxdp.xla import options as xla_options
 
 GPU = "h200"
-SONY = ["--model.dtype", "bfloat16", "--loss-scale.name", "none", "--reduce.wire-dtype", "bfloat16"]
+SONY = ["--model.dtype", "bfloat16", "--optimizer.loss-scale", "none", "--reduce.wire-dtype", "bfloat16"]
 SONY += ["--optimizer.momentum-rule", "constant"]
 BUCKETS = ["--reduce.bucket-bytes", "65536"]
 AT_THE_END = ["--reduce.no-overlap"]  # with XLA's options as they are by default: it then combines all-reduces

@@ -87,8 +87,8 @@ MUTATIONS = {
     ),
     "optim/loss_scale.py": (
         "optim training/test_step.py",
-        ("growth-late", "finite_steps >= config.GROWTH_STEPS", "finite_steps > config.GROWTH_STEPS"),
-        ("no-maximum", "jnp.minimum(scale * 2, config.MAXIMUM)", "scale * 2"),
+        ("growth-late", "finite_steps >= GROWTH_STEPS", "finite_steps > GROWTH_STEPS"),
+        ("no-maximum", "jnp.minimum(scale * 2, MAXIMUM)", "scale * 2"),
         ("skips-not-reset", "jnp.where(finite, 0, state.consecutive_skips + 1)", "state.consecutive_skips + 1"),
         ("finite-steps-kept", "finite_steps=jnp.where(finite, finite_steps, 0)", "finite_steps=finite_steps"),
     ),

@@ -111,14 +111,6 @@ LOSSES = Choices(
     other_reads="binary",
     function="register_loss",
 )
-LOSS_SCALES = Choices(
-    "loss_scale.name",
-    {
-        "none": Choice(""),
-        "static": Choice("fixed"),
-        "dynamic": Choice("halved when a gradient is not finite, and the step skipped; doubled after 2,000 finite steps"),
-    },
-)
 AUGMENTATIONS = Choices(
     "data.augmentation",
     {

@@ -16,7 +16,6 @@ from typing_extensions import Doc
 from jaxdp.choices import (
     AUGMENTATIONS,
     AUTO_AUGMENTS,
-    LOSS_SCALES,
     LOSSES,
     MIXES,
     OPTIMIZERS,
@@ -34,7 +33,7 @@ Bytes = Annotated[int, Field(ge=1, le=2**60)]
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Minutes = Annotated[float, Field(gt=0, le=1e6)]  # within the range of Python's timers
-Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float32
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**100  # of the loss, well within float32
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
@@ -314,7 +313,7 @@ class Model(GivenNetwork):
     from 0"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of activations and of weights in computations; parameters and batch statistics stay float32. float16 requires
-    `loss_scale`"""
+    `optimizer.loss_scale`"""
     norm: Literal["per_worker", "synchronized"] = "per_worker"
     """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
     norm_momentum: BelowOne = 0.9
@@ -446,6 +445,9 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     loss: LossName = "softmax"
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
+    loss_scale: Literal["none", "dynamic"] | float = "none"
+    """Factor on the loss that prevents underflow of float16 gradients, which are divided by it: a fixed number, or dynamic:
+    halved when a gradient is not finite, and the step skipped; doubled after 2,000 finite steps"""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
@@ -453,8 +455,11 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     the weights of the steps are divided by their sum (None: no averaging)"""
 
     def check(self) -> None:
-        """Class weights are positive."""
+        """Class weights and a fixed loss scale are positive."""
         super().check()
+        if isinstance(self.loss_scale, float) and not SMALLEST_SCALE <= self.loss_scale <= LARGEST_SCALE:
+            reason = "must be none, dynamic or a number from 2^-100 to 2^100"
+            raise ConfigError("optimizer.loss_scale", self.loss_scale, reason=reason, hint="use dynamic")
         if self.class_weights != "balanced" and not all(SMALLEST <= weight <= LARGEST for weight in self.class_weights):
             hint = "give one number for each class, or balanced"
             raise ConfigError("optimizer.class_weights", self.class_weights, reason="must be greater than 0", hint=hint)
@@ -531,34 +536,6 @@ class Schedule(SonyB, Polynomial):
     from_epoch: NonNegative = 0.0
     """Epoch of the run at which the schedule begins, and from which warm-up and boundaries count; `--schedule-from-now` sets
     it"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scaled(Section):
-    """Scaling of the loss."""
-
-    initial: Scale = 32768.0
-    """First scale of dynamic loss scaling, or the static scale"""
-
-
-@dataclass(frozen=True)
-class LossScale(Scaled):
-    """Factor on the loss that prevents underflow of float16 gradients; the gradients are divided by it.
-
-    A dynamic scale doubles after GROWTH_STEPS finite steps, as in PyTorch and Apex, and stays between MINIMUM and MAXIMUM.
-    GIVE_UP_AFTER consecutive skipped steps end the run; with a static scale the first one does.
-    """
-
-    GROWTH_STEPS, MINIMUM, MAXIMUM, GIVE_UP_AFTER = 2000, 1.0, 2.0**24, 50
-
-    name: Annotated[str, OneOf(LOSS_SCALES)] = "none"
-    """Loss scaling"""
-
-    def check(self) -> None:
-        """A dynamic scale starts within its range."""
-        if self.name == "dynamic" and not self.MINIMUM <= self.initial <= self.MAXIMUM:
-            reason = f"must be between {self.MINIMUM:g} and {self.MAXIMUM:g} with a dynamic scale"
-            raise ConfigError("loss_scale.initial", self.initial, reason=reason)
 
 
 @dataclass(frozen=True)
@@ -743,7 +720,6 @@ class Config(Section):
     """Phases of batch size, in order"""
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
-    loss_scale: LossScale = field(default_factory=LossScale)
     finetune: Finetune = field(default_factory=Finetune)
     mesh: Mesh = field(default_factory=Mesh)
     reduce: Reduce = field(default_factory=Reduce)
@@ -760,7 +736,6 @@ class Config(Section):
 OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam, lamb=Adam)
 LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss, binary_sum=BinaryLoss)
 SCHEDULES.read("schedule", cosine=Cosine, polynomial=Polynomial, goyal=Steps, sony_a=Polynomial, sony_b=SonyB)
-LOSS_SCALES.read("loss_scale", static=Scaled, dynamic=Scaled)
 AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
 AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, rand_augment_increasing=RandAugment, trivial_augment=TrivialAugment)
 MIXES.read("data", mixup=Mixed, cutmix=Mixed, mixup_or_cutmix=Mixed)
@@ -778,7 +753,7 @@ SOURCES.read(
 
 def skips_steps(config: Config) -> bool:
     """Whether a step with a non-finite gradient leaves the state unchanged."""
-    return config.loss_scale.name != "none" or config.guard.non_finite == "skip"
+    return config.optimizer.loss_scale != "none" or config.guard.non_finite == "skip"
 
 
 def phase_image_size(config: Config, index: int) -> int:

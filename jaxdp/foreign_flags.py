@@ -32,7 +32,7 @@ def _source(name: str) -> str | None:
 
 
 def _dtype(name: str) -> str:
-    return f"{name} --loss-scale.name dynamic" if name == "float16" else name
+    return f"{name} --optimizer.loss-scale dynamic" if name == "float16" else name
 
 
 def _policy(text: str) -> str | None:
@@ -116,7 +116,7 @@ _ROWS = {
     "-a arch model": Counterpart("--model.depth", "18, 34, 50, 101, 152; other models with --model.name", "50", convert=_depth),
     "num-classes": Counterpart("--model.classes", "follows from the data"),
     "amp bf16": Counterpart(_DTYPE, form=f"{_DTYPE} bfloat16"),
-    "fp16": Counterpart(_DTYPE, form=f"{_DTYPE} float16 --loss-scale.name dynamic"),
+    "fp16": Counterpart(_DTYPE, form=f"{_DTYPE} float16 --optimizer.loss-scale dynamic"),
     "amp-dtype precision": Counterpart(_DTYPE, "", "bfloat16", convert=_dtype),
     "sync-bn": Counterpart("--model.norm", form="--model.norm synchronized"),
     "bn-momentum": Counterpart(

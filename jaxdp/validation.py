@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp.choices import (
     AUGMENTATIONS,
     AUTO_AUGMENTS,
-    LOSS_SCALES,
     LOSSES,
     MIXES,
     MODELS,
@@ -35,7 +34,6 @@ TABLES: tuple[Choices, ...] = (
     MOMENTUM_RULES,
     SCHEDULES,
     LOSSES,
-    LOSS_SCALES,
     AUGMENTATIONS,
     AUTO_AUGMENTS,
     MIXES,
