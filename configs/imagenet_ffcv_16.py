@@ -34,7 +34,7 @@ def config() -> Config:
             source="imagenet2012",
             image_size=192,
             eval_size=256,
-            eval_crop=0.875,
+            eval_resize=0.875,
             eval_interpolation="area",
             augmentation="random_resized_crop",
         ),

@@ -58,12 +58,10 @@ SourceName = Annotated[
     Doc(f"Data set: {', '.join(SOURCES.entries)}, or one of tensorflow-datasets. {SOURCES.help}"),
 ]
 
-LARGEST_IMAGE = 4096
+LARGEST_IMAGE, MOST_PIXELS = 4096, 2**16  # side of images of the network, and of images that are resized to
 JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-# Two ways to state the resize for evaluation, with their defaults: either replaces both.
-EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
 Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
 Stem = Literal["imagenet", "deep", "small"]
@@ -92,11 +90,10 @@ class EvalResize(Section):
 
     eval_size: ImageSize | None = None
     """Height and width of evaluated images, in pixels (None: `image_size`)"""
-    eval_resize: Annotated[int, Field(ge=8, le=2**16)] | None = None
-    """Short side that evaluated images are resized to before the center crop, in pixels (None: 8/7 of the evaluated size after
-    training on random crops or with a larger `stored_size`, else the evaluated size)"""
-    eval_crop: Annotated[float, Field(ge=0.1, le=1)] | None = None
-    """Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"""
+    eval_resize: int | float | None = None
+    """Short side that evaluated images are resized to before the center crop, in pixels; or, up to 1, the crop ratio: the
+    evaluated size divided by it, rounded down (None: 8/7 of the evaluated size after training on random crops or with a larger
+    `stored_size`, else the evaluated size)"""
     eval_interpolation: Interpolation | None = None
     """Filter that resizes evaluated images (None: bilinear). bilinear, bicubic: antialiased as in Pillow; area: OpenCV's, which
     resizes the center crop (FFCV)"""
@@ -183,14 +180,14 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
     """Blending of each image with another of its worker's batch"""
 
     def check(self) -> None:
-        """The resize for evaluation is stated once, and normalization for three channels."""
-        if self.eval_resize is not None and self.eval_crop is not None:
-            reason = f"not possible with data.eval_resize ({self.eval_resize}), which states the same"
-            raise ConfigError("data.eval_crop", self.eval_crop, reason=reason, hint="omit one of them")
-        size, side = self.evaluated_size, self.eval_resize
-        if self.eval_interpolation == "area" and side is not None and not 0.1 <= size / side <= 1:
+        """The resize for evaluation is a short side or a crop ratio, and normalization is for three channels."""
+        size, resize = self.evaluated_size, self.eval_resize
+        if resize is not None and not (0.1 <= resize <= 1 or (isinstance(resize, int) and 8 <= resize <= MOST_PIXELS)):
+            reason = f"must be a crop ratio from 0.1 to 1, or a whole number of pixels from 8 to {MOST_PIXELS}"
+            raise ConfigError("data.eval_resize", resize, reason=reason, hint="for example 0.875, or 256 for 224 pixels")
+        if self.eval_interpolation == "area" and resize is not None and resize > 1 and not 0.1 <= size / resize <= 1:
             reason = f"must be 1 to 10 times the evaluated size ({size}) with area, which resizes the center crop"
-            raise ConfigError("data.eval_resize", side, reason=reason, hint="use --data.eval-crop 0.875")
+            raise ConfigError("data.eval_resize", resize, reason=reason, hint="use --data.eval-resize 0.875")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (0, 3):
                 hint = f"for example --data.{name} 0.5 0.5 0.5"
@@ -199,7 +196,7 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
     @property
     def sets_evaluation(self) -> bool:
         """Whether a field sets how images are prepared for evaluation."""
-        given = (self.eval_size, self.eval_resize, self.eval_crop)
+        given = (self.eval_size, self.eval_resize)
         return any(value is not None for value in given) or self.eval_filter != "bilinear"
 
     @property

@@ -137,7 +137,7 @@ _ROWS = {
     "img-size train-crop-size": Counterpart("--data.image-size"),
     "val-crop-size": Counterpart("--data.eval-size"),
     "val-resize-size": Counterpart("--data.eval-resize"),
-    "crop-pct": Counterpart("--data.eval-crop", "", "0.95"),
+    "crop-pct": Counterpart("--data.eval-resize", "", "0.95"),
     "interpolation": Counterpart("--data.eval-interpolation", "of evaluation", "bicubic"),
     "-j workers num-workers": Counterpart("--data.threads", "threads of a process; default: all cores"),
     "mixup mixup-alpha": Counterpart(_MIX, _ONE_MIX, "0.2", form=f"{_MIX} mixup --data.mix-alpha {{}}"),

@@ -119,7 +119,7 @@ def rsb(
         epochs=epochs,
         data=Data(
             source="imagenet2012",
-            eval_crop=0.95,
+            eval_resize=0.95,
             eval_interpolation="bicubic",
             augmentation="random_resized_crop",
             auto_augment="rand_augment_increasing",

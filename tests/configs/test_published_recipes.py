@@ -191,7 +191,7 @@ def test_mlperf_recipes_have_the_reference_hyperparameters(batch):
 
 # The recipes of 2021 and 2022, typed from their sources: sections of the config -> fields.
 RSB = {  # Table 2 of arXiv 2110.00476, with timm's LAMB
-    "data": {"eval_crop": 0.95, "mix": "mixup_or_cutmix", "auto_augment": "rand_augment_increasing"},
+    "data": {"eval_resize": 0.95, "mix": "mixup_or_cutmix", "auto_augment": "rand_augment_increasing"},
     "optimizer": {"name": "lamb", "loss": "binary", "beta2": 0.999, "clip_norm": 1.0},
     "schedule": {"name": "cosine", "warmup_epochs": 5.0},
     "augment": {"flip": True, "min_area": 0.08, "erase_probability": 0.0},
@@ -236,7 +236,7 @@ TODAY = {
         73.8,
         [(4096, 160), (4096, 192)],
         {
-            "data": {"eval_crop": 0.875, "eval_interpolation": "area", "auto_augment": "none", "mix": "none"},
+            "data": {"eval_resize": 0.875, "eval_interpolation": "area", "auto_augment": "none", "mix": "none"},
             "augment": {"crop_interpolation": "area", "min_area": 0.08},
             "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False, "label_smoothing": 0.1, "loss": "softmax"},
             "schedule": {"name": "polynomial", "power": 1.0, "warmup_epochs": 2.0, "start": pytest.approx(1.7e-4), "end": 0.0},
