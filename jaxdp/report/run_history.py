@@ -132,16 +132,22 @@ def read_directory(path: Path, label: str | None = None, *, is_running: bool) ->
 
 def _read_url(url: str, label: str | None) -> History:
     from jaxdp.cloud.local import temporary_directory
-    from jaxdp.cloud.remote_run import download_run_files, holder_of, list_manifests
+    from jaxdp.cloud.location import storage_errors
+    from jaxdp.cloud.patience import open_patiently
+    from jaxdp.cloud.remote_run import RemoteRun
 
-    holder = {"held": RUNNING, "lost": KILLED, "free": UNKNOWN}[holder_of(url, FIELD)]
     with temporary_directory(Storage()) as copy:
         path = Path(copy)
-        download_run_files(url, path, names=(CONFIG, LOG, RESULT, EVENTS), field=FIELD)
+        with storage_errors(url, FIELD):
+            remote = RemoteRun(open_patiently(url, FIELD))
+            lease, held = remote.holder()
+            remote.download_files((CONFIG, LOG, RESULT, EVENTS), path, lease=lease)
         _check_is_run(path, url)
-        _, names, manifests = list_manifests(url, FIELD)
-        newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
-        return _assemble(path, url, label, holder=holder, samples=[name.samples for name in names], newest=newest)
+        with storage_errors(url, FIELD):
+            manifests = remote.manifests(lease)
+        newest = next((manifest for manifest in manifests.values() if isinstance(manifest, Manifest)), None)
+        holder = {"held": RUNNING, "lost": KILLED, "free": UNKNOWN}[held]
+        return _assemble(path, url, label, holder=holder, samples=[name.samples for name in manifests], newest=newest)
 
 
 def _assemble(

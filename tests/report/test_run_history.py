@@ -7,7 +7,7 @@ import pytest
 from helpers.report import write_result, write_run
 
 from jaxdp.cloud.lease import Lease
-from jaxdp.cloud.location import open_location
+from jaxdp.cloud.location import Location, open_location
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
 from jaxdp.report.progress import Seen, card
@@ -50,6 +50,15 @@ def test_run_at_a_url_is_killed_once_its_holder_no_longer_renews_the_lease(tmp_p
     assert read(f"file://{run}").status == "killed"
     lease.release({})
     assert read(f"file://{run}").status == "unknown"
+
+
+def test_run_at_a_url_is_read_under_one_lease(tmp_path, monkeypatch):
+    """Its files and checkpoints are those of the lease that also tells whether it is trained."""
+    run, sizes, folders = write_run(tmp_path / "run"), Location.sizes, []
+    Lease.acquire(open_location(f"file://{run}", "WORKDIR"), 4.0, adopt=lambda _: []).release({})
+    monkeypatch.setattr(Location, "sizes", lambda place, folder: folders.append(folder) or sizes(place, folder))
+    read(f"file://{run}")
+    assert folders.count(".lease") == 1
 
 
 def test_read_with_a_damaged_result_raises_an_error_that_names_it(tmp_path):
