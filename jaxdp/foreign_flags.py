@@ -50,7 +50,8 @@ class Counterpart(NamedTuple):
     """The flag with the purpose of another trainer's flag.
 
     note: how it differs. example: a value. form: flags with {} for the value; "": `flag {}`. convert: the value of the other
-    trainer's as jaxdp's; None: there is none. command: that takes the flag and starts the program.
+    trainer's as jaxdp's; None: there is none. command: that takes the flag and starts the program. trains: whether it is the
+    counterpart only where a run is trained.
     """
 
     flag: str
@@ -59,6 +60,7 @@ class Counterpart(NamedTuple):
     form: str = ""
     convert: Callable[[str], str | None] = str
     command: str = ""
+    trains: bool = False
 
     @property
     def spelled(self) -> str:
@@ -155,7 +157,7 @@ _ROWS = {
     "train-interpolation": Counterpart("--augment.crop-interpolation", "of random_resized_crop", "random"),
     "scale": Counterpart("--augment.min-area", "smallest area of a random crop, of random_resized_crop"),
     "hflip": Counterpart("--augment.flip", "probability one half, or --augment.no-flip", form="--augment.flip"),
-    "output output-dir save-dir": Counterpart("--workdir"),
+    "output output-dir save-dir": Counterpart("--workdir", trains=True),  # other commands read a run there
     "-n nproc-per-node": Counterpart("--processes", "", "2", command="jaxdp launch"),
     "experiment": Counterpart("--name"),
     "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the best one"),

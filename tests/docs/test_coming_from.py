@@ -85,6 +85,13 @@ def test_suggestion_has_the_form_of_jaxdps_flag(words, suggestion, capsys):
     assert re.search(r"did you mean (.*?)(?: \(.*\))?\?$", capsys.readouterr().err.strip())[1] == suggestion
 
 
+@pytest.mark.parametrize("command", ["doctor", "evaluate", "checkpoints", "watch"])
+def test_directory_of_the_output_is_not_that_of_the_run_that_a_command_reads(command, capsys):
+    with pytest.raises(SystemExit):
+        main.main([command, "--output", "x"])
+    assert re.search(r"--output: unknown flag; `jaxdp \w+ --help.*` lists all flags$", capsys.readouterr().err.strip())
+
+
 def test_suggestion_has_no_note_that_repeats_it():
     for counterpart in dict.fromkeys(COUNTERPARTS.values()):
         noted = set(re.findall(r"--[\w.-]+", counterpart.note))
