@@ -29,7 +29,6 @@ from jaxdp.xla import kernels, options
 FLOP_PER_MULTIPLY_ADD = 6  # two each for the output, the gradient of the weights, and the gradient of the input
 CACHES = ("cold", "warm")
 PROFILED_STEPS = 3
-CACHE_OPTION = "jax_enable_compilation_cache"
 COUNT_DEVICES = """
 import sys
 from jaxdp.config import Mesh
@@ -139,10 +138,8 @@ def run(
     first_steps: from `time_first_steps`, for the record. profile: run a few more steps under JAX's profiler, for a table by
     kind of kernel.
     """
-    cache_enabled = getattr(jax.config, CACHE_OPTION)
-    jax.config.update(CACHE_OPTION, False)
-    step = build_step(config, mesh, global_batch=batch, strategy=config.reduce.strategy)
-    jax.config.update(CACHE_OPTION, cache_enabled)
+    with options.without_compilation_cache():
+        step = build_step(config, mesh, global_batch=batch, strategy=config.reduce.strategy)
 
     def seconds_per_step(count: int) -> float:
         began = time.perf_counter()

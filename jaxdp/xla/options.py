@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import platform
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from jaxdp.config import Compile
 from jaxdp.files import expand_user, user_cache
 
-CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
+CACHE_OPTION, USES_CACHE = "jax_compilation_cache_dir", "jax_enable_compilation_cache"  # JAX's
 CACHE_VARIABLE = CACHE_OPTION.upper()
 # Options of every run, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
 # operations run one after another, each on all cores, with the widest vectors of the processor. gpu: XLA must not combine
@@ -71,6 +72,22 @@ def enable_compilation_cache() -> None:
     if directory != already:
         jax.config.update(CACHE_OPTION, directory)
         compilation_cache.reset_cache()  # otherwise JAX keeps the directory of the first compilation
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Programs are compiled, and neither read from nor stored in JAX's cache."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    enabled = getattr(jax.config, USES_CACHE)
+    jax.config.update(USES_CACHE, False)
+    compilation_cache.reset_cache()  # JAX decides at its first compilation whether it has a cache
+    try:
+        yield
+    finally:
+        jax.config.update(USES_CACHE, enabled)
+        compilation_cache.reset_cache()
 
 
 def compiler_options(config: Compile, platform: str) -> dict:

@@ -125,6 +125,21 @@ def test_a_directory_that_is_set_later_receives_new_programs(jax_cache, monkeypa
     assert second > 0
 
 
+def test_without_the_cache_programs_are_neither_stored_nor_read(jax_cache, monkeypatch, tmp_path):
+    """Although JAX has used its cache before, and uses it afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options.enable_compilation_cache()
+
+    def files_after_compiling(value: float) -> int:
+        jax.jit(lambda x: jnp.cos(x) * value).lower(np.float32(1.0)).compile()
+        return len([*tmp_path.glob("jaxdp/programs/*/*-cache")])
+
+    stored = files_after_compiling(1.0)
+    with options.without_compilation_cache():
+        assert files_after_compiling(2.0) == stored > 0
+    assert files_after_compiling(3.0) == stored + 1
+
+
 @pytest.mark.slow
 def test_deterministic_sets_the_gpu_option_and_changes_nothing_on_a_cpu(tiny_resnet, tmp_path):
     assert options.compiler_options(Compile(deterministic=True), "gpu")["xla_gpu_deterministic_ops"] is True
