@@ -42,7 +42,7 @@ from jaxdp.xla import hlo, kernels
 from jaxdp.xla import options as xla_options
 
 GPU = "h200"
-SONY = ["--model.dtype", "bfloat16", "--loss-scale.name", "none", "--reduce.wire-dtype", "bfloat16"]
+SONY = ["--model.dtype", "bfloat16", "--optimizer.loss-scale", "none", "--reduce.wire-dtype", "bfloat16"]
 SONY += ["--optimizer.momentum-rule", "constant"]
 BUCKETS = ["--reduce.bucket-bytes", "65536"]
 AT_THE_END = ["--reduce.no-overlap"]  # with XLA's options as they are by default: it then combines all-reduces
@@ -65,7 +65,7 @@ NETWORKS = {
 def plan_of(recipe: str, images: int, flags: list[str], *, devices: int = 1, hosts: int = 1) -> Plan:
     """The plan of a recipe with this number of images on each device."""
     batch = ["--batch.0.global-batch", str(devices * images), "--batch.0.per-worker-batch", str(images)]
-    return jaxdp.plan(jaxdp.load_config(recipe, ["--compile.cache", "off", *batch, *flags]), devices, hosts)
+    return jaxdp.plan(jaxdp.load_config(recipe, [*batch, *flags]), devices, hosts)
 
 
 def compiled(plan: Plan, gpu: str = GPU, *, hosts: int = 1, gpus_per_host: int = 1) -> aot.CompiledStep:

@@ -44,7 +44,8 @@ def started(flags: list[str], workdir: Path, cache: Path, code: str = NATIVE) ->
     """The JSON result of `python train.py` with these flags."""
     isa_flags = [] if code == NATIVE else [f"--xla_cpu_max_isa={code}"]
     environment = ASKED_FOR | {"XLA_FLAGS": " ".join([ASKED_FOR.get("XLA_FLAGS", ""), *isa_flags]).strip()}
-    command = [sys.executable, "train.py", "--json", "--workdir", str(workdir), "--compile.cache", str(cache), *flags]
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    command = [sys.executable, "train.py", "--json", "--workdir", str(workdir), *flags]
     return json.loads(subprocess.check_output(command, cwd=ROOT, text=True, env=environment))
 
 

@@ -51,7 +51,7 @@ SECONDS = {"verify": 150, "run": 150, "position": 120, "best": 250}  # at most
 def started(words, out: Path | None = None) -> None:
     """One command of this checkout; its failure ends the call. out: a file for its stdout."""
     print(f"$ python {' '.join(words)}", file=sys.stderr, flush=True)
-    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory("auto"))} | os.environ | {"PYTHONPATH": searched()}
+    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory())} | os.environ | {"PYTHONPATH": searched()}
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False, stdout=subprocess.PIPE if out else None)
     if out and done.stdout:
         out.write_bytes(done.stdout)

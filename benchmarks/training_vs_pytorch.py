@@ -96,12 +96,12 @@ def runs() -> dict[str, Run]:
             lambda groups, rate: Lars(groups, rate, momentum=MOMENTUM, eps=1e-8),
         ),
         "AdamW, PyTorch": (
-            {"name": "adamw", "adam_eps": 1e-8},
+            {"name": "adamw"},
             1e-3,
             lambda groups, rate: torch.optim.AdamW(groups, rate, eps=1e-8),
         ),
         "LAMB, timm": (
-            {"name": "lamb", "adam_eps": 1e-6, "clip_norm": 1.0},
+            {"name": "lamb", "clip_norm": 1.0},
             5e-3,
             lambda groups, rate: Lamb(groups, rate),
         ),

@@ -19,7 +19,8 @@ Our choices where the source is silent or not followed, and flags for alternativ
     images         as ImageNet's files; the source resizes them to at most 500 pixels a side and compresses half of them anew
     evaluation     of 256x256 images; the published accuracies average the image and its mirror image, which jaxdp does not
     initialization zero scale in the last batch normalization of each block; the source starts from 1; there is no flag for it
-    precision      bfloat16 compute; the source has float16 with loss scaling: `--model.dtype float16 --loss-scale.name dynamic`
+    precision      bfloat16 compute; the source has float16 with loss scaling:
+                   `--model.dtype float16 --optimizer.loss-scale dynamic`
 """
 
 from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule
@@ -33,7 +34,7 @@ def config() -> Config:
             source="imagenet2012",
             image_size=192,
             eval_size=256,
-            eval_crop=0.875,
+            eval_resize=0.875,
             eval_interpolation="area",
             augmentation="random_resized_crop",
         ),

@@ -111,14 +111,6 @@ LOSSES = Choices(
     other_reads="binary",
     function="register_loss",
 )
-LOSS_SCALES = Choices(
-    "loss_scale.name",
-    {
-        "none": Choice(""),
-        "static": Choice("fixed"),
-        "dynamic": Choice("halved when a gradient is not finite, and the step skipped; doubled after 2,000 finite steps"),
-    },
-)
 AUGMENTATIONS = Choices(
     "data.augmentation",
     {
@@ -187,13 +179,6 @@ SOURCES = Choices(
     ),
     other_reads="imagenet2012",
     function="register_dataset",
-)
-BATCH_STATISTICS = Choices(
-    "model.statistics",
-    {
-        "moving_average": Choice("moving averages over the training batches"),
-        "last_batch": Choice("statistics of the last training batch over all workers"),
-    },
 )
 STOP_METRICS = Choices(
     "stop.metric",

@@ -16,8 +16,6 @@ from typing_extensions import Doc
 from jaxdp.choices import (
     AUGMENTATIONS,
     AUTO_AUGMENTS,
-    BATCH_STATISTICS,
-    LOSS_SCALES,
     LOSSES,
     MIXES,
     OPTIMIZERS,
@@ -35,7 +33,7 @@ Bytes = Annotated[int, Field(ge=1, le=2**60)]
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Minutes = Annotated[float, Field(gt=0, le=1e6)]  # within the range of Python's timers
-Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float32
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**100  # of the loss, well within float32
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
@@ -60,12 +58,10 @@ SourceName = Annotated[
     Doc(f"Data set: {', '.join(SOURCES.entries)}, or one of tensorflow-datasets. {SOURCES.help}"),
 ]
 
-LARGEST_IMAGE = 4096
+LARGEST_IMAGE, MOST_PIXELS = 4096, 2**16  # side of images of the network, and of images that are resized to
 JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-# Two ways to state the resize for evaluation, with their defaults: either replaces both.
-EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
 Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
 Stem = Literal["imagenet", "deep", "small"]
@@ -94,11 +90,10 @@ class EvalResize(Section):
 
     eval_size: ImageSize | None = None
     """Height and width of evaluated images, in pixels (None: `image_size`)"""
-    eval_resize: Annotated[int, Field(ge=8, le=2**16)] | None = None
-    """Short side that evaluated images are resized to before the center crop, in pixels (None: 8/7 of the evaluated size after
-    training on random crops or with a larger `stored_size`, else the evaluated size)"""
-    eval_crop: Annotated[float, Field(ge=0.1, le=1)] | None = None
-    """Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"""
+    eval_resize: int | float | None = None
+    """Short side that evaluated images are resized to before the center crop, in pixels; or, up to 1, the crop ratio: the
+    evaluated size divided by it, rounded down (None: 8/7 of the evaluated size after training on random crops or with a larger
+    `stored_size`, else the evaluated size)"""
     eval_interpolation: Interpolation | None = None
     """Filter that resizes evaluated images (None: bilinear). bilinear, bicubic: antialiased as in Pillow; area: OpenCV's, which
     resizes the center crop (FFCV)"""
@@ -185,14 +180,14 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
     """Blending of each image with another of its worker's batch"""
 
     def check(self) -> None:
-        """The resize for evaluation is stated once, and normalization for three channels."""
-        if self.eval_resize is not None and self.eval_crop is not None:
-            reason = f"not possible with data.eval_resize ({self.eval_resize}), which states the same"
-            raise ConfigError("data.eval_crop", self.eval_crop, reason=reason, hint="omit one of them")
-        size, side = self.evaluated_size, self.eval_resize
-        if self.eval_interpolation == "area" and side is not None and not 0.1 <= size / side <= 1:
+        """The resize for evaluation is a short side or a crop ratio, and normalization is for three channels."""
+        size, resize = self.evaluated_size, self.eval_resize
+        if resize is not None and not (0.1 <= resize <= 1 or (isinstance(resize, int) and 8 <= resize <= MOST_PIXELS)):
+            reason = f"must be a crop ratio from 0.1 to 1, or a whole number of pixels from 8 to {MOST_PIXELS}"
+            raise ConfigError("data.eval_resize", resize, reason=reason, hint="for example 0.875, or 256 for 224 pixels")
+        if self.eval_interpolation == "area" and resize is not None and resize > 1 and not 0.1 <= size / resize <= 1:
             reason = f"must be 1 to 10 times the evaluated size ({size}) with area, which resizes the center crop"
-            raise ConfigError("data.eval_resize", side, reason=reason, hint="use --data.eval-crop 0.875")
+            raise ConfigError("data.eval_resize", resize, reason=reason, hint="use --data.eval-resize 0.875")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (0, 3):
                 hint = f"for example --data.{name} 0.5 0.5 0.5"
@@ -201,7 +196,7 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
     @property
     def sets_evaluation(self) -> bool:
         """Whether a field sets how images are prepared for evaluation."""
-        given = (self.eval_size, self.eval_resize, self.eval_crop)
+        given = (self.eval_size, self.eval_resize)
         return any(value is not None for value in given) or self.eval_filter != "bilinear"
 
     @property
@@ -287,16 +282,8 @@ class Augment(RandAugment, RandomResizedCrop):
         return {name: strength for name, strength in zip(JITTERED, self.color_jitter, strict=False) if strength}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MovingAverage(Section):
-    """Moving averages of the batch statistics."""
-
-    norm_momentum: BelowOne = 0.9
-    """Decay per step of the moving averages of batch normalization (moving_average)"""
-
-
 @dataclass(frozen=True)
-class Model(GivenNetwork, MovingAverage):
+class Model(GivenNetwork):
     """Network architecture and precision."""
 
     name: RegisteredName = RESNET
@@ -323,11 +310,12 @@ class Model(GivenNetwork, MovingAverage):
     from 0"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of activations and of weights in computations; parameters and batch statistics stay float32. float16 requires
-    `loss_scale`"""
+    `optimizer.loss_scale`"""
     norm: Literal["per_worker", "synchronized"] = "per_worker"
     """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
-    statistics: Annotated[str, OneOf(BATCH_STATISTICS)] = "moving_average"
-    """Batch statistics (mean and variance of batch normalization) for evaluation"""
+    norm_momentum: BelowOne = 0.9
+    """Decay per step of the moving averages of batch statistics (mean and variance of batch normalization), which evaluation
+    uses; 0: the statistics of the last training batch over all workers"""
     remat: bool = False
     """Recomputation of each block's activations in the backward pass, to save memory"""
     batch_norm: Literal["auto", "separate", "folded"] = "auto"
@@ -428,8 +416,6 @@ class Adam(EveryOptimizer):
 
     beta2: BelowOne = 0.999
     """Decay per step of the average of squared gradients (adamw, lamb)"""
-    adam_eps: NonNegative = 1e-8
-    """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,6 +442,9 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     loss: LossName = "softmax"
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
+    loss_scale: Literal["none", "dynamic"] | float = "none"
+    """Factor on the loss that prevents underflow of float16 gradients, which are divided by it: a fixed number, or dynamic:
+    halved when a gradient is not finite, and the step skipped; doubled after 2,000 finite steps"""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
@@ -463,8 +452,11 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     the weights of the steps are divided by their sum (None: no averaging)"""
 
     def check(self) -> None:
-        """Class weights are positive."""
+        """Class weights and a fixed loss scale are positive."""
         super().check()
+        if isinstance(self.loss_scale, float) and not SMALLEST_SCALE <= self.loss_scale <= LARGEST_SCALE:
+            reason = "must be none, dynamic or a number from 2^-100 to 2^100"
+            raise ConfigError("optimizer.loss_scale", self.loss_scale, reason=reason, hint="use dynamic")
         if self.class_weights != "balanced" and not all(SMALLEST <= weight <= LARGEST for weight in self.class_weights):
             hint = "give one number for each class, or balanced"
             raise ConfigError("optimizer.class_weights", self.class_weights, reason="must be greater than 0", hint=hint)
@@ -543,34 +535,6 @@ class Schedule(SonyB, Polynomial):
     it"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scaled(Section):
-    """Scaling of the loss."""
-
-    initial: Scale = 32768.0
-    """First scale of dynamic loss scaling, or the static scale"""
-
-
-@dataclass(frozen=True)
-class LossScale(Scaled):
-    """Factor on the loss that prevents underflow of float16 gradients; the gradients are divided by it.
-
-    A dynamic scale doubles after GROWTH_STEPS finite steps, as in PyTorch and Apex, and stays between MINIMUM and MAXIMUM.
-    GIVE_UP_AFTER consecutive skipped steps end the run; with a static scale the first one does.
-    """
-
-    GROWTH_STEPS, MINIMUM, MAXIMUM, GIVE_UP_AFTER = 2000, 1.0, 2.0**24, 50
-
-    name: Annotated[str, OneOf(LOSS_SCALES)] = "none"
-    """Loss scaling"""
-
-    def check(self) -> None:
-        """A dynamic scale starts within its range."""
-        if self.name == "dynamic" and not self.MINIMUM <= self.initial <= self.MAXIMUM:
-            reason = f"must be between {self.MINIMUM:g} and {self.MAXIMUM:g} with a dynamic scale"
-            raise ConfigError("loss_scale.initial", self.initial, reason=reason)
-
-
 @dataclass(frozen=True)
 class Finetune(Section):
     """Training from pretrained weights."""
@@ -639,17 +603,7 @@ class Stop(Section):
     """Metric of evaluations that early stopping follows, and by which a checkpoint is the best"""
     patience: Count | None = None
     """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
-    if its metric is better, by more than `min_delta`, than at the last evaluation that improved. The first one improves; one
-    whose metric is not finite does not"""
-    min_delta: NonNegative = 0.0
-    """Difference that an improvement must exceed, in the unit of the metric: 0.001 is 0.1 % of accuracy. The best checkpoint is
-    the best by any difference"""
-
-    def check(self) -> None:
-        """The difference counts in early stopping only."""
-        if self.min_delta and self.patience is None:
-            hint = "use --stop.patience 5, or omit it"
-            raise ConfigError("stop.min_delta", self.min_delta, reason="requires stop.patience", hint=hint)
+    if its metric is better than at every evaluation before. The first one improves; one whose metric is not finite does not"""
 
 
 @dataclass(frozen=True)
@@ -689,9 +643,6 @@ class Guard(Section):
 class Compile(Section):
     """Compilation by XLA."""
 
-    cache: str = "auto"
-    """Directory of the compilation cache, which is never emptied. auto: JAX_COMPILATION_CACHE_DIR, or jaxdp/programs in
-    XDG_CACHE_HOME or ~/.cache; off: no cache"""
     deterministic: bool = False
     """Use of deterministic GPU kernels only; CPU kernels always are"""
 
@@ -766,7 +717,6 @@ class Config(Section):
     """Phases of batch size, in order"""
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
-    loss_scale: LossScale = field(default_factory=LossScale)
     finetune: Finetune = field(default_factory=Finetune)
     mesh: Mesh = field(default_factory=Mesh)
     reduce: Reduce = field(default_factory=Reduce)
@@ -783,7 +733,6 @@ class Config(Section):
 OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam, lamb=Adam)
 LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss, binary_sum=BinaryLoss)
 SCHEDULES.read("schedule", cosine=Cosine, polynomial=Polynomial, goyal=Steps, sony_a=Polynomial, sony_b=SonyB)
-LOSS_SCALES.read("loss_scale", static=Scaled, dynamic=Scaled)
 AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
 AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, rand_augment_increasing=RandAugment, trivial_augment=TrivialAugment)
 MIXES.read("data", mixup=Mixed, cutmix=Mixed, mixup_or_cutmix=Mixed)
@@ -797,12 +746,11 @@ SOURCES.read(
     imagenet2012=OnDisk,
     cifar10=OnDisk,
 )
-BATCH_STATISTICS.read("model", moving_average=MovingAverage)
 
 
 def skips_steps(config: Config) -> bool:
     """Whether a step with a non-finite gradient leaves the state unchanged."""
-    return config.loss_scale.name != "none" or config.guard.non_finite == "skip"
+    return config.optimizer.loss_scale != "none" or config.guard.non_finite == "skip"
 
 
 def phase_image_size(config: Config, index: int) -> int:

@@ -406,7 +406,8 @@ def _counterparts(flags: Flags, program: str) -> dict[str, Counterpart]:
     """The names of other trainers' flags that have a counterpart in a command."""
     meant = MEANT_IN.get(program, {})
     found = {name: COUNTERPARTS[meant.get(name, name)] for name in COUNTERPARTS}
-    return {name: counterpart for name, counterpart in found.items() if counterpart.flag in flags.named}
+    trains = "--resume" in flags.named  # which only the commands that train take
+    return {name: each for name, each in found.items() if each.flag in flags.named and (trains or not each.trains)}
 
 
 def _nearest_word(word: str, words: Iterable[str]) -> str | None:

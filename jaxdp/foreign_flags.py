@@ -32,7 +32,7 @@ def _source(name: str) -> str | None:
 
 
 def _dtype(name: str) -> str:
-    return f"{name} --loss-scale.name dynamic" if name == "float16" else name
+    return f"{name} --optimizer.loss-scale dynamic" if name == "float16" else name
 
 
 def _policy(text: str) -> str | None:
@@ -50,7 +50,8 @@ class Counterpart(NamedTuple):
     """The flag with the purpose of another trainer's flag.
 
     note: how it differs. example: a value. form: flags with {} for the value; "": `flag {}`. convert: the value of the other
-    trainer's as jaxdp's; None: there is none. command: that takes the flag and starts the program.
+    trainer's as jaxdp's; None: there is none. command: that takes the flag and starts the program. trains: whether it is the
+    counterpart only where a run is trained.
     """
 
     flag: str
@@ -59,6 +60,7 @@ class Counterpart(NamedTuple):
     form: str = ""
     convert: Callable[[str], str | None] = str
     command: str = ""
+    trains: bool = False
 
     @property
     def spelled(self) -> str:
@@ -104,7 +106,6 @@ _ROWS = {
     "criterion": Counterpart("--optimizer.loss", "softmax or binary", "softmax"),
     "bce-loss": Counterpart("--optimizer.loss", form="--optimizer.loss binary"),
     "bce-target-thresh": Counterpart("--optimizer.target-threshold"),
-    "opt-eps": Counterpart("--optimizer.adam-eps", "of adamw and lamb"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
     "-b batch batch-size": Counterpart(
@@ -117,7 +118,7 @@ _ROWS = {
     "-a arch model": Counterpart("--model.depth", "18, 34, 50, 101, 152; other models with --model.name", "50", convert=_depth),
     "num-classes": Counterpart("--model.classes", "follows from the data"),
     "amp bf16": Counterpart(_DTYPE, form=f"{_DTYPE} bfloat16"),
-    "fp16": Counterpart(_DTYPE, form=f"{_DTYPE} float16 --loss-scale.name dynamic"),
+    "fp16": Counterpart(_DTYPE, form=f"{_DTYPE} float16 --optimizer.loss-scale dynamic"),
     "amp-dtype precision": Counterpart(_DTYPE, "", "bfloat16", convert=_dtype),
     "sync-bn": Counterpart("--model.norm", form="--model.norm synchronized"),
     "bn-momentum": Counterpart(
@@ -138,7 +139,7 @@ _ROWS = {
     "img-size train-crop-size": Counterpart("--data.image-size"),
     "val-crop-size": Counterpart("--data.eval-size"),
     "val-resize-size": Counterpart("--data.eval-resize"),
-    "crop-pct": Counterpart("--data.eval-crop", "", "0.95"),
+    "crop-pct": Counterpart("--data.eval-resize", "", "0.95"),
     "interpolation": Counterpart("--data.eval-interpolation", "of evaluation", "bicubic"),
     "-j workers num-workers": Counterpart("--data.threads", "threads of a process; default: all cores"),
     "mixup mixup-alpha": Counterpart(_MIX, _ONE_MIX, "0.2", form=f"{_MIX} mixup --data.mix-alpha {{}}"),
@@ -156,7 +157,7 @@ _ROWS = {
     "train-interpolation": Counterpart("--augment.crop-interpolation", "of random_resized_crop", "random"),
     "scale": Counterpart("--augment.min-area", "smallest area of a random crop, of random_resized_crop"),
     "hflip": Counterpart("--augment.flip", "probability one half, or --augment.no-flip", form="--augment.flip"),
-    "output output-dir save-dir": Counterpart("--workdir"),
+    "output output-dir save-dir": Counterpart("--workdir", trains=True),  # other commands read a run there
     "-n nproc-per-node": Counterpart("--processes", "", "2", command="jaxdp launch"),
     "experiment": Counterpart("--name"),
     "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the best one"),
@@ -179,6 +180,7 @@ _PARALLEL = "not needed: a run is always data-parallel, on all GPUs that it sees
 _EVALUATE = "use jaxdp evaluate"
 # Name -> what to do instead, for flags that have no flag of the same purpose.
 NO_COUNTERPART = {
+    "opt-eps": "it is 1e-8 in adamw and 1e-6 in lamb; for another value register the optimizer (docs/extending.md)",
     "drop": _DROPOUT,
     "dropout": _DROPOUT,
     "device": _DEVICES,

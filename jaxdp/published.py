@@ -5,7 +5,7 @@ The files in configs/ call these functions with what differs between them, and n
 
 from typing import Any
 
-from jaxdp.config import Augment, Config, Data, LossScale, Model, Optimizer, Phase, Reduce, Schedule
+from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Reduce, Schedule
 
 
 def mlperf(
@@ -55,7 +55,7 @@ def mikami(name: str, *, batch: tuple[Phase, ...], schedule: Schedule, label_smo
         warm-up        of configuration A 34 epochs; 12 in the commit that the paper cites: `--schedule.warmup-epochs 12`. The
                        final rate is 1e-4; for 0: `--schedule.end 0`
         precision      float16 with loss scaling, as published; dynamic, since the kind is not given. Today's choice:
-                       `--model.dtype bfloat16 --loss-scale.name none --reduce.wire-dtype bfloat16`
+                       `--model.dtype bfloat16 --optimizer.loss-scale none --reduce.wire-dtype bfloat16`
         trust coefficient  0.001, as in the first author's library; the paper prints 0.01: `--optimizer.trust-coefficient 0.01`
         trust ratio    not for biases and batch normalization, nor weight decay, as in TensorFlow's lars_util, the source of
                        configuration A; the paper does not say. The first author's library adapts every tensor:
@@ -67,11 +67,17 @@ def mikami(name: str, *, batch: tuple[Phase, ...], schedule: Schedule, label_smo
         name=name,
         epochs=90.0,
         data=Data(source="imagenet2012", image_size=224, stored_size=320, augmentation="paper"),
-        model=Model(depth=50, classes=1000, dtype="float16", norm="per_worker", statistics="last_batch"),
+        model=Model(depth=50, classes=1000, dtype="float16", norm="per_worker", norm_momentum=0.0),
         batch=batch,
-        optimizer=Optimizer(name="lars", momentum=0.9, weight_decay=1e-4, label_smoothing=label_smoothing, **optimizer),
+        optimizer=Optimizer(
+            name="lars",
+            momentum=0.9,
+            weight_decay=1e-4,
+            label_smoothing=label_smoothing,
+            loss_scale="dynamic",
+            **optimizer,
+        ),
         schedule=schedule,
-        loss_scale=LossScale(name="dynamic"),
         reduce=Reduce(strategy="torus", wire_dtype="float16"),
     )
 
@@ -98,7 +104,7 @@ def rsb(
                        threshold in training commands of timm: `--optimizer.target-threshold 0.5`
         switching      mixup or CutMix with probability 1/2, timm's default
         gradients      clipped to norm 1, the default of timm's LAMB: `--optimizer.clip-norm 5`
-        epsilon        1e-6 in LAMB, timm's default: `--optimizer.adam-eps 1e-8`
+        epsilon        1e-6 in LAMB, timm's default
         warm-up        5 epochs from 1e-4; the end of the cosine is 1e-6, both defaults of timm: `--schedule.start 0`
         end            with the cosine; timm trains 10 more epochs at 1e-6, the default of `--cooldown-epochs` then
         rate           changes every step, and the cosine begins at the end of the warm-up; timm's changes every epoch and
@@ -113,7 +119,7 @@ def rsb(
         epochs=epochs,
         data=Data(
             source="imagenet2012",
-            eval_crop=0.95,
+            eval_resize=0.95,
             eval_interpolation="bicubic",
             augmentation="random_resized_crop",
             auto_augment="rand_augment_increasing",
@@ -127,7 +133,6 @@ def rsb(
         optimizer=Optimizer(
             name="lamb",
             weight_decay=weight_decay,
-            adam_eps=1e-6,
             clip_norm=1.0,
             loss="binary",
             target_threshold=0.2,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jaxdp.config
 from jaxdp.choices import AUGMENTATIONS, SOURCES
-from jaxdp.config import EVAL_RESIZES, Config
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError, first_line, suggest
 from jaxdp.files import check_local, expand_user, known_recipes, read_text
 from jaxdp.flags import flag_value, parse
@@ -58,9 +58,9 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     """The validated config of a recipe: a name in configs/, or the path of a .py file with `config()` or of a saved .json file.
 
     overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"]. If a flag chooses another
-    optimizer, schedule, augmentation, source or the like, fields that it cannot use return to defaults; `data.eval_resize`
-    replaces `data.eval_crop`, and the reverse. Another number of epochs scales the recipe's phase ends, warm-up and schedule
-    boundaries, as one line on stderr of rank 0 says; `--no-scale-schedule` keeps them.
+    optimizer, schedule, augmentation, source or the like, fields that it cannot use return to defaults. Another number of
+    epochs scales the recipe's phase ends, warm-up and schedule boundaries, as one line on stderr of rank 0 says;
+    `--no-scale-schedule` keeps them.
     Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
     """
     if isinstance(overrides, str):
@@ -162,12 +162,9 @@ def reset_for_flags(config: Config, flags: list[str]) -> Config:
     """`config` with the choices that flags make, and defaults in the fields that these ignore.
 
     This allows `--optimizer.name sgd` with a recipe that sets a trust coefficient. A flag that sets an ignored field itself is
-    still rejected by `validate`. A flag for one of `EVAL_RESIZES` resets the other.
+    still rejected by `validate`.
     """
-    config = with_choices(config, choices_in(flags))
-    if any(flag_value(flags, f"--data.{name}") not in (None, "None") for name in EVAL_RESIZES):
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **EVAL_RESIZES))
-    return config
+    return with_choices(config, choices_in(flags))
 
 
 def reset_for_network(config: Config, flags: list[str]) -> Config:

@@ -147,8 +147,8 @@ def _check_blocks(config: Config) -> None:
 def _check_loss_scale(config: Config) -> None:
     """float16 has loss scaling."""
     for field, value in (("model.dtype", config.model.dtype), ("reduce.wire_dtype", config.reduce.wire_dtype)):
-        if value == "float16" and config.loss_scale.name == "none":
-            hint = f"use --loss-scale.name dynamic (or static), or --{field.replace('_', '-')} bfloat16"
+        if value == "float16" and config.optimizer.loss_scale == "none":
+            hint = f"use --optimizer.loss-scale dynamic, or --{field.replace('_', '-')} bfloat16"
             raise ConfigError(field, value, reason="requires loss scaling", hint=hint)
 
 
@@ -183,7 +183,6 @@ def _check_finetune(config: Config) -> None:
 
 def _check_paths(config: Config) -> None:
     check_local(config.finetune.weights, "finetune.weights")
-    check_local(config.compile.cache, "compile.cache")
 
 
 def _check_source(config: Config) -> None:

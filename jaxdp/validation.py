@@ -15,8 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp.choices import (
     AUGMENTATIONS,
     AUTO_AUGMENTS,
-    BATCH_STATISTICS,
-    LOSS_SCALES,
     LOSSES,
     MIXES,
     MODELS,
@@ -36,12 +34,10 @@ TABLES: tuple[Choices, ...] = (
     MOMENTUM_RULES,
     SCHEDULES,
     LOSSES,
-    LOSS_SCALES,
     AUGMENTATIONS,
     AUTO_AUGMENTS,
     MIXES,
     SOURCES,
-    BATCH_STATISTICS,
     STOP_METRICS,
 )
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
@@ -62,7 +58,7 @@ RESUME_SAFE_FIELDS = (
     "data.directory",
     "data.threads",
 )
-PATHS = ("data.directory", "finetune.weights", "compile.cache", "storage.directory")  # fields in which ~ is the home directory
+PATHS = ("data.directory", "finetune.weights", "storage.directory")  # fields in which ~ is the home directory
 
 
 def validate(config: Config, *, trains: bool = True) -> Config:

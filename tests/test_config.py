@@ -117,7 +117,6 @@ ANOTHER = {
     "train_split": "fit",
     "eval_size": 64,
     "eval_resize": 64,
-    "eval_crop": 0.95,
     "eval_interpolation": "bicubic",
     "crop_interpolation": "bicubic",
     "operation_interpolation": "bilinear",

@@ -12,7 +12,7 @@ from helpers.runs import train_shown
 import jaxdp
 from jaxdp.cli import main
 from jaxdp.cloud.local import local_directory
-from jaxdp.config import Compile, Config, Data, Finetune, Storage
+from jaxdp.config import Config, Data, Finetune, Storage
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import ImageFolder, find_images
 from jaxdp.data.tfds import prepare
@@ -92,7 +92,7 @@ def test_run_directory_with_a_pipe_in_place_of_a_file_does_not_block(tiny, tmp_p
 
 
 FLAGS = {
-    "train": "--config --finetune.weights --compile.cache --name",
+    "train": "--config --finetune.weights --name",
     "report": "--output --config",
     "doctor": "--config",
 }
@@ -239,10 +239,10 @@ def test_python_functions_expand_the_home_directory(home, tiny, monkeypatch, cal
 
 
 def test_python_config_expands_the_home_directory_in_every_path(home):
-    config = Config(compile=Compile(cache="~/a"), storage=Storage(directory="~"), finetune=Finetune(weights="~/w"))
+    config = Config(storage=Storage(directory="~"), finetune=Finetune(weights="~/w"))
     config = validate(dataclasses.replace(config, data=Data(source="folder", directory="~/d")))
-    paths = (config.compile.cache, config.storage.directory, config.finetune.weights, config.data.directory)
-    assert paths == (f"{home}/a", str(home), f"{home}/w", f"{home}/d")
+    paths = (config.storage.directory, config.finetune.weights, config.data.directory)
+    assert paths == (str(home), f"{home}/w", f"{home}/d")
     assert jaxdp.load_config("~/recipe.py").data.directory == f"{home}/images"
 
 
@@ -254,7 +254,7 @@ def test_only_a_home_directory_is_expanded(home):
 
 
 def test_without_a_home_directory_there_is_no_cache_and_copies_need_a_directory(homeless):
-    assert cache_directory("auto") is None
+    assert cache_directory() is None
     with pytest.raises(ConfigError, match=r"storage.directory='auto': the home directory .* --storage.directory"):
         local_directory(Storage())
     with pytest.raises(ConfigError, match="--workdir='~/x': the home directory of this user is unknown; set HOME"):

@@ -74,9 +74,9 @@ def test_general_group_has_the_flags_of_no_other_group(capsys, monkeypatch):
     assert not general & (launch | sections)
 
 
-@pytest.mark.parametrize("words", [["--help=loss_scale"], ["-h", "loss-scale"], ["--seed", "1", "--help", "loss-scale"]])
+@pytest.mark.parametrize("words", [["--help=evaluation"], ["-h", "evaluation"], ["--seed", "1", "--help", "evaluation"]])
 def test_help_of_a_group_can_be_spelled_in_several_ways(capsys, monkeypatch, words):
-    assert "--loss-scale.initial" in shown(capsys, monkeypatch, "plan", *words)
+    assert "--evaluation.batch" in shown(capsys, monkeypatch, "plan", *words)
 
 
 @pytest.mark.parametrize(

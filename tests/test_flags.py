@@ -136,7 +136,7 @@ def test_value_of_a_flag_has_the_type_of_its_field_and_the_last_one_counts(words
     [
         ["--data.eval-split", "None", "--logging.tensorboard", "--schedule.boundaries", "--data.source", "digits"],
         ["--batch.0.global_batch", "64", "--seed=3", "--checkpoint.every-epochs", "None"],
-        ["--optimizer.weight-decay", "1e-5", "--schedule.end", "-0.0", "--loss-scale.name", "none"],
+        ["--optimizer.weight-decay", "1e-5", "--schedule.end", "-0.0", "--optimizer.loss-scale", "none"],
     ],
 )
 def test_load_config_with_valid_flags_succeeds(flags):

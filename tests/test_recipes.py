@@ -94,7 +94,7 @@ def test_every_recipe_can_be_rehearsed_on_other_images(name, source):
 
 def test_source_by_flag_resets_what_it_cannot_use_with_a_note(capsys):
     config = load_config("imagenet_rsb_a1", ["--data.source", "synthetic"])
-    assert (config.augment.crop_interpolation, config.data.eval_crop) == ("unfiltered", None)
+    assert (config.augment.crop_interpolation, config.data.eval_resize) == ("unfiltered", None)
     note = (
         "the recipe's augment.crop_interpolation is reset: images of synthetic are cropped on the device, not while decoding\n"
     )
@@ -109,21 +109,17 @@ def test_augmentation_by_flag_resets_a_stored_size_that_it_cannot_use(augmentati
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "expected"),
-    [
-        ("imagenet_rsb_a1", ["--data.eval-resize", "256"], (256, None)),
-        ("imagenet_torchvision_v2", ["--data.eval-crop=0.9"], (None, 0.9)),
-        ("imagenet_torchvision_v2", ["--data.eval-crop", "None"], (232, None)),
-    ],
+    ("name", "flag", "expected"),
+    [("imagenet_rsb_a1", "256", 256), ("imagenet_torchvision_v2", "0.9", 0.9), ("imagenet_torchvision_v2", "1", 1)],
 )
-def test_flag_for_one_form_of_the_evaluation_resize_replaces_the_other(name, flags, expected):
-    data = load_config(name, flags).data
-    assert (data.eval_resize, data.eval_crop) == expected
+def test_flag_gives_the_evaluation_resize_in_pixels_or_as_a_crop_ratio(name, flag, expected):
+    assert load_config(name, ["--data.eval-resize", flag]).data.eval_resize == expected
 
 
-def test_flags_for_both_forms_of_the_evaluation_resize_are_refused():
-    with pytest.raises(ConfigError, match=r"^data.eval_crop=0.9: not possible with data.eval_resize \(256\)"):
-        load_config("imagenet_rsb_a1", ["--data.eval-crop", "0.9", "--data.eval-resize", "256"])
+@pytest.mark.parametrize("value", ["1.5", "0.05", "7", "256.0", "65537", "nan"])
+def test_evaluation_resize_that_is_neither_pixels_nor_a_ratio_is_refused(value):
+    with pytest.raises(ConfigError, match=r"^data.eval_resize=.*: must be a crop ratio from 0.1 to 1, or a whole number of"):
+        load_config("imagenet_rsb_a1", ["--data.eval-resize", value])
 
 
 def test_load_config_with_other_epochs_scales_the_schedule_and_prints_one_line(capsys):

@@ -87,7 +87,10 @@ def compile_for(plan: Plan, phase_index: int, *, gpu: str, hosts: int, gpus_per_
     model = models.create(plan.config.model, platform="gpu")
     traced = trace_train_step(plan.config, model, phase, mesh=mesh)
     began = time.perf_counter()
-    compiled = traced.lower(lowering_platforms=("cuda",)).compile(options.compiler_options(plan.config.compile, "gpu"))
+    lowered = traced.lower(lowering_platforms=("cuda",))
+    compiler_options = options.compiler_options(plan.config.compile, "gpu")
+    with options.without_compilation_cache():  # JAX cannot load a stored program without its GPU
+        compiled = lowered.compile(compiler_options)
     seconds = time.perf_counter() - began
     try:
         text = compiled.as_text()

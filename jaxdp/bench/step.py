@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -23,12 +24,11 @@ from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, desc
 from jaxdp.config import Config, Schedule
 from jaxdp.errors import ConfigError, plural
 from jaxdp.sizes import model_summary
-from jaxdp.xla import kernels
+from jaxdp.xla import kernels, options
 
 FLOP_PER_MULTIPLY_ADD = 6  # two each for the output, the gradient of the weights, and the gradient of the input
 CACHES = ("cold", "warm")
 PROFILED_STEPS = 3
-CACHE_OPTION = "jax_enable_compilation_cache"
 COUNT_DEVICES = """
 import sys
 from jaxdp.config import Mesh
@@ -96,13 +96,15 @@ def time_first_steps(config: Config, batch: int, recipe: str) -> dict[str, dict]
     seconds = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = dataclasses.replace(config, compile=dataclasses.replace(config.compile, cache=str(folder / "cache")))
+        environment = os.environ | {options.CACHE_VARIABLE: str(folder / "cache")}
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
         (folder / "recipe.py").write_text(RECIPE.format(recipe=recipe, config=str(folder / "config.json")))
         for cache in CACHES:
             command = [sys.executable, "-m", "jaxdp", "train", "--config", str(folder / "recipe.py"), "--json"]
             began = time.monotonic()
-            process = subprocess.run([*command, "--workdir", str(folder / cache)], capture_output=True, text=True)
+            process = subprocess.run(
+                [*command, "--workdir", str(folder / cache)], env=environment, capture_output=True, text=True
+            )
             if process.returncode:
                 reason = f"`jaxdp train` for one step exited with code {process.returncode}: {process.stderr.strip()[-500:]}"
                 raise ConfigError("--starts", reason=reason, hint="give --no-starts")
@@ -136,10 +138,8 @@ def run(
     first_steps: from `time_first_steps`, for the record. profile: run a few more steps under JAX's profiler, for a table by
     kind of kernel.
     """
-    cache_enabled = getattr(jax.config, CACHE_OPTION)
-    jax.config.update(CACHE_OPTION, False)
-    step = build_step(config, mesh, global_batch=batch, strategy=config.reduce.strategy)
-    jax.config.update(CACHE_OPTION, cache_enabled)
+    with options.without_compilation_cache():
+        step = build_step(config, mesh, global_batch=batch, strategy=config.reduce.strategy)
 
     def seconds_per_step(count: int) -> float:
         began = time.perf_counter()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxdp.choices import LOSSES
-from jaxdp.config import Config, LossScale
+from jaxdp.config import Config
 from jaxdp.errors import TrainingError
 from jaxdp.training.callback import Callback
 from jaxdp.training.ending import LOWER_THE_RATE
@@ -14,6 +14,7 @@ from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 
 MOST_SKIPPED_STEPS = 10  # with `guard.non_finite=skip`: a few bad batches are survived, a diverging run is not prolonged
+GIVE_UP_AFTER = 50  # skipped steps in a row, with dynamic loss scaling
 EXPLODED = 4.0  # times the chance-level loss: the mean of LossWatch.WINDOW steps of a loss that has exploded
 
 
@@ -64,10 +65,10 @@ def check_step(record: Mapping[str, Any], config: Config) -> None:
 
     With dynamic loss scaling or `guard.non_finite=skip` such steps are skipped; then raise if too many were skipped.
     """
-    scaling, guard = config.loss_scale, config.guard
-    if scaling.name != "dynamic" and guard.non_finite != "skip":
+    scaling, guard = config.optimizer.loss_scale, config.guard
+    if scaling != "dynamic" and guard.non_finite != "skip":
         _check_finite(record, scaling)
-    if scaling.name == "dynamic" and record["skipped_in_a_row"] >= scaling.GIVE_UP_AFTER:
+    if scaling == "dynamic" and record["skipped_in_a_row"] >= GIVE_UP_AFTER:
         raise TrainingError(
             f"{record['skipped_in_a_row']} steps in a row were skipped, up to {_position(record)}, loss scale "
             f"{record['loss_scale']:g}): the gradient is not finite at any scale; use --model.dtype bfloat16, or "
@@ -80,14 +81,14 @@ def check_step(record: Mapping[str, Any], config: Config) -> None:
         )
 
 
-def _check_finite(record: Mapping[str, Any], scaling: LossScale) -> None:
+def _check_finite(record: Mapping[str, Any], scaling: str | float) -> None:
     for name in ("loss", "gradient_norm"):
         if not math.isfinite(record[name]):
             hint = LOWER_THE_RATE
-            if scaling.name == "static":
+            if isinstance(scaling, float):
                 hint = (
-                    f"if the scale {scaling.initial:g} is too large for float16, lower loss_scale.initial or use "
-                    f"--loss-scale.name dynamic; else {LOWER_THE_RATE}"
+                    f"if the scale {scaling:g} is too large for float16, lower optimizer.loss_scale or use "
+                    f"--optimizer.loss-scale dynamic; else {LOWER_THE_RATE}"
                 )
             raise TrainingError(f"{name} is {record[name]} at {_position(record)}): {hint}")
 

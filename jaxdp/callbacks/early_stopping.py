@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 from jaxdp.checkpoint.manifest import Manifest
@@ -15,8 +14,6 @@ from jaxdp.records import TIMING
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
 from jaxdp.validation import RESUME_SAFE_FIELDS, changes
-
-MOST_IMAGES = 10**7  # of an evaluation: a float64 determines a share of up to so many images
 
 
 class EarlyStopping(Callback):
@@ -58,34 +55,21 @@ def update(progress: Progress, stop: Stop, record: Mapping[str, Any]) -> None:
     if not math.isfinite(value):
         progress.not_improved += 1
         return
-    sign = STOP_METRICS[stop.metric].sign
-    if (
-        progress.best is None or sign * (value - progress.best[stop.metric]) >= 0
-    ):  # of equal ones the newer, as among checkpoints
+    gain = math.inf if progress.best is None else STOP_METRICS[stop.metric].sign * (value - progress.best[stop.metric])
+    if gain >= 0:  # of equal ones the newer, as among checkpoints
         progress.best = {**record}
-    if progress.improved is None or (
-        sign * (_exact(stop.metric, value) - _exact(stop.metric, progress.improved)) > Fraction(str(stop.min_delta))
-    ):
-        progress.improved, progress.not_improved = value, 0
-    else:
-        progress.not_improved += 1
+    progress.not_improved = 0 if gain > 0 else progress.not_improved + 1
 
 
 def reason(progress: Progress, stop: Stop) -> str:
     """Why the run ends, in a few words."""
-    delta = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
-    return f"{stop.metric} did not improve{delta} for {plural(progress.not_improved, 'evaluation')}"
-
-
-def _exact(metric: str, value: float) -> Fraction:
-    """The value without the rounding of binary numbers: a share of images, or a loss as the decimal number that is logged."""
-    return Fraction(str(value)) if metric == "eval_loss" else Fraction(value).limit_denominator(MOST_IMAGES)
+    return f"{stop.metric} did not improve for {plural(progress.not_improved, 'evaluation')}"
 
 
 def adapt(run: Run, manifest: Manifest) -> None:
     """Adapt what a checkpoint knows of the evaluations to the configuration that continues from it.
 
-    A change of `stop.patience` and `stop.min_delta` only keeps it all. Another change starts the count of evaluations without
+    A change of `stop.patience` only keeps it all. Another change starts the count of evaluations without
     improvement anew, and another metric, data or directory, which lacks their checkpoints, also the search for the best one.
     """
     progress, saved = run.progress, manifest.config
@@ -94,7 +78,7 @@ def adapt(run: Run, manifest: Manifest) -> None:
     same_images = same_data and manifest.path.parent == run.checkpoints.folder
     has_stop = run.config.stop.patience is not None
     if not has_stop or not same_images or any(name.startswith(("data.", "stop.metric")) for name in names):
-        progress.best, progress.improved, progress.not_improved = None, None, 0
+        progress.best, progress.not_improved = None, 0
     elif changes(saved, run.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
         progress.not_improved = 0
 

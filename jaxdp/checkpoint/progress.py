@@ -11,9 +11,9 @@ class Progress:
     """Position and history of a run, saved with every checkpoint. Seconds add up over all sessions of the run.
 
     first_step_seconds: from the start of the command to the first step, in the last session that took one. last_evaluation:
-    record of the last evaluation. evaluation_due: an evaluation is due at this position and has not run. best, improved,
-    not_improved: of early stopping: record of the best evaluation, value of the metric at the last evaluation that improved,
-    and number of evaluations since. retained: samples of checkpoints that are never removed. audits: number of audits that
+    record of the last evaluation. evaluation_due: an evaluation is due at this position and has not run. best,
+    not_improved: of early stopping: record of the best evaluation, and number of evaluations since the last one that improved.
+    retained: samples of checkpoints that are never removed. audits: number of audits that
     passed; audited_step: step of the last one; audited_checkpoint: samples of the newest checkpoint at that time.
     loss_exploded: the warning about an exploded loss was shown. sessions: number of times the run was started.
     """
@@ -33,7 +33,6 @@ class Progress:
     last_evaluation: dict | None = None
     evaluation_due: bool = False
     best: dict | None = None
-    improved: float | None = None
     not_improved: int = 0
     skipped_steps: int = 0
     bad_images: dict = field(default_factory=dict)

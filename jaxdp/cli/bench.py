@@ -278,7 +278,7 @@ def _start(options: Timed) -> tuple[Config, list]:
     from jaxdp.distributed import runtime
 
     config = _validated(options)
-    return config, runtime.start(config.mesh, compile=config.compile)
+    return config, runtime.start(config.mesh, cache=True)
 
 
 def _folder(options: Options, name: str) -> Path:

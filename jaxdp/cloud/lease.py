@@ -27,7 +27,11 @@ ATTEMPTS = 5  # to read a lease that seems to be damaged
 
 
 class LeaseHeld(Exception):
-    """Another process holds the lease and renews it. The message names it."""
+    """Another process holds the lease and renews it. The message names it. lease: as it was seen last."""
+
+    def __init__(self, lease: "LeaseRecord") -> None:
+        super().__init__(lease.holder)
+        self.lease = lease
 
 
 class LeaseLost(Exception):
@@ -92,7 +96,7 @@ def wait_until_free(location: Location, lease: LeaseRecord, while_waiting: Calla
         if newest.released:
             return newest
         if newest != lease:
-            raise LeaseHeld(newest.holder)
+            raise LeaseHeld(newest)
     return lease
 
 

@@ -69,6 +69,21 @@ class RemoteRun:
     def newest_lease(self) -> LeaseRecord | None:
         return newest_lease(self.location)
 
+    def holder(self) -> tuple[LeaseRecord | None, str]:
+        """(the newest lease, how it is): held, free (released, or never taken), or lost: its holder no longer renews it.
+
+        Without a release, this waits for a renewal, up to the `seconds` of the lease.
+        """
+        lease = self.newest_lease()
+        if lease is None or lease.released:
+            return lease, "free"
+        print(waiting_notice(self.location.url, lease), file=sys.stderr, flush=True)
+        try:
+            lease = wait_until_free(self.location, lease)
+        except LeaseHeld as error:
+            return error.lease, "held"
+        return lease, "free" if lease.released else "lost"
+
     def files(self, lease: LeaseRecord | None) -> dict[str, int]:
         """Name -> bytes of the files of the run directory, without checkpoints. The result counts if its run has ended."""
         files = self.location.top_sizes()
@@ -123,6 +138,18 @@ class RemoteRun:
     def url_of(self, checkpoint: RemoteName) -> str:
         return f"{self.location.url}/{checkpoint.path()}"
 
+    def manifests(self, lease: LeaseRecord | None) -> dict[RemoteName, Manifest | str]:
+        """Of each complete checkpoint under a lease, newest first, its manifest or the error as text."""
+        manifests: dict[RemoteName, Manifest | str] = {}
+        for name in self.checkpoints(lease):
+            try:
+                manifests[name] = self.read_manifest(name)
+            except CorruptCheckpoint as error:
+                manifests[name] = str(error)
+            except ObjectNotFoundError:  # removed meanwhile by a training process
+                pass
+        return manifests
+
     def download_checkpoint(self, checkpoint: RemoteName, folder: Path) -> Manifest:
         """Download a checkpoint to `folder`/SAMPLES, which appears when it is complete and matches its manifest.
 
@@ -156,6 +183,13 @@ class RemoteRun:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(self.location.read_intact(name))
 
+    def download_files(self, names: Iterable[str], folder: Path, *, lease: LeaseRecord | None) -> None:
+        """Download those of these files of the run directory that exist under a lease."""
+        files = self.files(lease)
+        for name in names:
+            if name in files:
+                self.download_file(name, folder)
+
     def download_log(self, checkpoint: RemoteName, folder: Path) -> None:
         """Download the log that was uploaded with a checkpoint, if there is one."""
         with suppress(ObjectNotFoundError):
@@ -175,47 +209,19 @@ def waiting_notice(url: str, lease: LeaseRecord) -> str:
     return f"{url} was in use by {lease.holder}; waiting up to {lease.seconds:.0f} s to see whether it still is"
 
 
-def holder_of(url: str, field: str) -> str:
-    """How the lease of the run at a URL is: held, free (released, or never taken), or lost: its holder no longer renews it.
-
-    Without a release, this waits for a renewal, up to the `seconds` of the lease. Raises ConfigError.
-    """
-    with storage_errors(url, field):
-        location = open_patiently(url, field)
-        lease = newest_lease(location)
-        if lease is None or lease.released:
-            return "free"
-        print(waiting_notice(url, lease), file=sys.stderr, flush=True)
-        try:
-            return "free" if wait_until_free(location, lease).released else "lost"
-        except LeaseHeld:
-            return "held"
-
-
 def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> None:
     """Download the files of the run at a URL that exist. Raises ConfigError."""
     with storage_errors(url, field):
         remote = RemoteRun(open_patiently(url, field))
-        files = remote.files(remote.newest_lease())
-        for name in names:
-            if name in files:
-                remote.download_file(name, folder)
+        remote.download_files(names, folder, lease=remote.newest_lease())
 
 
 def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, list[RemoteName], dict[RemoteName, Any]]:
     """(run, complete checkpoints, newest first, and of each its manifest or the error as text). Raises ConfigError."""
     with storage_errors(url, field):
         remote = RemoteRun(open_patiently(url, field))
-        names = remote.checkpoints(remote.newest_lease())
-        manifests: dict[RemoteName, Any] = {}
-        for name in names:
-            try:
-                manifests[name] = remote.read_manifest(name)
-            except CorruptCheckpoint as error:
-                manifests[name] = str(error)
-            except ObjectNotFoundError:  # removed meanwhile by a training process
-                pass
-        return remote, [name for name in names if name in manifests], manifests
+        manifests = remote.manifests(remote.newest_lease())
+        return remote, [*manifests], manifests
 
 
 def download_checkpoint(

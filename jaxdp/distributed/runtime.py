@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.config import Compile, Guard
+from jaxdp.config import Guard
 from jaxdp.config import Mesh as MeshConfig
 from jaxdp.distributed import coordination, launchers, memory, supervisor
 from jaxdp.distributed.preemption import Stopped
@@ -122,12 +122,12 @@ def nvidia_gpu_present() -> bool:
     return Path("/dev/nvidia0").exists() or any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
-def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compile | None = None) -> "list[jax.Device]":
+def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool = False) -> "list[jax.Device]":
     """Start JAX if it is not running, and return the run's devices, sorted by host and then by process.
 
     The devices are all accelerators, or the CPU of each process split into `cpu_devices`. A CPU that is the only
-    device computes in the calling thread, and this process keeps freed memory from then on: other steps reuse it. compile: the
-    cache of compiled programs; None: as JAX is configured.
+    device computes in the calling thread, and this process keeps freed memory from then on: other steps reuse it. cache: store
+    compiled programs; False: as JAX is configured.
 
     Raises ConfigError if the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), if
     JAX's platform does not start, if JAX runs in this process with fewer CPU devices, if the processes do not have the same
@@ -139,8 +139,8 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     import jax
 
     jax_options.check()
-    if compile:
-        options.enable_compilation_cache(compile)
+    if cache:
+        options.enable_compilation_cache()
     cpu_devices = config.cpu_devices or 1
     with contextlib.suppress(RuntimeError):  # JAX is running: `_check_cpu` decides whether its devices suffice
         jax.config.update("jax_num_cpu_devices", cpu_devices)

@@ -10,7 +10,7 @@ from jaxdp.config import Config
 from jaxdp.distributed import launchers
 from jaxdp.doctor.check_result import ResultBuilder
 from jaxdp.errors import plural
-from jaxdp.files import no_directory_reason
+from jaxdp.files import expand_user, no_directory_reason
 from jaxdp.xla import options
 
 GIB, MB = 2**30, 10**6
@@ -79,13 +79,13 @@ def check_disk(result: ResultBuilder, config: Config, *, workdir: Path, state_by
         else:
             result.ok(message)
     folders = {"temporary files": Path(tempfile.gettempdir())}
-    if cache := options.cache_directory(config.compile.cache):
-        folders["compiled programs"] = cache
+    if cache := os.environ.get(options.CACHE_VARIABLE) or options.cache_directory():
+        folders["compiled programs"] = Path(expand_user(str(cache), options.CACHE_VARIABLE))
     for content, folder in folders.items():
         free, _ = _free_space(folder)
         message = f"{format_bytes(free)} free for {content} in {folder}"
         if free < FREE_DISK_BYTES:
-            result.warning(message, "free space, or set TMPDIR or --compile.cache to another directory")
+            result.warning(message, f"free space, or set TMPDIR or {options.CACHE_VARIABLE} to another directory")
         else:
             result.ok(message)
 

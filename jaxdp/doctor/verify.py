@@ -39,7 +39,7 @@ def run(
     if group.num_processes == 1:
         cpu_devices = max(cpu_devices, 2)
     config = dataclasses.replace(config, compile=dataclasses.replace(config.compile, deterministic=True))
-    devices = runtime.start(Mesh(cpu_devices=cpu_devices), group, config.compile)
+    devices = runtime.start(Mesh(cpu_devices=cpu_devices), group, cache=True)
     on_cpu = devices[0].platform == "cpu"
 
     def all_proofs() -> Iterator[Proof]:

@@ -41,7 +41,12 @@ def short_run(config: Config, devices: int, cpu_devices: int | None) -> Config:
         model=Model(depth=18, width=4, stem="small", classes=6),
         batch=(Phase(global_batch=images),),
         optimizer=dataclasses.replace(
-            config.optimizer, momentum_rule="constant", loss="softmax", class_weights=(), target_threshold=None
+            config.optimizer,
+            momentum_rule="constant",
+            loss="softmax",
+            class_weights=(),
+            target_threshold=None,
+            loss_scale="none",
         ),
         schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0),
         reduce=sharded if reduce.update == "sharded" else Reduce(),

@@ -286,7 +286,7 @@ def _load_any(run: str | Path, checkpoint: str) -> LoadedRun:
 
 def load_checkpoint(manifest: Manifest, config: Config, *, whole: bool = False) -> LoadedRun:
     """Restore a checkpoint on all devices of this machine. Raises as `load_run`."""
-    devices = runtime.start(config.mesh, compile=config.compile)
+    devices = runtime.start(config.mesh, cache=True)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
     name = manifest.path.name
     try:
@@ -343,7 +343,7 @@ def load_weights(path: str | Path, config: Config) -> LoadedWeights:
     if weights.network_json(read.model) != weights.network_json(config.model):
         reason = f"it is a {read.describe()}, and not the network of the options"
         raise ConfigError(WEIGHTS, str(path), reason=reason, hint="omit the model options")
-    devices = runtime.start(config.mesh, compile=config.compile)
+    devices = runtime.start(config.mesh, cache=True)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
     params, batch_stats = (jax.tree.map(partial(from_host, mesh=mesh), tree) for tree in (read.params, read.batch_stats))
     words = f"{path}: {read.describe()}, digest {read.digest}, {evaluation_words(config)}"

@@ -31,7 +31,7 @@ from jaxdp.validation import flatten
 from jaxdp.xla.jax_options import own_options
 
 # The name is above the table; paths and addresses of a machine are not for a card, but finetune.digest is.
-OMITTED = ("name", "data.directory", "compile.cache", "finetune.weights", "storage.directory", "logging.mlflow")
+OMITTED = ("name", "data.directory", "finetune.weights", "storage.directory", "logging.mlflow")
 
 
 class _Facts(NamedTuple):
@@ -182,8 +182,8 @@ def _use(facts: _Facts) -> str:
         f"resized to a short side of {stated.eval_resize} pixels ({stated.eval_interpolation}), cropped in the center to "
         f"{size}x{size}"
     )
-    if stated.eval_crop is not None:
-        share = f"{stated.eval_crop:.4g} of the short side"
+    if stated.eval_interpolation == "area":
+        share = f"{stated.eval_resize:.4g} of the short side"
         prepared = f"cropped in the center to a square of {share}, resized to {size}x{size} ({stated.eval_interpolation})"
     return (
         f"- Input: RGB images, {prepared}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "

@@ -189,14 +189,15 @@ def _megabytes(size: int) -> str:
 def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
     """Batch normalization, loss scaling and augmentation."""
     config = plan.config
-    model, data, scale = config.model, config.data, config.loss_scale
+    model, data, scale = config.model, config.data, config.optimizer.loss_scale
     words = []
     if has_batch_norm:
-        words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}")
+        statistics = "moving averages" if model.norm_momentum else "the last batch"
+        words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {statistics}")
         if model.name == RESNET and model.resolved_batch_norm == "folded":
             words.append("folded into the convolutions before it")
-    if scale.name != "none":
-        words.append(f"{scale.name} loss scale from {scale.initial:g}")
+    if scale != "none":
+        words.append("dynamic loss scale" if scale == "dynamic" else f"loss scale {scale:g}")
     if model.drop_path:
         words.append(f"drop-path {model.drop_path:g}")
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
@@ -214,8 +215,7 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
 
 def _describe_stopping(plan: Plan, patience: int) -> str:
     stop, evaluations = plan.config.stop, plan.evaluations_before_end
-    delta = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
-    waits = f"when {stop.metric} has not improved{delta} for {plural(patience, 'evaluation')} in a row"
+    waits = f"when {stop.metric} has not improved for {plural(patience, 'evaluation')} in a row"
     return f"{waits} ({evaluations} before the end); the result is the best checkpoint"
 
 

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from jaxdp.config import EVAL_RESIZES, Config, Data, Model, Preprocessing
+from jaxdp.config import Config, Data, Model, Preprocessing
 from jaxdp.config_words import evaluation_words
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.evaluation_size import evaluation_share, evaluation_side
@@ -24,7 +24,7 @@ METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
 BLUR_POOLS = get_args(get_type_hints(Model)["blur_pool"])
 ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
 MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
-USUAL = Preprocessing(eval_size=224, eval_crop=0.875, eval_interpolation="bilinear")
+USUAL = Preprocessing(eval_size=224, eval_resize=0.875, eval_interpolation="bilinear")
 """That of torchvision's first weights and of most papers, for files that state none."""
 
 PixelStat = float | tuple[float, ...]
@@ -86,7 +86,7 @@ def _of_timm(stated: Any) -> Preprocessing:
     return checked(
         {
             "eval_size": side("test_input_size") or trained_at,
-            "eval_crop": stated.get("test_crop_pct") or stated.get("crop_pct"),
+            "eval_resize": stated.get("test_crop_pct") or stated.get("crop_pct"),
             "eval_interpolation": stated.get("interpolation"),
             "mean": stated.get("mean") or (),
             "std": stated.get("std") or (),
@@ -107,11 +107,8 @@ def as_dict(preprocessing: Preprocessing) -> dict[str, Any]:
 
 
 def merge(first: Preprocessing, second: Preprocessing) -> Preprocessing:
-    """`first` with the values that `second` gives. Either of eval_resize and eval_crop replaces both."""
-    given = as_dict(second)
-    if given.keys() & EVAL_RESIZES.keys():
-        first = dataclasses.replace(first, **EVAL_RESIZES)
-    return dataclasses.replace(first, **given)
+    """`first` with the values that `second` gives."""
+    return dataclasses.replace(first, **as_dict(second))
 
 
 def with_preprocessing(data: Data, preprocessing: Preprocessing) -> Data:
@@ -127,8 +124,7 @@ def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
     shares = [tuple(np.broadcast_to(np.asarray(stat) / 255, 3).tolist()) for stat in (mean, std)]
     return Preprocessing(
         eval_size=config.data.evaluated_size,
-        eval_resize=None if crops_first else evaluation_side(config),
-        eval_crop=evaluation_share(config) if crops_first else None,
+        eval_resize=evaluation_share(config) if crops_first else evaluation_side(config),
         eval_interpolation=config.data.eval_filter,
         mean=shares[0],
         std=shares[1],

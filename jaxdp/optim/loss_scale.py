@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.config import LossScale as LossScaleConfig
+# A dynamic scale doubles after GROWTH_STEPS finite steps, as in PyTorch and Apex, and stays between MINIMUM and MAXIMUM.
+INITIAL, GROWTH_STEPS, MINIMUM, MAXIMUM = 2.0**15, 2000, 1.0, 2.0**24
 
 
 class LossScale(NamedTuple):
@@ -18,23 +19,25 @@ class LossScale(NamedTuple):
     consecutive_skips: jax.Array
 
 
-def create(config: LossScaleConfig) -> LossScale:
-    """The state before the first step; the scale is 1 without loss scaling."""
+def create(kind: str | float) -> LossScale:
+    """The state before the first step. kind: `optimizer.loss_scale`; the scale is 1 without loss scaling."""
     zero = jnp.zeros((), jnp.int32)
-    return LossScale(jnp.float32(1.0 if config.name == "none" else config.initial), zero, zero, zero)
+    scale = {"none": 1.0, "dynamic": INITIAL}[kind] if isinstance(kind, str) else kind
+    return LossScale(jnp.float32(scale), zero, zero, zero)
 
 
-def update(config: LossScaleConfig, state: LossScale, finite: jax.Array) -> LossScale:
-    """The state after a step. finite: bool scalar, whether the gradient was finite; if not, the step counts as skipped.
+def update(kind: str | float, state: LossScale, finite: jax.Array) -> LossScale:
+    """The state after a step. kind: as in `create`. finite: bool scalar, whether the gradient was finite; if not, the step
+    counts as skipped.
 
     A dynamic scale doubles after GROWTH_STEPS finite steps and halves after a non-finite one, within [MINIMUM, MAXIMUM].
     """
     skipped = (~finite).astype(jnp.int32)
     scale, finite_steps = state.scale, state.finite_steps + 1
-    if config.name == "dynamic":
-        grows = finite_steps >= config.GROWTH_STEPS
-        after_finite = jnp.where(grows, jnp.minimum(scale * 2, config.MAXIMUM), scale)
-        scale = jnp.where(finite, after_finite, jnp.maximum(scale / 2, config.MINIMUM))
+    if kind == "dynamic":
+        grows = finite_steps >= GROWTH_STEPS
+        after_finite = jnp.where(grows, jnp.minimum(scale * 2, MAXIMUM), scale)
+        scale = jnp.where(finite, after_finite, jnp.maximum(scale / 2, MINIMUM))
         finite_steps = jnp.where(grows, 0, finite_steps)
     return LossScale(
         scale=scale,

@@ -85,14 +85,14 @@ def _sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.Gradient
 def _adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
     return optax.chain(
-        scale_by_adam(b1=momentum, b2=config.beta2, eps=config.adam_eps),
+        scale_by_adam(b1=momentum, b2=config.beta2, eps=1e-8),  # PyTorch's default
         optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
         optax.scale(-learning_rate),
     )
 
 
 def _lamb(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
-    return lamb(learning_rate, momentum, config.beta2, eps=config.adam_eps, weight_decay=config.weight_decay)
+    return lamb(learning_rate, momentum, config.beta2, weight_decay=config.weight_decay)
 
 
 CONSTRUCTORS: dict[str, Constructor] = OPTIMIZERS.implement({"lars": _lars, "sgd": _sgd, "adamw": _adamw, "lamb": _lamb})

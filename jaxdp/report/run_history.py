@@ -3,9 +3,11 @@
 import dataclasses
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import Manifest
@@ -14,6 +16,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, expand_user, is_url
 from jaxdp.records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, read_events, scan_log, without_nan
 from jaxdp.setup.run_dir import in_use, read_result, read_result_text, run_config
+from jaxdp.training.result import TrainResult
 
 NAN = float("nan")
 FIELD = "WORKDIR"
@@ -108,12 +111,15 @@ class History:
 
 
 def read(workdir: str | os.PathLike, label: str | None = None) -> History:
-    """The run in a directory or at a URL. Raises ConfigError if there is none, a URL cannot be read, or a file is damaged."""
+    """The run in a directory or at a URL; without its result.json if that is damaged, as a line on stderr says.
+
+    Raises ConfigError if there is no run, a URL cannot be read, or another file is damaged.
+    """
     workdir = expand_user(workdir, FIELD)
     if is_url(workdir):
         return _read_url(workdir, label)
     _check_is_run(Path(workdir), workdir)
-    return read_directory(Path(workdir), label, is_running=in_use(Path(workdir)))
+    return read_directory(Path(workdir), label, is_running=in_use(Path(workdir)), needs_result=False)
 
 
 def _check_is_run(path: Path, workdir: str) -> None:
@@ -122,30 +128,65 @@ def _check_is_run(path: Path, workdir: str) -> None:
             raise ConfigError(FIELD, workdir, reason=f"holds no run: {name} not found", hint="give the directory of a run")
 
 
-def read_directory(path: Path, label: str | None = None, *, is_running: bool) -> History:
-    """The run in a directory, which may not have a log yet. Raises ConfigError if a file is damaged."""
+def read_directory(path: Path, label: str | None = None, *, is_running: bool, needs_result: bool = True) -> History:
+    """The run in a directory, which may not have a log yet. Raises ConfigError if a file is damaged.
+
+    needs_result: False: as `read` for a damaged result.json.
+    """
     folder = path / CHECKPOINTS
     samples = [int(checkpoint.name) for checkpoint in checkpoint_paths(folder)]
     holder = RUNNING if is_running else UNKNOWN
-    return _assemble(path, str(path), label, holder=holder, samples=samples, newest=next(read_manifests(folder), None))
+    newest = next(read_manifests(folder), None)
+    result = _read_result(path, str(path), needed=needs_result)
+    return _assemble(path, str(path), label, holder=holder, samples=samples, newest=newest, result=result)
 
 
 def _read_url(url: str, label: str | None) -> History:
     from jaxdp.cloud.local import temporary_directory
-    from jaxdp.cloud.remote_run import download_run_files, holder_of, list_manifests
+    from jaxdp.cloud.location import storage_errors
+    from jaxdp.cloud.patience import open_patiently
+    from jaxdp.cloud.remote_run import RemoteRun
 
-    holder = {"held": RUNNING, "lost": KILLED, "free": UNKNOWN}[holder_of(url, FIELD)]
     with temporary_directory(Storage()) as copy:
         path = Path(copy)
-        download_run_files(url, path, names=(CONFIG, LOG, RESULT, EVENTS), field=FIELD)
+        with storage_errors(url, FIELD):
+            remote = RemoteRun(open_patiently(url, FIELD))
+            lease, held = remote.holder()
+            remote.download_files((CONFIG, LOG, RESULT, EVENTS), path, lease=lease)
         _check_is_run(path, url)
-        _, names, manifests = list_manifests(url, FIELD)
-        newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
-        return _assemble(path, url, label, holder=holder, samples=[name.samples for name in names], newest=newest)
+        with storage_errors(url, FIELD):
+            manifests = remote.manifests(lease)
+        newest = next((manifest for manifest in manifests.values() if isinstance(manifest, Manifest)), None)
+        holder = {"held": RUNNING, "lost": KILLED, "free": UNKNOWN}[held]
+        samples, result = [name.samples for name in manifests], _read_result(path, url, needed=False)
+        return _assemble(path, url, label, holder=holder, samples=samples, newest=newest, result=result)
+
+
+def _read_result(path: Path, workdir: str, *, needed: bool) -> TrainResult | None:
+    """The result of the run whose files are in `path`, None if it has none.
+
+    needed: whether a damaged one is an error; else it counts as none, as a line on stderr says.
+    """
+    if not (path / RESULT).exists():
+        return None
+    try:
+        return read_result(workdir, read_result_text(path))
+    except ConfigError as error:
+        if needed:
+            raise
+        print(f"jaxdp: {workdir}: {error.reason}; the run is shown without it", file=sys.stderr, flush=True)
+        return None
 
 
 def _assemble(
-    path: Path, workdir: str, label: str | None, *, holder: str, samples: list[int], newest: Manifest | None
+    path: Path,
+    workdir: str,
+    label: str | None,
+    *,
+    holder: str,
+    samples: list[int],
+    newest: Manifest | None,
+    result: TrainResult | None,
 ) -> History:
     """The history of the run whose files are in `path`.
 
@@ -153,12 +194,14 @@ def _assemble(
     manifest of the newest one.
     """
     config, (records, damaged), events = run_config(path), _read_log(path / LOG), read_events(path / EVENTS)
-    status, result, as_of = holder if holder == RUNNING else _end(events, holder), {}, ""
-    if (path / RESULT).exists():
-        status, result, as_of = "finished", dataclasses.asdict(read_result(path, read_result_text(path))), "the end"
+    status, facts, as_of = holder if holder == RUNNING else _end(events, holder), dict[str, Any](), ""
+    if result is not None:
+        status, facts, as_of = "finished", dataclasses.asdict(result), "the end"
     elif newest is not None:
-        result, as_of = newest.metadata["progress"], f"the newest checkpoint, epoch {newest.epoch:.2f}"
-    return History(workdir, label or config.name, config, records, status, result, as_of, samples, damaged, events)
+        facts, as_of = newest.metadata["progress"], f"the newest checkpoint, epoch {newest.epoch:.2f}"
+    if result is None and (path / RESULT).exists():  # a damaged one
+        status = UNKNOWN
+    return History(workdir, label or config.name, config, records, status, facts, as_of, samples, damaged, events)
 
 
 def _read_log(path: Path) -> tuple[list[dict], int]:

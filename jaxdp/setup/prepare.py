@@ -41,7 +41,7 @@ def prepare(
     data, which may take long.
     """
     group = group or runtime.current_group()
-    devices = runtime.start(config.mesh, group, config.compile)
+    devices = runtime.start(config.mesh, group, cache=True)
     progress.listener = group.status.record_progress
     opened = run(_open, config, datasets)
     config = with_class_weights(with_classes(config, opened.class_count), opened.train)

@@ -8,6 +8,7 @@ from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.errors import TrainingError
+from jaxdp.optim import loss_scale
 
 if TYPE_CHECKING:
     from jaxdp.training.run import Run
@@ -17,9 +18,11 @@ LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epoch
 
 def check_skipped(run: "Run") -> None:
     """Raise TrainingError if a run skipped all of its steps."""
-    steps, scaling = run.progress.steps, run.config.loss_scale
+    steps, scaling = run.progress.steps, run.config.optimizer.loss_scale
     if steps and run.progress.skipped_steps == steps:
-        scales = f" at loss scales of {scaling.MINIMUM:g} to {scaling.initial:g}" if scaling.name != "none" else ""
+        scales = "" if scaling == "none" else f" at a loss scale of {scaling}"
+        if scaling == "dynamic":
+            scales = f" at loss scales of {loss_scale.MINIMUM:g} to {loss_scale.INITIAL:g}"
         hint = "use --model.dtype bfloat16" if scales else LOWER_THE_RATE
         raise TrainingError(f"all {steps} steps were skipped because no gradient was finite{scales}: {hint}")
 

@@ -112,7 +112,7 @@ def _initial_state(config: Config, model: Network) -> TrainState:
     if config.optimizer.average_decay is not None:
         average = jax.tree.map(jnp.zeros_like, Average(trainable(params), trainable(batch_stats), jnp.zeros((), jnp.float32)))
     opt_state = make_optimizer(config, model, learning_rate=0.0, momentum=0.0).init(trainable(params))
-    return TrainState(params, batch_stats, opt_state, average, loss_scale.create(config.loss_scale))
+    return TrainState(params, batch_stats, opt_state, average, loss_scale.create(config.optimizer.loss_scale))
 
 
 def abstract_state(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> TrainState:

@@ -145,7 +145,7 @@ def compute_gradients(
     own_requests = batch.pop(request_flags.BATCH_KEY, None)
     # The gradient of the mean loss is the sum over devices of gradients that are divided by their number. Loss scaling divides
     # after the backward pass, so that the scaled backward pass uses the full range of float16.
-    scaled = config.loss_scale.name != "none"
+    scaled = config.optimizer.loss_scale != "none"
     local_scale = scale if scaled else scale / lax.axis_size(AXES)
     divisor = lax.axis_size(AXES) if scaled else 1
     strategy, wire_dtype = config.reduce.strategy, allreduce.wire_dtype_of(config.reduce)
@@ -225,7 +225,7 @@ def step_gradients(
             batch=batch,
             pixel_stats=pixel_stats,
             accumulation=accumulation,
-            scale=state.loss_scale.scale if config.loss_scale.name != "none" else 1.0,
+            scale=state.loss_scale.scale if config.optimizer.loss_scale != "none" else 1.0,
             **others,
         )
 
@@ -267,14 +267,13 @@ def make_train_step(
     trainable = partial(model.trainable, frozen_stages=config.finetune.frozen_stages)
     placement = make_placement(config, model, mesh)
     gradients = step_gradients(config, placement, pixel_stats=pixel_stats, accumulation=accumulation)
-    statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
     def update(state: TrainState, gradient: dict, *, squares: Squares, moments: dict, hyperparameters: dict) -> TrainState:
         optimizer = make_optimizer(config, model, **{name: hyperparameters[name] for name in HYPERPARAMETERS})
         params = trainable(state.params)
         updates, opt_state = optimizer.update(gradient, state.opt_state, params, squares=squares)
         params = optax.apply_updates(params, updates)
-        statistics = update_statistics(trainable(state.batch_stats), moments, statistics_decay)
+        statistics = update_statistics(trainable(state.batch_stats), moments, config.model.norm_momentum)
         average = state.average
         if config.optimizer.average_decay is not None:
             average = average.include(params, statistics, config.optimizer)
@@ -295,8 +294,8 @@ def make_train_step(
         if skips_steps(config):
             finite = jnp.isfinite(gradient_norm) & jnp.isfinite(aux["loss"])
             new_state = jax.tree.map(partial(jnp.where, finite), new_state, state)
-            new_state = new_state._replace(loss_scale=loss_scale.update(config.loss_scale, state.loss_scale, finite))
-            metrics |= {"loss_scale": state.loss_scale.scale} if config.loss_scale.name != "none" else {}
+            new_state = new_state._replace(loss_scale=loss_scale.update(config.optimizer.loss_scale, state.loss_scale, finite))
+            metrics |= {"loss_scale": state.loss_scale.scale} if config.optimizer.loss_scale != "none" else {}
             metrics |= {
                 "skipped_steps": new_state.loss_scale.skipped,
                 "skipped_in_a_row": new_state.loss_scale.consecutive_skips,

@@ -1,16 +1,17 @@
 """XLA compiler options of a run, and the persistent cache of compiled programs."""
 
+import contextlib
 import hashlib
 import platform
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jaxdp.config import Compile
-from jaxdp.errors import ConfigError
-from jaxdp.files import expand_user, no_directory_reason, user_cache
+from jaxdp.files import expand_user, user_cache
 
-CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
+CACHE_OPTION, USES_CACHE = "jax_compilation_cache_dir", "jax_enable_compilation_cache"  # JAX's
 CACHE_VARIABLE = CACHE_OPTION.upper()
 # Options of every run, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
 # operations run one after another, each on all cores, with the widest vectors of the processor. gpu: XLA must not combine
@@ -33,16 +34,12 @@ TUNED: dict[str, dict[str, Any]] = {
 DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 
 
-def cache_directory(setting: str) -> Path | None:
-    """The directory of compiled programs for a value of `compile.cache`; None for no cache, as without a home directory.
+def cache_directory() -> Path | None:
+    """The directory of compiled programs unless JAX has one; None without a home directory.
 
     CPU programs depend on the instructions of the processor, so hosts that share a home directory use one directory per
     processor type.
     """
-    if setting == "off":
-        return None
-    if setting != "auto":
-        return Path(expand_user(setting, "compile.cache"))
     cache = user_cache()
     return None if cache is None else cache / "programs" / _processor_type()
 
@@ -56,31 +53,41 @@ def _processor_type() -> str:
     return f"{platform.machine()}-{digest}"
 
 
-def enable_compilation_cache(config: Compile) -> None:
-    """Let JAX store compiled programs in the configured directory; with `auto`, a directory already set in JAX is kept.
+def enable_compilation_cache() -> None:
+    """Let JAX store compiled programs in the directory that is set in JAX, or else in `cache_directory`, if it can be created.
 
-    Raises ConfigError if a configured directory cannot be created. If the default one cannot, there is no cache.
+    JAX_ENABLE_COMPILATION_CACHE=0 turns the cache off.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has many small programs
-    already = getattr(jax.config, CACHE_OPTION) if config.cache == "auto" else None
-    path = cache_directory(config.cache) if not already else None
-    if path is not None:
-        try:
+    already, directory = getattr(jax.config, CACHE_OPTION), None
+    if already:
+        directory = expand_user(already, CACHE_VARIABLE)
+    elif path := cache_directory():
+        with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            if config.cache != "auto":
-                reason = f"cannot create the directory: {no_directory_reason(path, error)}"
-                raise ConfigError(
-                    "compile.cache", config.cache, reason=reason, hint="use another directory, auto or off"
-                ) from None
-            path = None
-    directory = expand_user(already, CACHE_VARIABLE) if already else str(path) if path else None
-    if directory != getattr(jax.config, CACHE_OPTION):
+            directory = str(path)
+    if directory != already:
         jax.config.update(CACHE_OPTION, directory)
         compilation_cache.reset_cache()  # otherwise JAX keeps the directory of the first compilation
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Programs are compiled, and neither read from nor stored in JAX's cache."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    enabled = getattr(jax.config, USES_CACHE)
+    jax.config.update(USES_CACHE, False)
+    compilation_cache.reset_cache()  # JAX decides at its first compilation whether it has a cache
+    try:
+        yield
+    finally:
+        jax.config.update(USES_CACHE, enabled)
+        compilation_cache.reset_cache()
 
 
 def compiler_options(config: Compile, platform: str) -> dict:

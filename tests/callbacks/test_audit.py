@@ -19,7 +19,8 @@ from jaxdp import TrainingError, train
 from jaxdp.callbacks import audit
 from jaxdp.callbacks.audit import AuditProgram, BucketFacts, describe, local_findings
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.config import Checkpoint, Finetune, LossScale
+from jaxdp.config import Checkpoint, Finetune
+from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
 from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, _collectives, compare_sums, reference_reduction, rounding_bound
@@ -226,7 +227,7 @@ def accumulating(config, _):
         config,
         batch=tuple(dataclasses.replace(phase, per_worker_batch=phase.global_batch // 8) for phase in config.batch),
         reduce=dataclasses.replace(config.reduce, wire_dtype="float16"),
-        loss_scale=LossScale(name="dynamic", initial=64.0),
+        optimizer=dataclasses.replace(config.optimizer, loss_scale="dynamic"),
     )
 
 
@@ -239,7 +240,8 @@ def frozen(config, folder):
     ("network", "changed"), [("tiny", accumulating), pytest.param("tiny_resnet", frozen, marks=pytest.mark.slow)]
 )
 def test_run_with_audits_equals_the_run_without(network, changed, tmp_path, monkeypatch, request):
-    monkeypatch.setattr(LossScale, "GROWTH_STEPS", 4)
+    for name, value in {"INITIAL": 64.0, "GROWTH_STEPS": 4}.items():
+        monkeypatch.setattr(loss_scale, name, value)
     config = changed(request.getfixturevalue(network), tmp_path)
     plain = train(with_audits(config, None), tmp_path / "plain")
     result = train(with_audits(config, 4), tmp_path / "audited")  # steps 4, 8 and 12 of 15, in both phases

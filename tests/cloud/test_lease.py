@@ -79,7 +79,7 @@ def test_of_many_processes_that_start_at_once_exactly_one_gets_the_lease(locatio
     token = None
 
     def refuse(record):
-        raise LeaseHeld(record.holder)
+        raise LeaseHeld(record)
 
     for _ in range(10):
         outcomes, start = [], threading.Barrier(4)

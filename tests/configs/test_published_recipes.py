@@ -82,7 +82,7 @@ def test_phase_on_fewer_devices_than_published_has_the_most_square_mesh():
 def test_recipe_of_mikami_et_al_has_the_papers_precision_and_smoothing(name):
     config = load_config(name)
     assert (config.model.dtype, config.reduce.wire_dtype, config.reduce.strategy) == ("float16", "float16", "torus")
-    assert (config.model.statistics, config.model.norm, config.data.augmentation) == ("last_batch", "per_worker", "paper")
+    assert (config.model.norm_momentum, config.model.norm, config.data.augmentation) == (0.0, "per_worker", "paper")
     smoothing = 0.0 if name in ("imagenet_lars_32k", "imagenet_sony_exp1") else 0.1
     assert config.optimizer.label_smoothing == smoothing
     assert (config.optimizer.trust_coefficient, config.optimizer.weight_decay, config.epochs) == (0.001, 1e-4, 90.0)
@@ -191,8 +191,8 @@ def test_mlperf_recipes_have_the_reference_hyperparameters(batch):
 
 # The recipes of 2021 and 2022, typed from their sources: sections of the config -> fields.
 RSB = {  # Table 2 of arXiv 2110.00476, with timm's LAMB
-    "data": {"eval_crop": 0.95, "mix": "mixup_or_cutmix", "auto_augment": "rand_augment_increasing"},
-    "optimizer": {"name": "lamb", "loss": "binary", "adam_eps": 1e-6, "beta2": 0.999, "clip_norm": 1.0},
+    "data": {"eval_resize": 0.95, "mix": "mixup_or_cutmix", "auto_augment": "rand_augment_increasing"},
+    "optimizer": {"name": "lamb", "loss": "binary", "beta2": 0.999, "clip_norm": 1.0},
     "schedule": {"name": "cosine", "warmup_epochs": 5.0},
     "augment": {"flip": True, "min_area": 0.08, "erase_probability": 0.0},
 }
@@ -236,7 +236,7 @@ TODAY = {
         73.8,
         [(4096, 160), (4096, 192)],
         {
-            "data": {"eval_crop": 0.875, "eval_interpolation": "area", "auto_augment": "none", "mix": "none"},
+            "data": {"eval_resize": 0.875, "eval_interpolation": "area", "auto_augment": "none", "mix": "none"},
             "augment": {"crop_interpolation": "area", "min_area": 0.08},
             "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False, "label_smoothing": 0.1, "loss": "softmax"},
             "schedule": {"name": "polynomial", "power": 1.0, "warmup_epochs": 2.0, "start": pytest.approx(1.7e-4), "end": 0.0},

@@ -58,7 +58,7 @@ def test_pixels_of_a_crop_ratio_are_those_of_timm(form, ratio, interpolation):
         data = encode(noise(*shape), form)
         image = Image.open(io.BytesIO(data)).convert("RGB")
         expected = published(image, resize=math.floor(224 / ratio), crop=224, interpolation=interpolation)
-        ours = prepared(data, image_size=160, eval_size=224, eval_crop=ratio, eval_interpolation=interpolation)
+        ours = prepared(data, image_size=160, eval_size=224, eval_resize=ratio, eval_interpolation=interpolation)
         assert np.abs(ours.astype(int) - np.asarray(expected)).max() <= 1, shape
 
 
@@ -90,7 +90,7 @@ def test_pixels_equal_torchvisions_own(interpolation):
 
 
 @pytest.mark.parametrize(
-    ("fields", "share"), [({"eval_crop": 0.875}, 0.875), ({"eval_resize": 232}, 224 / 232), ({"eval_crop": 1.0}, 1.0)]
+    ("fields", "share"), [({"eval_resize": 0.875}, 0.875), ({"eval_resize": 232}, 224 / 232), ({"eval_resize": 1}, 1.0)]
 )
 def test_area_resizes_the_central_square_as_ffcv(fields, share):
     """Row, column and side rounded down, as CenterCropRGBImageDecoder does; the means over areas in float64."""
@@ -105,7 +105,7 @@ def test_area_resizes_the_central_square_as_ffcv(fields, share):
 
 def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
     """Random weights, an image of odd size, mean and standard deviation of the Inception family."""
-    fields = {"eval_size": 48, "eval_crop": 0.95, "eval_interpolation": "bicubic", "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    fields = {"eval_size": 48, "eval_resize": 0.95, "eval_interpolation": "bicubic", "mean": (0.5,) * 3, "std": (0.5,) * 3}
     config = dataclasses.replace(tiny_resnet, data=Data(source="folder", directory="anywhere", image_size=32, **fields))
     data = encode(smooth_image(75, 61))
     image = published(Image.open(io.BytesIO(data)).convert("RGB"), resize=50, crop=48, interpolation="bicubic")
@@ -146,7 +146,7 @@ def test_image_that_the_resize_would_make_huge_is_unusable():
 @pytest.fixture
 def fixres(pictures, tiny_resnet) -> Config:
     """A run that trains at 16x16 and evaluates at 24x24."""
-    data = {"image_size": 16, "eval_size": 24, "eval_crop": 0.875, "eval_interpolation": "bicubic"}
+    data = {"image_size": 16, "eval_size": 24, "eval_resize": 0.875, "eval_interpolation": "bicubic"}
     data = dataclasses.replace(folder_config(pictures).data, **data)
     return dataclasses.replace(tiny_resnet, data=data, model=dataclasses.replace(tiny_resnet.model, classes=3))
 

@@ -48,9 +48,9 @@ def test_flag_of_another_trainer_names_its_counterpart(name, capsys):
         ("--milestones 3 6", "--schedule.boundaries 3 6"),
         ("--batch-size 256", "--batch.0.global-batch 256"),
         ("--amp", "--model.dtype bfloat16"),
-        ("--fp16", "--model.dtype float16 --loss-scale.name dynamic"),
+        ("--fp16", "--model.dtype float16 --optimizer.loss-scale dynamic"),
         ("--precision 16-mixed", "--model.dtype, for example --model.dtype bfloat16"),
-        ("--amp-dtype float16", "--model.dtype float16 --loss-scale.name dynamic"),
+        ("--amp-dtype float16", "--model.dtype float16 --optimizer.loss-scale dynamic"),
         ("--bn-momentum 0.01", "--model.norm-momentum 0.99"),
         ("--scheduler cosine", "--schedule.name cosine"),
         ("--freeze 3", "--finetune.frozen-stages 3"),
@@ -83,6 +83,13 @@ def test_suggestion_has_the_form_of_jaxdps_flag(words, suggestion, capsys):
     with pytest.raises(SystemExit):
         main.main(["train", *shlex.split(words)])
     assert re.search(r"did you mean (.*?)(?: \(.*\))?\?$", capsys.readouterr().err.strip())[1] == suggestion
+
+
+@pytest.mark.parametrize("command", ["doctor", "evaluate", "checkpoints", "watch"])
+def test_directory_of_the_output_is_not_that_of_the_run_that_a_command_reads(command, capsys):
+    with pytest.raises(SystemExit):
+        main.main([command, "--output", "x"])
+    assert re.search(r"--output: unknown flag; `jaxdp \w+ --help.*` lists all flags$", capsys.readouterr().err.strip())
 
 
 def test_suggestion_has_no_note_that_repeats_it():

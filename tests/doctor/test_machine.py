@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.doctor import run_check
 
-from jaxdp.config import Checkpoint, Compile, Config
+from jaxdp.config import Checkpoint, Config
 from jaxdp.doctor import machine
 
 
@@ -34,10 +34,10 @@ def test_check_memory_compares_free_memory_with_a_copy_of_the_state(state_bytes,
 
 
 def test_check_disk_with_a_full_disk_of_compiled_programs_warns(tmp_path, monkeypatch):
-    config = Config(compile=Compile(cache=str(tmp_path / "cache")))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(machine, "_free_space", lambda path: (1000 if path.name == "cache" else 2**40, tmp_path))
-    result = run_check(machine.check_disk, config, workdir=tmp_path, state_bytes=1000)
-    assert (result.status, "--compile.cache" in result.fix) == ("warning", True)
+    result = run_check(machine.check_disk, Config(), workdir=tmp_path, state_bytes=1000)
+    assert (result.status, "JAX_COMPILATION_CACHE_DIR" in result.fix) == ("warning", True)
 
 
 def test_check_limits_without_shared_memory_warns_with_several_gpus(monkeypatch):

@@ -30,7 +30,9 @@ def small(tmp_path, monkeypatch, request):
             (folder / f"{number}.jpg").write_bytes(encode(smooth_image(40 + number % 7, 50 - number % 5, seed=number)))
     config = load_config(request.param)
     sizes = {
-        name: value // SHRINK for name in ("image_size", "eval_size", "eval_resize") if (value := getattr(config.data, name))
+        name: value // SHRINK
+        for name in ("image_size", "eval_size", "eval_resize")
+        if (value := getattr(config.data, name)) and value > 1
     }
     data = dataclasses.replace(config.data, source="folder", directory=str(tmp_path / "pictures"), **sizes)
     shorten = 3.0 / config.epochs

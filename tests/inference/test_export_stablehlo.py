@@ -125,7 +125,7 @@ def test_client_gives_images_as_evaluation_loads_them(tiny_resnet, name):
 
 
 def test_client_of_a_run_that_evaluates_by_area_crops_first(tiny_resnet):
-    data = Data(source="given", image_size=16, eval_size=32, eval_crop=0.875, eval_interpolation="area")
+    data = Data(source="given", image_size=16, eval_size=32, eval_resize=0.875, eval_interpolation="area")
     steps = serving._preprocessing(dataclasses.replace(tiny_resnet, data=data))["client_preprocessing"]
     assert steps == {"color": "RGB", "interpolation": "area", "center_crop_share": 0.875, "resize": 32}
 

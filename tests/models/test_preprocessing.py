@@ -38,7 +38,7 @@ A1 = {  # of timm/resnet50.a1_in1k on the Hugging Face hub
 }
 SMALL = {"input_size": [3, 32, 32], "test_input_size": [3, 40, 40], "crop_pct": 0.8, "interpolation": "bicubic"}
 SMALL |= {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.25, 0.5]}
-IN_FILE = Preprocessing(eval_size=40, eval_crop=0.8, eval_interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 0.5))
+IN_FILE = Preprocessing(eval_size=40, eval_resize=0.8, eval_interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 0.5))
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
     stated = preprocessing.of_file(path)
     assert stated == Preprocessing(
         eval_size=288,
-        eval_crop=1.0,
+        eval_resize=1.0,
         eval_interpolation="bicubic",
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
@@ -134,7 +134,7 @@ def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, cap
     assert preprocessing.of_file(ours) == IN_FILE
     flags = ["--data.eval-resize", "44", "--data.eval-interpolation", "bilinear", "--overwrite", "--json"]
     main.main(["import", str(file), "--output", str(ours), *flags])
-    expected = dataclasses.replace(IN_FILE, eval_resize=44, eval_crop=None, eval_interpolation="bilinear")
+    expected = dataclasses.replace(IN_FILE, eval_resize=44, eval_interpolation="bilinear")
     assert preprocessing.of_file(ours) == expected
     assert json.loads(capsys.readouterr().out)["preprocessing"]["eval_resize"] == 44
     with pytest.raises(SystemExit):
@@ -170,18 +170,15 @@ def test_evaluation_of_weights_counts_as_their_published_preprocessing(file, ten
 
 
 def test_flag_of_an_evaluation_replaces_the_resize_of_the_run(tiny_resnet, pictures, tmp_path, capsys):
-    data = Data(source="folder", directory=str(pictures), image_size=16, eval_crop=0.8, train_split="val")
+    data = Data(source="folder", directory=str(pictures), image_size=16, eval_resize=0.8, train_split="val")
     config = dataclasses.replace(tiny_resnet, data=data, model=dataclasses.replace(tiny_resnet.model, classes=6))
     model = models.create(config.model)
     save_run(config, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (16, 16, 3)))())
     flags = ["evaluate", "--workdir", str(tmp_path / "run"), "--data.eval-resize", "48"]
     main.main([*flags, "--json"])
     resized = json.loads(capsys.readouterr().out)["eval_loss"]
-    cropped = jaxdp.evaluate(dataclasses.replace(config, data=dataclasses.replace(data, eval_crop=16 / 48)), tmp_path / "run")
+    cropped = jaxdp.evaluate(dataclasses.replace(config, data=dataclasses.replace(data, eval_resize=16 / 48)), tmp_path / "run")
     assert resized == pytest.approx(cropped["eval_loss"], rel=1e-6)
-    with pytest.raises(SystemExit):
-        main.main([*flags, "--data.eval-crop", "0.9"])
-    assert "data.eval_crop=0.9: not possible with data.eval_resize (48)" in capsys.readouterr().err
 
 
 def test_exported_weights_are_evaluated_as_their_run(tiny_resnet, tmp_path):

@@ -164,7 +164,7 @@ def sgd_in_float64(config, rate, momentum, *, weight, gradient, velocity):
     return -rate * velocity, velocity
 
 
-def adam_in_float64(config, momentum, gradient, history):
+def adam_in_float64(config, momentum, gradient, history, *, eps):
     """(direction, history): averages of all gradients, in which a later step's momentum multiplies the earlier weights."""
     history = [*(history or []), (momentum, gradient)]
     shares, squares = np.zeros(0), np.zeros(0)
@@ -172,18 +172,18 @@ def adam_in_float64(config, momentum, gradient, history):
         shares, squares = (np.append(old * b, 1 - b) for old, b in ((shares, b1), (squares, config.beta2)))
     gradients = np.stack([gradient for _, gradient in history])
     mean = np.average(gradients, axis=0, weights=shares)
-    return mean / (np.sqrt(np.average(gradients**2, axis=0, weights=squares)) + config.adam_eps), history
+    return mean / (np.sqrt(np.average(gradients**2, axis=0, weights=squares)) + eps), history
 
 
 def adamw_in_float64(config, rate, momentum, *, weight, gradient, velocity):
     """Algorithm 2 of Loshchilov & Hutter; the velocity is the history of momenta and gradients."""
-    direction, velocity = adam_in_float64(config, momentum, gradient, velocity)
+    direction, velocity = adam_in_float64(config, momentum, gradient, velocity, eps=1e-8)
     return -rate * (direction + config.weight_decay * weight * (weight.ndim > 1)), velocity
 
 
 def lamb_in_float64(config, rate, momentum, *, weight, gradient, velocity):
     """Algorithm 2 of You et al. (arXiv 1904.00962); the velocity is the history of momenta and gradients."""
-    direction, velocity = adam_in_float64(config, momentum, gradient, velocity)
+    direction, velocity = adam_in_float64(config, momentum, gradient, velocity, eps=1e-6)
     if weight.ndim > 1:
         direction = direction + config.weight_decay * weight
         norms = np.linalg.norm(weight), np.linalg.norm(direction)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from helpers.report import write_result, write_run
 
+from jaxdp.cli import main
 from jaxdp.cloud.lease import Lease
-from jaxdp.cloud.location import open_location
-from jaxdp.errors import ConfigError
+from jaxdp.cloud.location import Location, open_location
 from jaxdp.loggers.events import EventLog
 from jaxdp.report.progress import Seen, card
 from jaxdp.report.run_history import read, read_all
@@ -52,7 +52,26 @@ def test_run_at_a_url_is_killed_once_its_holder_no_longer_renews_the_lease(tmp_p
     assert read(f"file://{run}").status == "unknown"
 
 
-def test_read_with_a_damaged_result_raises_an_error_that_names_it(tmp_path):
-    (write_run(tmp_path) / "result.json").write_text('{"accuracy": 1}')
-    with pytest.raises(ConfigError, match=r"result\.json"):
-        read(tmp_path)
+def test_run_at_a_url_is_read_under_one_lease(tmp_path, monkeypatch):
+    """Its files and checkpoints are those of the lease that also tells whether it is trained."""
+    run, sizes, folders = write_run(tmp_path / "run"), Location.sizes, []
+    Lease.acquire(open_location(f"file://{run}", "WORKDIR"), 4.0, adopt=lambda _: []).release({})
+    monkeypatch.setattr(Location, "sizes", lambda place, folder: folders.append(folder) or sizes(place, folder))
+    read(f"file://{run}")
+    assert folders.count(".lease") == 1
+
+
+@pytest.mark.parametrize("place", ["directory", "url"])
+def test_run_with_a_damaged_result_is_read_without_it_as_one_line_says(tmp_path, capsys, place):
+    run = write_run(tmp_path / "run")
+    intact = read(run)
+    (run / "result.json").write_text('{"accuracy": 1}')
+    where = str(run) if place == "directory" else f"file://{run}"
+    history = read(where)
+    assert capsys.readouterr().err == f"jaxdp: {where}: its result.json is damaged; the run is shown without it\n"
+    assert (history.records, history.result, history.status) == (intact.records, intact.result, "unknown")
+    for folder in ("run", "other"):
+        write_run(tmp_path / folder)
+    main.main(["report", where, str(tmp_path / "other"), "--no-html"])
+    out, err = capsys.readouterr()
+    assert (len(out.splitlines()), err.count("\n")) == (2, 1)

@@ -22,9 +22,11 @@ from helpers.step import (
 )
 
 from jaxdp import TrainingError, models, train
-from jaxdp.config import LossScale, Model
+from jaxdp.callbacks import checks
+from jaxdp.config import Model
 from jaxdp.data import prefetch
 from jaxdp.errors import ConfigError
+from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import create_state
 from jaxdp.validation import from_json, to_json
@@ -75,7 +77,7 @@ def exact(config):
 @pytest.mark.parametrize(("dtype", "bound"), [pytest.param("bfloat16", 0.06, marks=pytest.mark.slow), ("float16", 0.01)])
 def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; parameters and statistics stay float32."""
-    config = with_parts(step_config(), model={"dtype": dtype}, loss_scale={"name": "static", "initial": 1024.0})
+    config = with_parts(step_config(), model={"dtype": dtype}, optimizer={"loss_scale": 1024.0})
     update, metrics = update_of(config)
     expected, expected_metrics = exact(step_config())
     whole = np.sqrt(sum((u**2).sum() for u in jax.tree.leaves(expected)))
@@ -85,7 +87,7 @@ def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
 
 
 def test_loss_scale_in_float32_does_not_change_the_gradient():
-    update, metrics = update_of(with_parts(linear_config(), loss_scale={"name": "static", "initial": 2.0**12}))
+    update, metrics = update_of(with_parts(linear_config(), optimizer={"loss_scale": 2.0**12}))
     expected, expected_metrics = exact(linear_config())
     assert_close(update, expected, 1e-6)
     assert metrics["gradient_norm"] == pytest.approx(expected_metrics["gradient_norm"], rel=1e-6)
@@ -97,15 +99,16 @@ def test_loss_scale_with_a_float16_wire_prevents_underflow():
     tiny_loss = with_parts(linear_config(), reduce={"wire_dtype": "float16"})
 
     def shrunk(scale):
-        config = with_parts(tiny_loss, loss_scale={"name": "static", "initial": scale})
+        config = with_parts(tiny_loss, optimizer={"loss_scale": scale})
         return run(with_parts(config, optimizer=SGD), rate=1.0)[2]["gradient_norm"]
 
     assert shrunk(1.0) == pytest.approx(shrunk(1024.0), rel=1e-2)
     assert shrunk(2.0**-26) < 0.5 * shrunk(1.0)
 
 
-def test_non_finite_gradient_skips_the_step_and_halves_the_scale():
-    config = with_parts(linear_config(), reduce={"wire_dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
+def test_non_finite_gradient_skips_the_step_and_halves_the_scale(monkeypatch):
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**24)
+    config = with_parts(linear_config(), reduce={"wire_dtype": "float16"}, optimizer={"loss_scale": "dynamic"})
     before, after, metrics = run(config)
     assert not np.isfinite(metrics["gradient_norm"])
     assert (metrics["skipped_steps"], metrics["skipped_in_a_row"], metrics["loss_scale"]) == (1, 1, 2.0**24)
@@ -137,35 +140,35 @@ def test_loss_that_overflows_skips_the_step_although_its_gradient_is_finite():
 @pytest.fixture
 def too_large(monkeypatch):
     """A dynamic scale that no float16 gradient survives."""
-    for name, value in {"MINIMUM": 2.0**39, "MAXIMUM": 2.0**41, "GIVE_UP_AFTER": 5}.items():
-        monkeypatch.setattr(LossScale, name, value)
-    return {"name": "dynamic", "initial": 2.0**40}
+    for name, value in {"MINIMUM": 2.0**39, "INITIAL": 2.0**40, "MAXIMUM": 2.0**41}.items():
+        monkeypatch.setattr(loss_scale, name, value)
+    monkeypatch.setattr(checks, "GIVE_UP_AFTER", 5)
+    return {"loss_scale": "dynamic"}
 
 
 def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path, too_large):
-    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, loss_scale=too_large)
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer=too_large)
     with pytest.raises(TrainingError, match=r"5 steps in a row were skipped, up to step 5 \(samples 40, learning rate .*scale"):
         train(config, tmp_path)
 
 
 def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny, tmp_path, too_large, monkeypatch):
-    monkeypatch.setattr(LossScale, "GIVE_UP_AFTER", 50)
-    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, loss_scale=too_large)
+    monkeypatch.setattr(checks, "GIVE_UP_AFTER", 50)
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer=too_large)
     with pytest.raises(TrainingError, match=r"all 15 steps were skipped because no gradient was finite at loss scales of"):
         train(config, tmp_path)
     assert not (tmp_path / "result.json").exists()
 
 
 def test_static_scale_that_overflows_is_named_in_the_error(tiny, tmp_path):
-    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, loss_scale={"name": "static", "initial": 2.0**60})
-    with pytest.raises(
-        TrainingError, match=r"at step 1 .*if the scale 1.15292e\+18 is too large for float16, lower loss_scale"
-    ):
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer={"loss_scale": 2.0**60})
+    with pytest.raises(TrainingError, match=r"at step 1 .*if the scale 1.15292e\+18 is too large for float16, lower optimizer"):
         train(config, tmp_path)
 
 
-def test_log_counts_skipped_steps(tiny, tmp_path):
-    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
+def test_log_counts_skipped_steps(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**24)
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer={"loss_scale": "dynamic"})
     result = train(config, tmp_path)
     steps = read_records(tmp_path)
     counts = [r["skipped_steps"] for r in steps if "skipped_steps" in r]
@@ -180,6 +183,8 @@ def test_log_counts_skipped_steps(tiny, tmp_path):
     [
         ({"model": {"dtype": "float16"}}, "model.dtype='float16': requires loss scaling"),
         ({"reduce": {"wire_dtype": "float16"}}, "reduce.wire_dtype='float16': requires loss scaling"),
+        ({"optimizer": {"loss_scale": 0.0}}, "optimizer.loss_scale=0.0: must be none, dynamic or a number from 2\\^-100"),
+        ({"optimizer": {"loss_scale": "static"}}, "optimizer.loss_scale='static': must be 'none' or 'dynamic'"),
     ],
 )
 def test_invalid_loss_scale_raises(parts, message):
@@ -230,10 +235,10 @@ def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
 
 
-def test_last_batch_statistics_are_those_of_all_workers():
-    config = with_parts(linear_config(), model={"statistics": "last_batch"})
+def test_statistics_without_momentum_are_those_of_the_last_batch_of_all_workers():
+    config = with_parts(linear_config(), model={"norm_momentum": 0.0})
     _, state, _ = run(config, steps=1)
-    moving = with_parts(config, model={"statistics": "moving_average", "norm_momentum": 0.9})
+    moving = with_parts(config, model={"norm_momentum": 0.9})
     _, averaged, _ = run(moving, steps=1)
     # the moving average after one step from mean 0 and variance 1 is a tenth of the batch's statistics
     last, moved = state.batch_stats["norm"], averaged.batch_stats["norm"]

@@ -19,10 +19,11 @@ import jaxdp
 from jaxdp import models, register_model, train
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
-from jaxdp.config import Finetune, LossScale, Mesh, Model, Optimizer, Phase, Reduce
+from jaxdp.config import Finetune, Mesh, Model, Optimizer, Phase, Reduce
 from jaxdp.data import prefetch
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.load_run import load_run
+from jaxdp.optim import loss_scale
 from jaxdp.parallel import collectives
 from jaxdp.parallel.allreduce import stages_of
 from jaxdp.parallel.mesh import HORIZONTAL, abstract_mesh, make_mesh
@@ -163,10 +164,11 @@ def test_ten_steps_with_accumulation_equal_those_with_a_replicated_update():
 
 
 @pytest.mark.slow
-def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(small_net):
+def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(small_net, monkeypatch):
     """float16 gradients overflow at the first scales: these steps are skipped on all devices, the later ones are equal."""
     config = changed(step_config(), model={"name": "small_net", "dtype": "float16"}, reduce={"wire_dtype": "float16"})
-    config = dataclasses.replace(config, loss_scale=LossScale(name="dynamic", initial=2.0**22))
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**22)
+    config = changed(config, optimizer={"loss_scale": "dynamic"})
     expected, expected_metrics = ten_steps(config, (2, 4), 2)
     state, metrics = ten_steps(sharded(config), (2, 4), 2)
     skipped = [int(values["skipped_steps"]) for values in metrics]

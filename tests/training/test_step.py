@@ -25,7 +25,7 @@ from helpers.step import (
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
-from jaxdp.config import Data, LossScale, Optimizer, Reduce
+from jaxdp.config import Data, Optimizer, Reduce
 from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
 from jaxdp.losses import cross_entropy
@@ -151,7 +151,7 @@ FOLDED_OPTIONS = {
     },
     "frozen stages and a loss scale": {
         "finetune": {"weights": "any", "frozen_stages": 1},
-        "loss_scale": {"name": "static", "initial": 1024.0},
+        "optimizer": {"loss_scale": 1024.0},
     },
 }
 
@@ -228,14 +228,11 @@ def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, ov
     weights = tuple(0.1 + float(label) ** 2 for label in range(7))
     config = dataclasses.replace(
         linear_config(),
-        optimizer=Optimizer(label_smoothing=0.1, class_weights=weights),
-        loss_scale=LossScale(
-            "static" if wire_dtype == "float16" else "none", initial=64.0 if wire_dtype == "float16" else 32768.0
-        ),
+        optimizer=Optimizer(label_smoothing=0.1, class_weights=weights, loss_scale=64.0 if wire_dtype == "float16" else "none"),
         reduce=Reduce(overlap=overlap, wire_dtype=wire_dtype),
         data=Data(source="synthetic", image_size=12),
     )
-    scale = config.loss_scale.initial if wire_dtype == "float16" else 1.0
+    scale = 64.0 if wire_dtype == "float16" else 1.0
     gradient, report = distributed_gradients(config, (2, 4), 2, scale=scale)
     batch, params = make_batch(), jax.tree.map(lambda x: np.asarray(x, np.float64), initial_params(config)[0]["net"])
     target = 0.9 * np.eye(7)[batch["labels"]] + 0.1 / 7

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 import jaxdp
 from jaxdp import models
 from jaxdp.cli import main
-from jaxdp.config import Finetune, LossScale, Optimizer, Phase, Reduce
+from jaxdp.config import Finetune, Optimizer, Phase, Reduce
 from jaxdp.distributed.preemption import SignalHandler, Stopped
 from jaxdp.doctor import cuda
 from jaxdp.doctor.verify_resume import StopAfterStep
@@ -142,9 +142,8 @@ CONFIGS = {
     "lars": {"optimizer": Optimizer(name="lars", average_decay=0.9, label_smoothing=0.1, clip_norm=1.0)},
     "adamw, bfloat16": {"optimizer": Optimizer(name="adamw"), "model.dtype": "bfloat16"},
     "lamb, float16": {
-        "optimizer": Optimizer(name="lamb", loss="binary", label_smoothing=0.1),
+        "optimizer": Optimizer(name="lamb", loss="binary", label_smoothing=0.1, loss_scale="dynamic"),
         "model.dtype": "float16",
-        "loss_scale": LossScale(name="dynamic"),
     },
     "sgd, drop-path": {"optimizer": Optimizer(name="sgd"), "model.drop_path": 0.2, "model.squeeze_excitation": True},
     "ring": {"reduce": Reduce(strategy="ring")},

@@ -15,7 +15,6 @@ import pytest
 from jaxdp.bench.step_runner import build_step
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.config import Compile
-from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.session import train
 from jaxdp.xla import options
@@ -48,42 +47,32 @@ def jax_cache(monkeypatch):
         jax.config.update(name, value)
 
 
-def test_cache_directory_auto_depends_on_processor_type(monkeypatch, tmp_path):
+def test_cache_directory_depends_on_processor_type(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = options.cache_directory("auto")
+    path = options.cache_directory()
     assert path.parent == tmp_path / "jaxdp/programs"
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", "~/caches")
-    assert options.cache_directory("auto") == tmp_path / "home/caches/jaxdp/programs" / path.name
+    assert options.cache_directory() == tmp_path / "home/caches/jaxdp/programs" / path.name
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert options.cache_directory("auto") == tmp_path / "home/.cache/jaxdp/programs" / path.name
-    assert options.cache_directory("~/kept") == tmp_path / "home/kept"
-    assert options.cache_directory("off") is None
+    assert options.cache_directory() == tmp_path / "home/.cache/jaxdp/programs" / path.name
 
 
-def test_enable_compilation_cache_uncreatable_directory_raises_config_error(jax_cache, monkeypatch, tmp_path):
+def test_without_a_directory_for_it_there_is_no_cache(jax_cache, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ConfigError, match=r"compile.cache='.*file/programs': cannot create the directory: .*; use another directory"
-    ):
-        options.enable_compilation_cache(Compile(cache=str(tmp_path / "file/programs")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    options.enable_compilation_cache(Compile())
+    options.enable_compilation_cache()
     assert jax.config.jax_compilation_cache_dir is None
 
 
-def test_enable_compilation_cache_auto_keeps_the_directory_set_in_jax(jax_cache, monkeypatch, tmp_path):
+def test_the_cache_directory_set_in_jax_is_kept(jax_cache, monkeypatch, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "set"))
-    options.enable_compilation_cache(Compile())
+    options.enable_compilation_cache()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "set")
     monkeypatch.setenv("HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", "~/set")
-    options.enable_compilation_cache(Compile())
+    options.enable_compilation_cache()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "set")
-    options.enable_compilation_cache(Compile(cache=str(tmp_path / "configured")))
-    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "configured")
-    options.enable_compilation_cache(Compile(cache="off"))
-    assert jax.config.jax_compilation_cache_dir is None
 
 
 @pytest.mark.slow
@@ -92,17 +81,17 @@ def test_second_run_with_another_seed_compiles_nothing(tiny_resnet, tmp_path):
     there = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     there |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"}
 
-    def counted(name, *more):
+    def counted(name, *more, **variables):
         line = [sys.executable, "-c", COUNT_COMPILATIONS, str(tmp_path / "config.json"), str(tmp_path / name), *more]
-        ran = subprocess.run(line, env=there, capture_output=True, text=True, timeout=300)
+        ran = subprocess.run(line, env=there | variables, capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout.splitlines()[-1])
 
-    first, second, off = counted("first"), counted("second", "--seed", "1"), counted("off", "--compile.cache", "off")
+    first, second, off = counted("first"), counted("second", "--seed", "1"), counted("off", JAX_ENABLE_COMPILATION_CACHE="0")
     assert first["cache_misses"] >= 4  # two training steps, two evaluations
     assert first["directory"].startswith(str(tmp_path / "cache/jaxdp/programs"))
     assert (second["cache_misses"], second["cache_hits"]) == (0, first["cache_misses"] + first["cache_hits"])
-    assert (off["cache_hits"], off["directory"]) == (0, None)
+    assert (off["cache_hits"], off["cache_misses"]) == (0, 0)
     one, two, three = (latest_valid(tmp_path / name / "checkpoints").arrays for name in ("first", "second", "off"))
     assert one == three != two  # of another seed
 
@@ -121,18 +110,34 @@ def test_tuned_options_compute_the_same_step(tiny_resnet, monkeypatch):
     assert metrics["gradient_norm"] == pytest.approx(other_metrics["gradient_norm"], rel=1e-5)
 
 
-def test_enable_compilation_cache_second_directory_receives_new_programs(jax_cache, tmp_path):
-    def count_files(setting: str, value: float) -> list[int]:
+def test_a_directory_that_is_set_later_receives_new_programs(jax_cache, monkeypatch, tmp_path):
+    def count_files(cache_home: str, value: float) -> list[int]:
         """Numbers of files in both directories after a new program."""
-        options.enable_compilation_cache(Compile(cache=setting))
+        jax.config.update("jax_compilation_cache_dir", None)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache_home))
+        options.enable_compilation_cache()
         jax.jit(lambda x: jnp.sin(x) * value)(np.float32(1.0))
-        return [len([*(tmp_path / name).glob("*")]) for name in ("one", "two")]
+        return [len([*(tmp_path / name).glob("jaxdp/programs/*/*")]) for name in ("one", "two")]
 
-    first, _ = count_files(str(tmp_path / "one"), 1.0)
-    unchanged, second = count_files(str(tmp_path / "two"), 2.0)
+    first, _ = count_files("one", 1.0)
+    unchanged, second = count_files("two", 2.0)
     assert 0 < first == unchanged
     assert second > 0
-    assert count_files("off", 3.0) == [first, second]
+
+
+def test_without_the_cache_programs_are_neither_stored_nor_read(jax_cache, monkeypatch, tmp_path):
+    """Although JAX has used its cache before, and uses it afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options.enable_compilation_cache()
+
+    def files_after_compiling(value: float) -> int:
+        jax.jit(lambda x: jnp.cos(x) * value).lower(np.float32(1.0)).compile()
+        return len([*tmp_path.glob("jaxdp/programs/*/*-cache")])
+
+    stored = files_after_compiling(1.0)
+    with options.without_compilation_cache():
+        assert files_after_compiling(2.0) == stored > 0
+    assert files_after_compiling(3.0) == stored + 1
 
 
 @pytest.mark.slow
