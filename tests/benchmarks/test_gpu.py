@@ -22,6 +22,7 @@ def gpu(monkeypatch):
 @pytest.fixture
 def commands(gpu, monkeypatch, tmp_path):
     """A function that returns the commands of a call, in place of running them."""
+
     def commands_of(call):
         found = []
 
