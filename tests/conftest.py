@@ -11,8 +11,12 @@ from pathlib import Path
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: commands that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["JAX_PLATFORMS"] = "cpu"
-# LLVM's level 0 for the tests, whose time is mostly compilation, and 1 for processes that they start, which train for longer.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+# The tests' time is mostly compilation. XLA's older emitters and one LLVM module for a program take less than half of it, and
+# LLVM's level 0 half of the rest; level 1 is for processes that tests start, which train for longer.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=1",
+)
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=1", "optimization_level=0")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache/xla"))
 
@@ -34,7 +38,7 @@ from jaxdp.strategies import STRATEGIES
 
 gc.freeze()  # nothing imported so far is garbage; JAX's traces are millions of objects, most of which live until a test ends
 gc.set_threshold(200_000, 20, 50)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
 

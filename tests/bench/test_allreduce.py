@@ -48,7 +48,7 @@ def test_fit_of_inconsistent_times_is_never_negative():
     assert bench_allreduce.fit(falling, "ring", (2, 2))["bandwidth"] is None
 
 
-def test_command_with_wrong_sums_names_them_and_exits_with_1(wrong_torus, tiny, tmp_path, capsys):
+def test_command_with_wrong_sums_names_them_and_exits_with_1(wrong_torus, tiny_resnet, tmp_path, capsys):
     small = ["--mesh.cpu-devices", "4", "--model.depth", "18", "--model.width", "4", "--data.image-size", "16"]
     command = ["allreduce", *small, "--sizes", "4096", "--dtypes", "float32", "--repeats", "2", "--output", str(tmp_path)]
     with pytest.raises(SystemExit) as exit_:

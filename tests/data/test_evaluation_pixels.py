@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.images import encode, folder_config, mean_over_areas, noise, smooth_image
 from helpers.runs import train_until
+from helpers.saved_run import save_run
 from PIL import Image, ImageOps
 
 import jaxdp
@@ -179,6 +180,8 @@ def test_network_of_one_size_refuses_another_for_evaluation(fixres, tiny, tmp_pa
     message = r"^data.eval_size=24: normalized_linear cannot take images of another size than data.image_size \(16\): "
     with pytest.raises(ConfigError, match=message):
         jaxdp.train(config, tmp_path / "run")
-    jaxdp.train(with_eval_size(config, 16), tmp_path / "run")
+    trained = with_eval_size(config, 16)
+    model = models.create(trained.model)
+    save_run(trained, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (16, 16, 3)))())
     with pytest.raises(ConfigError, match=message):
         jaxdp.evaluate(config, tmp_path / "run")

@@ -27,13 +27,19 @@ def test_reserved_port_is_free_for_rank_0_only():
 
 
 def test_launch_with_a_rank_that_exits_with_0_before_the_others_names_it(tmp_path):
+    """Rank 0 waits until the launcher has seen the end of rank 1, whose number no process has then."""
     script = tmp_path / "process.py"
     script.write_text(
-        "import os, sys, time\n"
+        "import contextlib, os, pathlib, sys, time\n"
+        f"number = pathlib.Path({str(tmp_path / 'number')!r})\n"
         "if os.environ['JAX_PROCESS_ID'] == '1':\n"
         "    print('I am done', flush=True)\n"
+        "    number.with_suffix('.partial').write_text(str(os.getpid()))\n"
+        "    number.with_suffix('.partial').rename(number)\n"
         "    os._exit(0)\n"
-        "time.sleep(0.3)\n"
+        "with contextlib.suppress(ProcessLookupError):\n"
+        "    while not number.exists() or os.kill(int(number.read_text()), 0) is None:\n"
+        "        time.sleep(0.01)\n"
         "sys.exit('jaxdp: rank 1 on host failed in step 3: exited without a message (killed or crashed)')\n"
     )
     command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--", str(script)]

@@ -34,7 +34,8 @@ def run(tiny, tmp_path, request):
     config = dataclasses.replace(
         tiny, data=data, model=Model(name="normalized_linear", classes=CLASSES), mesh=Mesh(cpu_devices=1)
     )
-    params, stats = create(config.model).init(jax.random.key(3), (request.param, request.param, 3))
+    model, shape = create(config.model), (request.param, request.param, 3)
+    params, stats = jax.jit(lambda: model.init(jax.random.key(3), shape))()
     save_run(config, tmp_path / "run", params, stats)
     return tmp_path / "run", files
 
@@ -64,12 +65,12 @@ ENTRIES = ("3", '["2"]', "[1.0]", "[true]", "[-1]", "[1000]")
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"1": [3]}', "[[1], [2]]", *ENTRIES])
-def test_unusable_real_labels_are_refused_with_one_line(run, tmp_path, content):
+def test_unusable_real_labels_are_refused_with_one_line(tmp_path, content):
     """Entries are in lists that are long enough."""
     whole = f"{json.dumps(EMPTY[1:])[:-1]}, {content}]" if content in ENTRIES else content
     (tmp_path / "real.json").write_text(whole)
     with pytest.raises(ConfigError, match=r"\A--real-labels='.*': must be a JSON list of 50,000 lists .*\Z"):
-        evaluate(None, run[0], real_labels=tmp_path / "real.json")
+        RealLabels(tmp_path / "real.json", source=object())
 
 
 def test_real_labels_of_no_evaluated_image_are_refused(run, tmp_path):

@@ -142,17 +142,22 @@ def test_running_statistics_on_one_device_are_those_of_flax_with_the_same_moment
     params, stats = by_path(start.params), by_path(start.batch_stats)
     if kind == "linen":
         variables = {"params": nested(params), "batch_stats": nested(stats)}
+
+        @jax.jit
+        def changed(variables, images):
+            images = normalize(images, *PIXELS)
+            return LinenNet(momentum=momentum).apply(variables, images, train=True, mutable=["batch_stats"])[1]
+
         for batch in batches:
-            images = normalize(batch["images"], *PIXELS)
-            _, changed = LinenNet(momentum=momentum).apply(variables, images, train=True, mutable=["batch_stats"])
-            variables |= changed
+            variables |= changed(variables, batch["images"])
         expected = by_path(variables["batch_stats"])
     else:
         module = NnxNet(momentum=momentum, rngs=nnx.Rngs(0))
         flat = {path_of(name): jnp.float32(leaf) for name, leaf in (params | stats).items()}
         nnx.update(module, nnx.from_flat_state(flat))
+        call = nnx.jit(lambda module, images: module(normalize(images, *PIXELS)))
         for batch in batches:
-            module(normalize(batch["images"], *PIXELS))
+            call(module, batch["images"])
         expected = of_state(nnx.state(module, nnx.BatchStat))
     assert len(expected) == 4
     assert ours.keys() == expected.keys()
@@ -175,16 +180,19 @@ def test_dropout_depends_on_seed_and_position_and_not_on_the_mesh(name):
 @pytest.mark.parametrize("name", [f"{name}_dropout" for name in WITH_DROPOUT])
 def test_dropout_draws_anew_for_another_key_and_evaluation_drops_nothing(name):
     model = models.create(config_of(name).model)
-    params, stats = model.init(jax.random.key(0), (12, 12, 3))
-    images = jax.random.normal(jax.random.key(1), (4, 12, 12, 3))
+    params, stats = jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))()
+    images = np.random.default_rng(1).normal(size=(4, 12, 12, 3)).astype(np.float32)
+    apply = jax.jit(lambda number: model.apply(params, stats, images, train=True, key=jax.random.key(number))[0])
 
     def logits(number):
-        return np.asarray(model.apply(params, stats, images, train=True, key=jax.random.key(number))[0])
+        return np.asarray(apply(number))
 
     assert np.array_equal(logits(0), logits(0))
     assert np.abs(logits(0) - logits(1)).max() > 1e-3
     plain = models.create(config_of(name.removesuffix("_dropout")).model)
-    evaluated, expected = (one.apply(params, stats, images, train=False)[0] for one in (model, plain))
+    evaluated, expected = (
+        jax.jit(lambda one=one: one.apply(params, stats, images, train=False)[0])() for one in (model, plain)
+    )
     np.testing.assert_array_equal(evaluated, expected)
 
 
