@@ -6,16 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: commands that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["JAX_PLATFORMS"] = "cpu"
-# The tests' time is mostly compilation. XLA's older emitters and one LLVM module for a program take less than half of it, and
-# LLVM's level 0 half of the rest; level 1 is for processes that tests start, which train for longer.
+# The tests' time is mostly compilation. One LLVM module for a program and XLA's older emitters, which JAX has until 0.10, take
+# less than half of it, and LLVM's level 0 half of the rest; level 1 is for processes that tests start, which train for longer.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=1",
+    "--xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=1"
+    + " --xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
 )
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=1", "optimization_level=0")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache/xla"))
