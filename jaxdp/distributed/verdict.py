@@ -41,17 +41,18 @@ class Limits:
         """Seconds without progress in an activity after which the run ends; infinite for never. work: of the process."""
         if self.stuck_seconds is None:
             return float("inf")
-        return max(self.stuck_seconds, self._least(activity, work))
+        # A process may wait in a compilation for one that compiles, which is not overdue.
+        return max(self.stuck_seconds, self._least(activity, is_compiling=work != ""))
 
-    def cut_off_after(self, activity: str, work: str = "code") -> float:
+    def cut_off_after(self, activity: str, work: str = "compiler") -> float:
         """The same, for a process that cannot read the files of the others: a host without network."""
         if self.stuck_seconds is None:
             return float("inf")
-        return max(min(self.stuck_seconds, CUT_OFF_SECONDS), self._least(activity, work))
+        return max(min(self.stuck_seconds, CUT_OFF_SECONDS), self._least(activity, is_compiling=work == "compiler"))
 
-    def _least(self, activity: str, work: str) -> float:
-        if activity == "compile":  # but not to wait for a process that compiles: that one is not overdue
-            return COMPILATION_SECONDS if work else 0.0
+    def _least(self, activity: str, *, is_compiling: bool) -> float:
+        if activity == "compile":
+            return COMPILATION_SECONDS if is_compiling else 0.0
         return self.start_seconds if activity == "start" else 0.0
 
 

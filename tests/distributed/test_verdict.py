@@ -224,14 +224,15 @@ def test_processes_that_have_not_started_are_named():
 )
 def test_a_process_without_progress_that_hears_from_nobody_ends_itself(beat, seconds, is_cut_off):
     """Its host has lost network and directory; the limit is ten minutes, or less with a smaller guard.step_minutes."""
-    found = verdict.cut_off(record(1, beat=beat), seconds, LIMITS, board="runs/a/processes")
+    found = verdict.cut_off(record(1, beat=beat, work="compiler"), seconds, LIMITS, board="runs/a/processes")
     assert bool(found) == is_cut_off
     if found:
         assert str(found).startswith(
             "rank 1 on node1 failed in step 9: no progress, and no answer of the status files in runs/a/processes, for 600 s"
         )
-    barrier = record(1, beat=Heartbeat("compile", idle_seconds=700), work="")  # waits for values in the directory
-    assert verdict.cut_off(barrier, 700, LIMITS, board="runs/a/processes")
+    for work in ("", "code"):  # waits for values in the directory, or writes a file in it
+        in_directory = record(1, beat=Heartbeat("compile", idle_seconds=700), work=work)
+        assert verdict.cut_off(in_directory, 700, LIMITS, board="runs/a/processes")
     assert Limits(stuck_seconds=1800).cut_off_after("step") == 600
     assert Limits(stuck_seconds=None).cut_off_after("step") == float("inf")
     assert Limits(stuck_seconds=20).cut_off_after("step") == 20
