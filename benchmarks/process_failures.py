@@ -29,7 +29,7 @@ import numpy as np
 from common import ROOT, markdown, options, read, write
 
 FAILS_AT, EVERY_IMAGE = 200, 0.02  # images that a process has read; seconds for each
-SECONDS = 300  # of a run that does not end
+SECONDS = 600  # of a run that does not end
 LATE_SECONDS = 6.0  # in place of the 30 s of jaxdp
 GUARD = {"step_minutes": 0.25, "silence_seconds": 8.0, "start_minutes": 0.5}
 SILENT = r"sent no sign of life"

@@ -5,7 +5,8 @@
         client = hosts.popen(1, [sys.executable, "client.py", hosts.name(0)])
 
 Each host has its own name, loopback and network interface, and resolves the names of all hosts. They share the machine's files,
-processors, memory and clock. Needs root and Debian's package iproute2.
+processors, memory and clock; a process can lose a directory, as if its host had mounted it over the network. Needs root and
+Debian's package iproute2.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "jaxdp-h"
@@ -127,6 +129,24 @@ class Hosts:
     def reconnect(self, host: int) -> None:
         """Restore a link that was cut."""
         _run("ip", "-n", SWITCH, "link", "set", self.name(host), "up")
+
+    @contextlib.contextmanager
+    def without_directory(self, process: subprocess.Popen, path: Path) -> Iterator[None]:
+        """Let a process of a host lose a directory, as if the server of a network file system did not answer (a hard mount).
+
+        What it opens there waits until it is killed; open files stay open. It sees a FUSE file system in place of the
+        directory, whose requests nobody answers.
+        """
+        namespace, device = f"/proc/{process.pid}/ns/mnt", os.open("/dev/fuse", os.O_RDWR)
+        try:
+            while os.readlink(namespace) == os.readlink("/proc/self/ns/mnt"):  # it has not reached its host
+                time.sleep(0.002)
+            options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+            mount = ["mount", "--internal-only", "-t", "fuse", "-o", options, "lost", str(path)]
+            subprocess.run(["nsenter", f"--mount={namespace}", *mount], pass_fds=[device], check=True)
+            yield
+        finally:
+            os.close(device)
 
     def bytes(self, host: int) -> tuple[int, int]:
         """Bytes (received, sent) by the host so far, including all headers."""

@@ -10,6 +10,7 @@ benchmarks/results/network.json and docs/network.png and prints tables. Needs ro
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -20,20 +21,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from hosts import Hosts
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from chaos import ROOT, TRAINING, stage
+from common import markdown
 
 from jaxdp.strategies import STRATEGIES
 
 RESULT, PICTURE = ROOT / "benchmarks/results/network.json", ROOT / "docs/network.png"
 HOSTS, DEVICES = 4, 2
 PORT, ECHO_PORT = 29_400, 29_500
-LIMIT_SECONDS = 30
-GUARD = ("--guard.start-minutes", "0.25", "--epochs", "400", "--batch.0.until-epoch", "200", "--batch.0.per-worker-batch", "1")
+GUARD = {"silence_seconds": 10, "step_minutes": 0.3, "start_minutes": 0.5}
+LONG = ("--epochs", "400", "--batch.0.until-epoch", "200", "--batch.0.per-worker-batch", "1")
+WAIT_SECONDS = 150  # for all processes to end
+DIRECTORY = ("hangs", "answers")  # what the directory of the run does on a host that is cut off
 STAGES = {
     "starting": 3.0,
     "compiling": 1.0,
@@ -54,83 +59,96 @@ def place(rank: int) -> list[str]:
     return ["--coordinator", f"jaxdp-h0:{PORT}", "--processes", str(HOSTS), "--rank", str(rank)]
 
 
-def cut(hosts: Hosts, victim: int, *, chosen: str, folder: Path, draw: random.Random) -> dict:
+def cut(hosts: Hosts, victim: int, *, chosen: str, directory: str, folder: Path, draw: random.Random) -> dict:
     """Cut the link of one host in the chosen stage of a run; returns when and how the processes exited."""
     workdir = folder / "run"
     outputs = [workdir.with_suffix(".out" if rank == 0 else f".{rank}.out") for rank in range(HOSTS)]
-    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TRAINING, *GUARD]
+    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TRAINING, *LONG]
+    command += [part for name, value in GUARD.items() for part in (f"--guard.{name.replace('_', '-')}", str(value))]
     environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     running = []
     for rank, out in enumerate(outputs):
         with open(out, "w") as file:
             options = {"cwd": ROOT, "env": environment, "stdout": file, "stderr": subprocess.STDOUT}
             running.append(hosts.popen(rank, [*command, *place(rank)], **options))
-    try:
-        began = time.monotonic()
-        while stage(workdir) != chosen:
-            assert time.monotonic() - began < 300, "the run did not reach this stage"
-            time.sleep(0.002)
-        time.sleep(draw.random() * STAGES[chosen])
-        cut_in = stage(workdir)
-        hosts.cut(victim)
-        failed, seconds = time.monotonic(), {}
-        while len(seconds) < HOSTS and time.monotonic() - failed < 2 * LIMIT_SECONDS:
-            for rank, process in enumerate(running):
-                if rank not in seconds and process.poll() is not None:
-                    seconds[rank] = round(time.monotonic() - failed, 2)
-            time.sleep(0.02)
-        codes = [process.poll() for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-        hosts.reconnect(victim)
+    with contextlib.ExitStack() as stack:
+        try:
+            began = time.monotonic()
+            while stage(workdir) != chosen:
+                ended = [rank for rank, process in enumerate(running) if process.poll() is not None]
+                assert not ended, outputs[ended[0]].read_text()
+                assert time.monotonic() - began < 300, outputs[0].read_text()
+                time.sleep(0.002)
+            time.sleep(draw.random() * STAGES[chosen])
+            cut_in = stage(workdir)
+            hosts.cut(victim)
+            if directory == "hangs":
+                stack.enter_context(hosts.without_directory(running[victim], folder))
+            failed, seconds = time.monotonic(), {}
+            while len(seconds) < HOSTS and time.monotonic() - failed < WAIT_SECONDS:
+                for rank, process in enumerate(running):
+                    if rank not in seconds and process.poll() is not None:
+                        seconds[rank] = round(time.monotonic() - failed, 2)
+                time.sleep(0.02)
+            codes = [process.poll() for process in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+            hosts.reconnect(victim)
     others = [rank for rank in range(HOSTS) if rank != victim]
-    last = [([line for line in out.read_text().splitlines() if line.startswith("jaxdp:")] or [""])[-1] for out in outputs]
-    naming = re.compile(rf"rank {victim}( on \S+)? failed|rank {victim} did not answer|within \S+ s: rank {victim} \(")
+    lines = [out.read_text().splitlines() for out in outputs]
+    last = [([line for line in each if line.startswith("jaxdp:")] or [""])[-1].replace(str(folder), "...") for each in lines]
+    named = rf"rank {victim} "
+    naming = re.compile(rf"{named}on \S+ (failed|reported nothing)|{named}did not start|did not start within \S+ s: {named}")
+    blamed = {int(rank) for line in last for rank in re.findall(r"rank (\d+) on \S+ failed", line)}
     return {
         "cut": victim,
         "stage": cut_in,
-        "seconds": max((seconds[rank] for rank in others if rank in seconds), default=None),
+        "directory": directory,
+        "seconds": max((seconds[rank] for rank in others), default=None) if seconds.keys() >= set(others) else None,
         "own_seconds": seconds.get(victim),
         "codes": codes,
-        "ended": all(codes[rank] not in (None, 0) for rank in others),
-        "named": all(naming.search(last[rank]) is not None for rank in others),
-        "last_lines": [line.replace(str(folder), "...") for line in last],
+        "named": sum(naming.search(last[rank]) is not None for rank in others),
+        "healthy rank blamed": bool(blamed - {victim}),
+        "last_lines": last,
     }
 
 
-def cuts(times: int) -> dict:
+def cuts(times: int, stages: list[str], directories: list[str], *, seed: int, kept: list[dict]) -> Iterator[dict]:
+    """The record after each cut: first of rank 0's host, then of others. kept: earlier rows, which stay for other cases."""
     from jaxdp.bench.environment import provenance
 
-    draw, rows = random.Random(0), []
+    draw, rows = random.Random(seed), [row for row in kept if row.get("directory") in set(DIRECTORY) - set(directories)]
     with tempfile.TemporaryDirectory() as cache, Hosts(HOSTS, rate="1gbit") as hosts:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
-        for chosen in STAGES:
-            for victim in [0, draw.randrange(1, HOSTS)] * times:
-                with tempfile.TemporaryDirectory() as made:
-                    rows.append(cut(hosts, victim, chosen=chosen, folder=Path(made), draw=draw))
-                print(json.dumps(rows[-1]), flush=True)
-    return {"provenance": provenance(("jax", "numpy")), "hosts": HOSTS, "rate": "1gbit", "rows": rows}
+        for number in range(times):
+            for directory in directories:
+                for chosen in stages:
+                    victim = draw.randrange(1, HOSTS) if number else 0
+                    with tempfile.TemporaryDirectory() as made:
+                        row = cut(hosts, victim, chosen=chosen, directory=directory, folder=Path(made), draw=draw)
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+                    made_with = provenance(("jax", "numpy"))
+                    yield {"provenance": made_with, "hosts": HOSTS, "rate": "1gbit", "limits": GUARD, "rows": rows}
 
 
 def cuts_table(record: dict) -> str:
-    """By host and stage: seconds until the other processes, and the one on the host itself, had exited."""
-    lines = [
-        "| cut off | while | the others end after | most | and name it | itself after |",
-        "|---|---|---|---|---|---|",
-    ]
-    cases = {}
+    """By stage, directory and host: seconds until all other processes, and those of the host itself, have ended."""
+    columns = "cut off while", "its directory", "host", "runs", "the others end after, median", "most", "itself, most"
+    columns += "all name the host", "a healthy rank blamed", "exit codes other than 1"
+    cases: dict[tuple, list[dict]] = {}
     for row in record["cuts"]["rows"]:
-        cases.setdefault((row["cut"] == 0, row["stage"]), []).append(row)
-    for (first, cut_in), rows in cases.items():
+        cases.setdefault((row["stage"], row["directory"], "another" if row["cut"] else "of rank 0"), []).append(row)
+    lines = []
+    for case, rows in sorted(cases.items(), key=lambda one: [list(STAGES).index(one[0][0]), DIRECTORY.index(one[0][1])]):
         seconds, own = ([row[name] or float("inf") for row in rows] for name in ("seconds", "own_seconds"))
-        right = sum(row["ended"] and row["named"] for row in rows)
-        lines.append(
-            f"| {'host 0' if first else 'another'} | {cut_in} | {statistics.median(seconds):.1f} s | {max(seconds):.1f} s "
-            f"| {right} of {len(rows)} | {max(own):.1f} s |"
-        )
-    return "\n".join(lines)
+        times = (f"{value:.0f} s" for value in (statistics.median(seconds), max(seconds), max(own)))
+        counts = [sum(row["named"] == HOSTS - 1 for row in rows), sum(row["healthy rank blamed"] for row in rows)]
+        counts.append(sum(code != 1 for row in rows for code in row["codes"]))
+        lines.append((*case, str(len(rows)), *times, *map(str, counts)))
+    return markdown(columns, lines)
 
 
 def expected_bytes(strategy: str, elements: int, dtype: str) -> tuple[list[float], list[float]]:
@@ -478,6 +496,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("cuts", "bytes", "updates"))
     parser.add_argument("--times", type=int, default=1, help="trials of each cut")
+    parser.add_argument("--stages", nargs="*", choices=STAGES, default=list(STAGES), help="in which a link is cut")
+    parser.add_argument("--directory", nargs="*", choices=DIRECTORY, default=DIRECTORY, help="on the host that is cut off")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
@@ -489,7 +510,10 @@ def main():
     if arguments.only in (None, "updates"):
         record["updates"] = measure_updates()
     if arguments.only in (None, "cuts"):
-        record["cuts"] = cuts(arguments.times)
+        kept = record.get("cuts", {}).get("rows", [])
+        for part in cuts(arguments.times, arguments.stages, arguments.directory, seed=arguments.seed, kept=kept):
+            record["cuts"] = part
+            RESULT.write_text(json.dumps(record, indent=1) + "\n")
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
     for part, table in (("cuts", cuts_table), ("bytes", bytes_table), ("updates", updates_table)):
         if part in record:

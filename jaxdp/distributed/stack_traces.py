@@ -1,6 +1,7 @@
 """Stack traces of this process's threads, taken without reading a file, because the disk may be stuck."""
 
 import contextlib
+import gc
 import re
 import sys
 import threading
@@ -22,14 +23,18 @@ WATCHING_THREADS = ("watchdog", "status-files", "print-stacks")
 DEVICES, OTHER_RANKS, OTHER_THREAD, COMPILER = "devices", "other ranks", "another thread", "the compiler"
 WORKING = ("", COMPILER)
 DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "_item")  # JAX's functions that wait for a device
-LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|contextlib|nest_asyncio)\.py$")
-CONTROL = ("jaxdp/distributed/process_group.py", "jaxdp/distributed/coordination.py")
+LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|pathlib|contextlib|nest_asyncio)\.py$")
+CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in ("process_group", "status_files", "coordination"))
+STARTED_IN = "jaxdp/training/"  # innermost in the call of a compiled program, which may wait for other devices
 PREEMPTION = "jaxdp/distributed/preemption.py"
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
 # Files whose frames do not show what a thread does or waits for.
 WAIT_PRIMITIVES = ("threading.py", "concurrent/", "selectors.py", "queue.py", "asyncio/", "jax/", "orbax/")
 THREAD_BASE = ("_bootstrap", "_bootstrap_inner", "run", "_worker")  # the outermost functions of every thread
+
+
+_walking = threading.Lock()
 
 
 class Frame(NamedTuple):
@@ -61,9 +66,8 @@ def capture(training_thread: int | None) -> list[Stack]:
     """
     names = {thread.ident: thread.name for thread in threading.enumerate() if not thread.name.startswith("Dummy-")}
     groups: dict[tuple[bool, tuple[Frame, ...]], list[str]] = {}
-    for identity, top in sys._current_frames().items():
+    for identity, frames in _frames_by_thread().items():
         name = MAIN if identity == training_thread else names.get(identity, NATIVE)  # such as XLA's in a callback
-        frames = tuple(_walk(top))
         is_watching = identity == threading.get_ident() or name in WATCHING_THREADS
         if not is_watching and (name in (MAIN, NATIVE) or not _is_idle(frames)):
             groups.setdefault((name == MAIN, _without_base(frames)), []).append(name)
@@ -71,6 +75,22 @@ def capture(training_thread: int | None) -> list[Stack]:
     for (_, frames), (first, *others) in groups.items():
         stacks.append(Stack(first + (f" and {len(others)} more" if others else ""), frames, waits_for(frames)))
     return sorted(stacks, key=lambda stack: (stack.name != MAIN, stack.waits_for))[: 1 + MAX_THREADS]
+
+
+def _frames_by_thread() -> dict[int, tuple[Frame, ...]]:
+    """The frames of every thread, innermost first.
+
+    Without garbage collection: before Python 3.12, one that begins when a frame object is made runs finalizers, which may let
+    the other thread leave this frame. Reading it then ends the process by SIGSEGV.
+    """
+    with _walking:
+        is_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return {identity: tuple(_walk(top)) for identity, top in sys._current_frames().items()}
+        finally:
+            if is_enabled:
+                gc.enable()
 
 
 def _walk(frame: FrameType | None) -> Iterator[Frame]:
@@ -95,6 +115,8 @@ def _is_idle(frames: Sequence[Frame]) -> bool:
 
 def waits_for(frames: Sequence[Frame]) -> str:
     """What a thread waits for, judged by the library functions it is in; "" if it executes code. frames: innermost first."""
+    if STARTED_IN in frames[0].file:
+        return DEVICES
     waits = ""
     for frame in frames:
         if not (LIBRARY.search(frame.file) or frame.file.endswith((*CONTROL, PREEMPTION))):
@@ -102,7 +124,7 @@ def waits_for(frames: Sequence[Frame]) -> str:
         if "barrier" in frame.function or "sync_global" in frame.function or frame.file.endswith(CONTROL):
             return OTHER_RANKS
         if "/jax/" in frame.file and (
-            frame.function in DEVICE_WAITS or (frame.file.endswith("/pxla.py") and frame.function == "__call__")
+            frame.function in DEVICE_WAITS or (frame.file.endswith(("/pxla.py", "/stages.py")) and frame.function == "__call__")
         ):
             return DEVICES
         if "/jax/" in frame.file and frame.function.startswith("backend_compile"):
@@ -116,6 +138,11 @@ def work(stacks: Sequence[Stack]) -> str:
     """What the threads of a process do: "code", "compiler", or "" if all of them wait."""
     waits = {stack.waits_for for stack in stacks if stack.is_working}
     return "code" if "" in waits else "compiler" if waits else ""
+
+
+def at_devices(stacks: Sequence[Stack]) -> bool:
+    """Whether the thread that trains waits for its devices."""
+    return any(stack.name == MAIN and stack.waits_for == DEVICES for stack in stacks)
 
 
 def format_stacks(stacks: Sequence[Stack]) -> list[str]:

@@ -30,8 +30,7 @@ if TYPE_CHECKING:  # the command line starts to watch before it imports the conf
 
 LATE_SECONDS = 30.0  # and 15 usual steps without progress are reported; longer than a usual save or evaluation step
 TICK_SECONDS = 1.0
-# Share of the time until a process is reported, from which its stacks are taken once a tick. Walking the frames of running
-# threads has crashed Python 3.11, so none are taken of a run that makes progress.
+# Share of the time until a process is reported, from which its stacks are taken once a tick: none of a run that makes progress.
 LOOK_AFTER = 0.25
 EXIT_SECONDS = 5.0  # for the others to read a verdict, to clean up and to print, before a process ends anyway
 STACKS_SIGNAL = signal.SIGUSR2
@@ -106,12 +105,16 @@ class Supervisor:
         reported = min(self.limits.late_seconds, self.limits.stuck_seconds or math.inf)
         is_idle = overdue or beat.idle_seconds >= LOOK_AFTER * reported
         stacks = stack_traces.capture(self.status.training_thread) if is_idle else []
+        work = stack_traces.work(stacks)
+        if overdue:
+            overdue = verdict.overdue(beat, self.limits, is_single=is_single, work=work)
         is_judged = self.follower is None or self.follower.session  # before that, processes are missing, not stuck
         self.update(
             count=self.record.count + 1,
             beat=beat,
             place=stack_traces.place_of_work(stacks),
-            work=stack_traces.work(stacks),
+            work=work,
+            at_devices=stack_traces.at_devices(stacks),
             step_times=self.own_step_times,
             overdue=overdue if is_judged else "",
             stacks=tuple(stack_traces.format_stacks(stacks)) if overdue else (),

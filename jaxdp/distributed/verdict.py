@@ -37,20 +37,23 @@ class Limits:
     silence_seconds: float = 15.0
     start_seconds: float = 300.0
 
-    def stuck_after(self, activity: str) -> float:
-        """Seconds without progress in an activity after which the run ends; infinite for never."""
+    def stuck_after(self, activity: str, work: str = "code") -> float:
+        """Seconds without progress in an activity after which the run ends; infinite for never. work: of the process."""
         if self.stuck_seconds is None:
             return float("inf")
-        return max(self.stuck_seconds, self._least(activity))
+        # A process may wait in a compilation for one that compiles, which is not overdue.
+        return max(self.stuck_seconds, self._least(activity, is_compiling=work != ""))
 
-    def cut_off_after(self, activity: str) -> float:
+    def cut_off_after(self, activity: str, work: str = "compiler") -> float:
         """The same, for a process that cannot read the files of the others: a host without network."""
         if self.stuck_seconds is None:
             return float("inf")
-        return max(min(self.stuck_seconds, CUT_OFF_SECONDS), self._least(activity))
+        return max(min(self.stuck_seconds, CUT_OFF_SECONDS), self._least(activity, is_compiling=work == "compiler"))
 
-    def _least(self, activity: str) -> float:
-        return {"compile": COMPILATION_SECONDS, "start": self.start_seconds}.get(activity, 0.0)
+    def _least(self, activity: str, *, is_compiling: bool) -> float:
+        if activity == "compile":
+            return COMPILATION_SECONDS if is_compiling else 0.0
+        return self.start_seconds if activity == "start" else 0.0
 
 
 def late_after(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> float:
@@ -66,14 +69,14 @@ def late_after(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> f
     return max(limits.late_seconds, SLOW_FACTOR * beat.typical_seconds)
 
 
-def overdue(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> str:
+def overdue(beat: Heartbeat, limits: Limits, *, is_single: bool = False, work: str = "code") -> str:
     """ "", LATE or STUCK: how long a process has made no progress, by its own clock; a background save counts too."""
     save_limit = max(UNKNOWN_FACTOR * limits.late_seconds, SLOW_FACTOR * beat.longest_save_seconds)
     in_save = beat.save_seconds >= save_limit
     seconds = max(beat.idle_seconds, beat.save_seconds if in_save else 0.0)
     if beat.activity == OUTSIDE or not (in_save or beat.idle_seconds >= late_after(beat, limits, is_single=is_single)):
         return ""
-    return STUCK if seconds >= limits.stuck_after("save" if in_save else beat.activity) else LATE
+    return STUCK if seconds >= limits.stuck_after("save" if in_save else beat.activity, work) else LATE
 
 
 @dataclass
@@ -174,7 +177,12 @@ class Judge:
         self._collective_failed = self._collective_failed or clock
         if clock - self._collective_failed < self.limits.silence_seconds + COLLECTIVE_SECONDS:
             return None
-        return own_failure(failed[0])
+        first = own_failure(failed[0])
+        if len(failed) == 1:
+            return first
+        quiet = names(record for record in records if not record.failure)  # such as one whose host is cut off
+        others = f"; {quiet} reported nothing" if quiet else ""
+        return Verdict(f"a collective failed on {names(failed)}: {first.reason}{others}", place=first.place)
 
     def _stuck(self, alive: Mapping[int, Record]) -> Verdict | None:
         behind = at_fault(alive)
@@ -189,14 +197,16 @@ class Judge:
 def at_fault(alive: Mapping[int, Record]) -> list[Record]:
     """The overdue processes that execute code instead of waiting. If all are overdue and wait, those behind the others.
 
-    [] if they are all at the same point, or if a process that is not overdue may hold up the rest.
+    [] if they are all at the same point, if those behind wait for their devices (a step starts while the one before computes),
+    or if a process that is not overdue may hold up the rest.
     """
     late = [record for record in alive.values() if record.overdue]
     if working := [record for record in late if record.work]:
         return working
     behind = [record for record in late if record.beat.position == min(each.beat.position for each in late)]
     is_single = any(not record.run for record in late)
-    return behind if len(behind) < len(late) == len(alive) or is_single else []
+    is_known = len(behind) < len(late) == len(alive) and not all(record.at_devices for record in behind)
+    return behind if is_known or is_single else []
 
 
 def names(records: Iterable[Record]) -> str:
@@ -221,7 +231,7 @@ def report(alive: Mapping[int, Record], limits: Limits) -> list[str]:
     shown = at_fault(alive) or late
     if not shown or (shown == late and len(late) < len(alive) and not any(record.work for record in late)):
         return []
-    (first, *_), end = shown, limits.stuck_after(shown[0].beat.activity)
+    (first, *_), end = shown, limits.stuck_after(shown[0].beat.activity, shown[0].work)
     ends = "" if end == float("inf") else f". The run ends after {end / 60:g} minutes without progress"
     ends += " (guard.step_minutes)" if end == limits.stuck_seconds else ""
     seconds = f"{first.seconds:.0f} s"
@@ -252,7 +262,7 @@ def unwatched(board: str, seconds: float, problem: str) -> str:
 
 def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdict | None:
     """The verdict of a process on itself whose files have not answered for `seconds`: nobody else can tell it what happened."""
-    limit = limits.cut_off_after(own.beat.activity)
+    limit = limits.cut_off_after(own.beat.activity, own.work)
     if min(own.beat.idle_seconds, seconds) < limit or own.beat.activity == OUTSIDE:
         return None
     reason = f"no progress, and no answer of the status files in {board}, for {limit:.0f} s: no network on this host?"

@@ -1,4 +1,6 @@
+import gc
 import re
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +65,26 @@ def test_capture_shows_busy_pool_threads_and_omits_idle_ones():
     assert by_name["decode_0"].waits_for == ""
     assert not any(name.startswith("idle") for name in by_name)
     assert "in reads_an_image" in stack_traces.place_of_work([by_name["decode_0"]])
+
+
+def test_no_garbage_collection_begins_while_the_frames_of_threads_are_read():
+    """Python 3.11 would corrupt memory if a finalizer let another thread leave the frame that is being read."""
+    began_in, before = [], gc.get_threshold()
+
+    def note(phase, info):
+        began_in.append(sys._getframe(1).f_code.co_name)
+
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        stacks = captured()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(note)
+    assert stacks
+    assert gc.isenabled()
+    assert began_in
+    assert not {"_walk", "<dictcomp>"} & set(began_in)
 
 
 def test_capture_shows_user_threads_and_they_do_not_put_a_rank_at_fault():
@@ -149,11 +171,17 @@ def frames(*pairs):
         (frames(("/lib/jax/_src/array.py", "_value"), ("/x/train.py", "step")), stack_traces.DEVICES),
         (frames(("/lib/jax/_src/compiler.py", "backend_compile_and_load"), ("/x/p.py", "f")), stack_traces.COMPILER),
         (frames(("/lib/jax/_src/interpreters/pxla.py", "__call__"), ("/x/p.py", "f")), stack_traces.DEVICES),
+        (frames(("/lib/jax/_src/stages.py", "__call__"), ("/x/p.py", "f")), stack_traces.DEVICES),
         (frames(("/x/mine.py", "callback"), ("/lib/jax/_src/interpreters/pxla.py", "__call__")), ""),
         (
             frames(("/p/threading.py", "wait"), ("/x/jaxdp/distributed/process_group.py", "_wait_for")),
             stack_traces.OTHER_RANKS,
         ),
+        (
+            frames(("/p/pathlib.py", "mkdir"), ("/x/jaxdp/distributed/status_files.py", "write")),
+            stack_traces.OTHER_RANKS,
+        ),
+        (frames(("/x/jaxdp/training/state.py", "create_state")), stack_traces.DEVICES),  # in the call of a compiled program
         (frames(("/lib/orbax/checkpoint/multihost.py", "_barrier_fn"), ("/x/p.py", "f")), stack_traces.OTHER_RANKS),
         (
             frames(("/p/threading.py", "wait"), ("/p/concurrent/futures/_base.py", "result"), ("/x/p.py", "f")),
@@ -194,7 +222,7 @@ def test_a_thread_that_waits_for_its_devices_is_recognized(wait):
     assert waiting == stack_traces.DEVICES
 
 
-@pytest.mark.parametrize("file", [*stack_traces.CONTROL, stack_traces.PREEMPTION])
+@pytest.mark.parametrize("file", [*stack_traces.CONTROL, stack_traces.PREEMPTION, stack_traces.STARTED_IN])
 def test_the_files_that_wait_for_other_ranks_exist(file):
     assert (Path(__file__).parents[2] / file).exists()
 

@@ -107,6 +107,14 @@ def test_a_failed_collective_without_another_cause_is_reported_in_the_end():
     assert str(run.read(10, r1=failed)).startswith("rank 1 on node1 failed in step 7: NCCL error")
 
 
+def test_a_collective_that_fails_on_several_processes_is_blamed_on_none_of_them():
+    """As after a cut link, while the host behind it still reaches the directory."""
+    failed = {"failure": Failure("Gloo: timed out", collective=True)}
+    found = Run().read(30, r0=failed, r2=failed)
+    reason = "a collective failed on rank 0 on node0, rank 2 on node2: Gloo: timed out; rank 1 on node1 reported nothing"
+    assert (found.rank, str(found)) == (None, reason)
+
+
 AHEAD = Heartbeat("step", 7, position=(0, 1, 6), idle_seconds=601.0)
 BEHIND = Heartbeat("step", 7, position=(0, 1, 5), idle_seconds=602.0)
 WAITS = {"overdue": STUCK, "work": "", "beat": AHEAD}
@@ -127,6 +135,22 @@ def test_if_all_wait_at_the_same_point_no_rank_is_blamed():
     found = Run().read(r0=WAITS, r1=WAITS, r2=WAITS)
     assert found.rank is None
     assert "all ranks wait for each other or for their devices in step 7" in found.reason
+
+
+def test_who_starts_a_step_later_than_the_others_is_not_blamed_for_a_collective_that_is_stuck():
+    """A step is started while the one before computes, as far as the devices let it."""
+    found = Run().read(r0=WAITS, r1=WAITS | {"beat": BEHIND, "at_devices": True}, r2=WAITS)
+    assert found.rank is None
+    assert "rank 1" not in found.reason
+
+
+def test_only_a_process_that_compiles_may_take_half_an_hour_in_a_compilation():
+    """Others wait in it for values and collectives; their run ends if none compiles, as after a cut link."""
+    beat = Heartbeat("compile", position=(0, 1, 5), idle_seconds=601.0)
+    assert [verdict.overdue(beat, LIMITS, work=work) for work in ("compiler", "code", "")] == [LATE, LATE, STUCK]
+    waits, compiles = {"overdue": STUCK, "work": "", "beat": beat}, {"overdue": LATE, "work": "compiler", "beat": beat}
+    assert Run().read(r0=waits, r1=compiles, r2=waits) is None
+    assert "all ranks wait for each other" in Run().read(r0=waits, r1=waits, r2=waits).reason
 
 
 def test_those_that_wait_for_a_slow_process_are_not_stuck():
@@ -200,12 +224,15 @@ def test_processes_that_have_not_started_are_named():
 )
 def test_a_process_without_progress_that_hears_from_nobody_ends_itself(beat, seconds, is_cut_off):
     """Its host has lost network and directory; the limit is ten minutes, or less with a smaller guard.step_minutes."""
-    found = verdict.cut_off(record(1, beat=beat), seconds, LIMITS, board="runs/a/processes")
+    found = verdict.cut_off(record(1, beat=beat, work="compiler"), seconds, LIMITS, board="runs/a/processes")
     assert bool(found) == is_cut_off
     if found:
         assert str(found).startswith(
             "rank 1 on node1 failed in step 9: no progress, and no answer of the status files in runs/a/processes, for 600 s"
         )
+    for work in ("", "code"):  # waits for values in the directory, or writes a file in it
+        in_directory = record(1, beat=Heartbeat("compile", idle_seconds=700), work=work)
+        assert verdict.cut_off(in_directory, 700, LIMITS, board="runs/a/processes")
     assert Limits(stuck_seconds=1800).cut_off_after("step") == 600
     assert Limits(stuck_seconds=None).cut_off_after("step") == float("inf")
     assert Limits(stuck_seconds=20).cut_off_after("step") == 20
