@@ -7,7 +7,7 @@
   jaxdp alternately with two modes of PyTorch
 - changes, folded, flags: the step with one change each, alternately with the unchanged step; a change is adopted if it gains
   more than 1 % and more than the spread. Includes the cost of `--compile.deterministic`
-- modes: PyTorch's other modes; max-autotune alone compiles for more than four minutes
+- modes: PyTorch's other modes; max-autotune compiles for minutes
 - batches: jaxdp and PyTorch with other batch sizes
 - start: time to the first step, with and without cached programs
 
@@ -16,6 +16,7 @@ are in the memory of the GPU at once, about 65 GB. Compiled programs are stored 
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from step_vs_pytorch import VARIANTS
 
+from jaxdp.bench.environment import provenance
 from jaxdp.xla import options
 
 ROOT = Path(__file__).parent.parent
@@ -71,19 +73,24 @@ def searched() -> str:
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def first(results: Path) -> None:
+def first(results: Path, cases: list[str]) -> None:
     """A call that fails, or exceeds its time, does not keep the others from running; exits with 1 then."""
     sizes = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # they share the memory of the GPU
 
     def begin(call: str) -> subprocess.Popen:
         limit = ["timeout", "--kill-after", "10", str(SECONDS[call])]
-        return subprocess.Popen([*limit, sys.executable, __file__, call, "--results", str(results)], env=os.environ | sizes)
+        return subprocess.Popen(
+            [*limit, sys.executable, __file__, call, "--results", str(results), "--cases", *cases], env=os.environ | sizes
+        )
 
-    codes = {}
-    for call, process in [(call, begin(call)) for call in TOGETHER]:
-        codes[call] = process.wait()
-    for call in ALONE:
-        codes[call] = begin(call).wait()
+    codes, running = {}, {}
+    try:
+        for calls in (TOGETHER, *((call,) for call in ALONE)):
+            running = {call: begin(call) for call in calls}
+            codes |= {call: process.wait() for call, process in running.items()}
+    finally:
+        for process in running.values():
+            process.terminate()  # after Ctrl-C; `timeout` ends what it has started
     if failed := [f"{call} ({code})" for call, code in codes.items() if code]:
         sys.exit(f"failed: {', '.join(failed)}")
 
@@ -99,12 +106,13 @@ def main():
     cases = args.cases or CASES.get(args.call, [ONE])
     with tempfile.TemporaryDirectory() as folder:
         if args.call == "first":
-            first(out.parent)
+            first(out.parent, args.cases or [])
         elif args.call == "verify":
             started(VERIFY, out)
         elif args.call == "run":
             started(["train.py", "--workdir", folder])
-            shutil.copy(Path(folder) / "result.json", out)
+            result = json.loads((Path(folder) / "result.json").read_text())
+            out.write_text(json.dumps({"provenance": provenance()} | result, indent=1) + "\n")
         elif args.call in MORE:
             started([*STEP, *sized(cases[0]), *MORE[args.call], "--output", folder])
             shutil.copy(Path(folder) / "step.json", out)

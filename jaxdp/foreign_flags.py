@@ -35,6 +35,10 @@ def _dtype(name: str) -> str:
     return f"{name} --optimizer.loss-scale dynamic" if name == "float16" else name
 
 
+def _ratio(text: str) -> str | None:
+    return text if re.fullmatch(r"0?\.\d+|1(\.0*)?", text) else None
+
+
 def _policy(text: str) -> str | None:
     """The flags of torchvision's ra and ta_wide, and of timm's policies rand-m7-mstd0.5-inc1-n2 in any order."""
     if name := {"ra": "rand_augment", "ta_wide": "trivial_augment"}.get(text):
@@ -139,7 +143,7 @@ _ROWS = {
     "img-size train-crop-size": Counterpart("--data.image-size"),
     "val-crop-size": Counterpart("--data.eval-size"),
     "val-resize-size": Counterpart("--data.eval-resize"),
-    "crop-pct": Counterpart("--data.eval-resize", "", "0.95"),
+    "crop-pct": Counterpart("--data.eval-resize", "", "0.95", convert=_ratio),
     "interpolation": Counterpart("--data.eval-interpolation", "of evaluation", "bicubic"),
     "-j workers num-workers": Counterpart("--data.threads", "threads of a process; default: all cores"),
     "mixup mixup-alpha": Counterpart(_MIX, _ONE_MIX, "0.2", form=f"{_MIX} mixup --data.mix-alpha {{}}"),

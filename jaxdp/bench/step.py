@@ -195,6 +195,7 @@ def _profile_kernels(step: StepRunner, mesh: Mesh, ceilings: dict[str, float], *
     """Time of the step by kind of kernel; see `kernels.summarize_by_kind`."""
     seconds = kernels.profile_kernels(lambda: jax.block_until_ready(step()), PROFILED_STEPS)
     step_kernels = kernels.kernels_of_step(step.step.as_text(), images_per_device)
+    seconds = kernels.divide_graphs(step_kernels, seconds)
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu:  # the profile holds the threads of all CPU devices together
         seconds = {name: spent / mesh.size for name, spent in seconds.items()}
@@ -202,7 +203,8 @@ def _profile_kernels(step: StepRunner, mesh: Mesh, ceilings: dict[str, float], *
     rows = kernels.summarize_by_kind(step_kernels, seconds, per_device)
     # On a CPU, profiled functions contain one another, so that a remainder would be meaningless.
     remainder = None if on_cpu else sum(seconds.values()) - sum(row["seconds"] for row in rows)
-    return {"steps": PROFILED_STEPS, "rows": rows, "elsewhere_seconds": remainder}
+    slowest = kernels.most_above_least(step_kernels, seconds, per_device)
+    return {"steps": PROFILED_STEPS, "rows": rows, "elsewhere_seconds": remainder, "slowest": slowest}
 
 
 def render(record: dict) -> Iterator[Table | str]:
@@ -232,10 +234,16 @@ def render(record: dict) -> Iterator[Table | str]:
     yield table
     if record["kernels"]:
         yield _kernel_table(record["kernels"])
+        yield "most above the minimum: " + "; ".join(map(_describe_kernel, record["kernels"]["slowest"]))
     yield (
         "FLOP: six per multiply-add of the model. Bytes: XLA's count of what the compiled step reads and writes. "
         "Measured ceilings: a matrix product, and adding to a vector."
     )
+
+
+def _describe_kernel(row: dict) -> str:
+    side = f", {row['side']}x{row['side']}" if row["side"] else ""
+    return f"{row['name']} ({row['kind']}{side}), {1e3 * row['seconds']:.2f} ms of {1e3 * row['least_seconds']:.2f}"
 
 
 def _kernel_table(profile: dict) -> Table:

@@ -49,14 +49,14 @@ def run(arguments: list[str], program: str) -> None:
 
 
 class _Stop:
-    """Whether SIGINT or SIGTERM has come. `raises`: they also interrupt the main thread, wherever it is."""
+    """Whether SIGINT or SIGTERM has come. The second, or with `raises` each one, interrupts the main thread wherever it is."""
 
     requested = False
     raises = True
 
     @contextlib.contextmanager
     def at_signals(self) -> Iterator[None]:
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
         before = [signal.signal(number, self._request) for number in numbers]
         try:
             yield
@@ -65,8 +65,9 @@ class _Stop:
                 signal.signal(number, handler)
 
     def _request(self, *_: object) -> None:
+        interrupts = self.raises or self.requested
         self.requested = True
-        if self.raises:
+        if interrupts:
             raise KeyboardInterrupt
 
 

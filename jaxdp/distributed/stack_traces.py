@@ -25,7 +25,8 @@ WORKING = ("", COMPILER)
 DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "_item")  # JAX's functions that wait for a device
 LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|pathlib|contextlib|nest_asyncio)\.py$")
 CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in ("process_group", "status_files", "coordination"))
-STARTED_IN = "jaxdp/training/"  # innermost in the call of a compiled program, which may wait for other devices
+# Innermost in the call of a compiled program, which may wait for other devices.
+STARTED_IN = f"{Path(__file__).parents[1] / 'training'}/"
 COORDINATION = ("barrier", "sync_global", "key_value")  # parts of the names of functions that wait for JAX's service
 PREEMPTION = "jaxdp/distributed/preemption.py"
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
@@ -63,7 +64,7 @@ class Stack(NamedTuple):
 def capture(training_thread: int | None) -> list[Stack]:
     """The stack trace of the thread that trains, given by its identity, then those of other threads that are not idle.
 
-    Threads of a pool at the same line are merged; threads that execute code come first after the main thread.
+    Threads of a pool at the same line are merged; threads that execute code or compile come first after the main thread.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate() if not thread.name.startswith("Dummy-")}
     groups: dict[tuple[bool, tuple[Frame, ...]], list[str]] = {}
@@ -75,7 +76,9 @@ def capture(training_thread: int | None) -> list[Stack]:
     stacks = []
     for (_, frames), (first, *others) in groups.items():
         stacks.append(Stack(first + (f" and {len(others)} more" if others else ""), frames, waits_for(frames)))
-    return sorted(stacks, key=lambda stack: (stack.name != MAIN, stack.waits_for))[: 1 + MAX_THREADS]
+    return sorted(stacks, key=lambda stack: (stack.name != MAIN, stack.waits_for not in WORKING, stack.waits_for))[
+        : 1 + MAX_THREADS
+    ]
 
 
 def _frames_by_thread() -> dict[int, tuple[Frame, ...]]:
@@ -116,7 +119,7 @@ def _is_idle(frames: Sequence[Frame]) -> bool:
 
 def waits_for(frames: Sequence[Frame]) -> str:
     """What a thread waits for, judged by the library functions it is in; "" if it executes code. frames: innermost first."""
-    if STARTED_IN in frames[0].file:
+    if frames[0].file.startswith(STARTED_IN):
         return DEVICES
     waits = ""
     for frame in frames:

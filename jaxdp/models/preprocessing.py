@@ -39,7 +39,7 @@ def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
     beside = Path(path).parent / TIMM_FILE
     try:
         if METADATA in metadata:
-            return checked(json.loads(metadata[METADATA]))
+            return checked(_renamed(json.loads(metadata[METADATA])))
         if TIMM in metadata:
             return _of_timm(json.loads(metadata[TIMM]))
         if beside.exists():
@@ -82,16 +82,23 @@ def _of_timm(stated: Any) -> Preprocessing:
             raise ValueError(f"{name} is {height}x{width}, not square")
         return height
 
-    trained_at = side("input_size")
+    trained_at, ratio = side("input_size"), stated.get("test_crop_pct") or stated.get("crop_pct")
+    if ratio and ratio > 1:
+        raise ValueError(f"a crop ratio of {ratio} is above 1")
     return checked(
         {
             "eval_size": side("test_input_size") or trained_at,
-            "eval_resize": stated.get("test_crop_pct") or stated.get("crop_pct"),
+            "eval_resize": ratio,
             "eval_interpolation": stated.get("interpolation"),
             "mean": stated.get("mean") or (),
             "std": stated.get("std") or (),
         }
     )
+
+
+def _renamed(stated: dict[str, Any]) -> dict[str, Any]:
+    """With the crop ratio under the name that it had in earlier files."""
+    return {"eval_resize" if name == "eval_crop" else name: value for name, value in stated.items()}
 
 
 def checked(stated: dict[str, Any]) -> Preprocessing:

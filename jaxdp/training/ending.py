@@ -20,9 +20,9 @@ def check_skipped(run: "Run") -> None:
     """Raise TrainingError if a run skipped all of its steps."""
     steps, scaling = run.progress.steps, run.config.optimizer.loss_scale
     if steps and run.progress.skipped_steps == steps:
-        scales = "" if scaling == "none" else f" at a loss scale of {scaling}"
-        if scaling == "dynamic":
-            scales = f" at loss scales of {loss_scale.MINIMUM:g} to {loss_scale.INITIAL:g}"
+        scales = "" if scaling == "none" else f" at loss scales of {loss_scale.MINIMUM:g} to {loss_scale.INITIAL:g}"
+        if isinstance(scaling, float):
+            scales = f" at a loss scale of {scaling:g}"
         hint = "use --model.dtype bfloat16" if scales else LOWER_THE_RATE
         raise TrainingError(f"all {steps} steps were skipped because no gradient was finite{scales}: {hint}")
 

@@ -5,14 +5,14 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from jaxdp.xla import hlo
 
-GRAPH = "command_buffer_"  # begin of the name of a CUDA graph in a profile; its number grows in the order of the program
+GRAPH = re.compile(r"command_buffer_(\d+)")  # name of a CUDA graph in a profile; the number grows in the order of the program
 CONVOLUTIONS = ("convolution", "input gradient", "weight gradient")
 KINDS = (*CONVOLUTIONS, "forward", "backward", "collective", "rest")
 _DIMENSIONS = re.compile(r"dim_labels=(\w+)_\w+->(\w+)")
@@ -165,13 +165,29 @@ def read_trace(folder: Path) -> dict[str, float]:
     return dict(seconds)
 
 
+def least_seconds(kernel: Kernel, limits: dict[str, float]) -> float:
+    """A kernel is no faster than its bytes at the bandwidth, nor than its FLOP at the peak rate.
+
+    limits: {"bytes_per_second", "flops"}.
+    """
+    return max(kernel.bytes / limits["bytes_per_second"], kernel.flop / limits["flops"])
+
+
+def most_above_least(kernels: list[Kernel], seconds: dict[str, float], limits: dict[str, float]) -> list[dict]:
+    """The five kernels that lose the most time, compared with the least possible."""
+    rows = [
+        asdict(kernel) | {"seconds": seconds[kernel.name], "least_seconds": least_seconds(kernel, limits)}
+        for kernel in kernels
+        if kernel.name in seconds
+    ]
+    return sorted(rows, key=lambda row: row["least_seconds"] - row["seconds"])[:5]
+
+
 def summarize_by_kind(kernels: list[Kernel], seconds: dict[str, float] | None, limits: dict[str, float]) -> list[dict]:
     """A row per kind of kernel: number, bytes, FLOP, measured seconds (if `seconds` is given), and least possible seconds.
 
-    limits: {"bytes_per_second", "flops"}. A kernel is no faster than its bytes at the bandwidth, nor than its FLOP at the peak
-    rate. The time of a CUDA graph is divided among its kernels.
+    limits: see `least_seconds`.
     """
-    seconds = _divide_graphs(kernels, seconds) if seconds else seconds
     rows: dict[str, dict] = {}
     for kernel in kernels:
         empty = {"kind": kernel.kind, "kernels": 0, "bytes": 0, "flop": 0.0, "least_seconds": 0.0}
@@ -179,23 +195,23 @@ def summarize_by_kind(kernels: list[Kernel], seconds: dict[str, float] | None, l
         row["kernels"] += 1
         row["bytes"] += kernel.bytes
         row["flop"] += kernel.flop
-        row["least_seconds"] += max(kernel.bytes / limits["bytes_per_second"], kernel.flop / limits["flops"])
+        row["least_seconds"] += least_seconds(kernel, limits)
         if seconds is not None:
             row["seconds"] = row.get("seconds", 0.0) + seconds.get(kernel.name, 0.0)
     return sorted(rows.values(), key=lambda row: KINDS.index(row["kind"]))
 
 
-def _divide_graphs(kernels: list[Kernel], seconds: dict[str, float]) -> dict[str, float]:
+def divide_graphs(kernels: list[Kernel], seconds: dict[str, float]) -> dict[str, float]:
     """`seconds` with the time of each CUDA graph divided among its kernels by bytes: a profile shows a graph as a whole.
 
     The graphs are the kernels between those that have a time of their own, in order; unchanged if that does not fit.
     """
-    graphs = sorted((name for name in seconds if name.startswith(GRAPH)), key=lambda name: int(name.removeprefix(GRAPH)))
+    graphs = sorted(filter(GRAPH.fullmatch, seconds), key=lambda name: int(GRAPH.sub(r"\1", name)))
     runs = [list(run) for timed, run in groupby(kernels, lambda kernel: kernel.name in seconds) if not timed]
     if len(graphs) != len(runs):
         return seconds
     divided = {name: spent for name, spent in seconds.items() if name not in graphs}
     for graph, run in zip(graphs, runs, strict=True):
-        moved = sum(kernel.bytes for kernel in run)
+        moved = max(1, sum(kernel.bytes for kernel in run))
         divided |= {kernel.name: seconds[graph] * kernel.bytes / moved for kernel in run}
     return divided

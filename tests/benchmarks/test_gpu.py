@@ -91,7 +91,10 @@ def test_proofs_are_written_to_a_file(gpu, tmp_path):
 
 def test_first_goes_on_after_a_failed_call(gpu, monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(gpu, "__file__", str(tmp_path / "calls.py"))
-    (tmp_path / "calls.py").write_text("import sys; print(sys.argv[1], flush=True); sys.exit(3 * (sys.argv[1] == 'run'))")
+    (tmp_path / "calls.py").write_text(
+        "import sys\nassert sys.argv[-2:] == ['--cases', '32:small:2']\n"
+        "print(sys.argv[1], flush=True)\nsys.exit(3 * (sys.argv[1] == 'run'))"
+    )
     with pytest.raises(SystemExit, match=r"failed: run \(3\)"):
-        gpu.first(tmp_path)
+        gpu.first(tmp_path, ["32:small:2"])
     assert sorted(capfd.readouterr().out.split()) == sorted([*gpu.TOGETHER, *gpu.ALONE])

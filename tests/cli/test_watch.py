@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from helpers.report import write_run
 
-from jaxdp.cli import main
+from jaxdp.cli import main, watch
 
 
 @contextmanager
@@ -69,6 +69,17 @@ def test_watch_with_unusable_arguments_exits_with_2_and_one_line(tmp_path, capsy
     error = capsys.readouterr().err
     assert stopped.value.code == 2
     assert re.fullmatch(f"jaxdp: {message}\n", error), error
+
+
+def test_second_signal_interrupts_a_server_that_ends():
+    """Such as one that waits for an answer about a directory that hangs."""
+    stop = watch._Stop()
+    with stop.at_signals():
+        stop.raises = False
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_watch_opens_a_browser_only_when_asked(tmp_path, capsys, monkeypatch):

@@ -181,7 +181,11 @@ def frames(*pairs):
             frames(("/p/pathlib.py", "mkdir"), ("/x/jaxdp/distributed/status_files.py", "write")),
             stack_traces.OTHER_RANKS,
         ),
-        (frames(("/x/jaxdp/training/state.py", "create_state")), stack_traces.DEVICES),  # in the call of a compiled program
+        (
+            frames((f"{stack_traces.STARTED_IN}state.py", "create_state")),
+            stack_traces.DEVICES,
+        ),  # in the call of a compiled program
+        (frames(("/x/jaxdp/training/my_data.py", "__getitem__")), ""),
         (frames(("/lib/orbax/checkpoint/multihost.py", "_barrier_fn"), ("/x/p.py", "f")), stack_traces.OTHER_RANKS),
         (frames(("/lib/orbax/checkpoint/signaling_client.py", "key_value_try_get")), stack_traces.OTHER_RANKS),
         (

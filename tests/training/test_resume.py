@@ -248,7 +248,7 @@ def finished(config, workdir):
 
 def stopped_early(config, workdir):
     """The second evaluation has a larger loss, and ends the run."""
-    train(dataclasses.replace(config, stop=Stop(metric="eval_loss", patience=1)), workdir)
+    assert train(dataclasses.replace(config, stop=Stop(metric="eval_loss", patience=1)), workdir).stopped_early
 
 
 def stopped_in_evaluation(config, workdir):

@@ -116,11 +116,21 @@ def test_summarize_by_kind_divides_the_time_of_a_cuda_graph_by_bytes():
     seconds = {"a": 7.0, "command_buffer_11": 6.0, "d": 5.0, "command_buffer_9": 8.0}  # 9 comes before 11
 
     def by_kind(seconds):
-        return {row["kind"]: row["seconds"] for row in kernels.summarize_by_kind(step_kernels, seconds, LIMITS)}
+        divided = kernels.divide_graphs(step_kernels, seconds)
+        return {row["kind"]: row["seconds"] for row in kernels.summarize_by_kind(step_kernels, divided, LIMITS)}
 
     assert by_kind(seconds) == {"forward": 7.0, "convolution": 5.0, "backward": 6.0, "rest": 2.0 + 6.0}
     del seconds["command_buffer_9"]  # which kernels the other one holds is unknown then
     assert by_kind(seconds) == {"forward": 7.0, "convolution": 5.0, "backward": 0.0, "rest": 0.0}
+
+
+def test_most_above_least_sorts_by_the_time_lost():
+    step_kernels = [
+        kernels.Kernel(name, 7, "rest", moved, flop) for name, moved, flop in (("a", 10, 0), ("b", 0, 40), ("c", 1, 1))
+    ]
+    limits = {"bytes_per_second": 10.0, "flops": 10.0}
+    rows = kernels.most_above_least(step_kernels, {"a": 3.0, "b": 5.0}, limits)  # c was not timed
+    assert [(row["name"], row["seconds"], row["least_seconds"]) for row in rows] == [("a", 3.0, 1.0), ("b", 5.0, 4.0)]
 
 
 @pytest.mark.slow
