@@ -26,6 +26,7 @@ DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "_item
 LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|pathlib|contextlib|nest_asyncio)\.py$")
 CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in ("process_group", "status_files", "coordination"))
 STARTED_IN = "jaxdp/training/"  # innermost in the call of a compiled program, which may wait for other devices
+COORDINATION = ("barrier", "sync_global", "key_value")  # parts of the names of functions that wait for JAX's service
 PREEMPTION = "jaxdp/distributed/preemption.py"
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
@@ -121,7 +122,7 @@ def waits_for(frames: Sequence[Frame]) -> str:
     for frame in frames:
         if not (LIBRARY.search(frame.file) or frame.file.endswith((*CONTROL, PREEMPTION))):
             break
-        if "barrier" in frame.function or "sync_global" in frame.function or frame.file.endswith(CONTROL):
+        if frame.file.endswith(CONTROL) or any(part in frame.function for part in COORDINATION):
             return OTHER_RANKS
         if "/jax/" in frame.file and (
             frame.function in DEVICE_WAITS or (frame.file.endswith(("/pxla.py", "/stages.py")) and frame.function == "__call__")

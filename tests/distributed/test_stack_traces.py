@@ -183,6 +183,7 @@ def frames(*pairs):
         ),
         (frames(("/x/jaxdp/training/state.py", "create_state")), stack_traces.DEVICES),  # in the call of a compiled program
         (frames(("/lib/orbax/checkpoint/multihost.py", "_barrier_fn"), ("/x/p.py", "f")), stack_traces.OTHER_RANKS),
+        (frames(("/lib/orbax/checkpoint/signaling_client.py", "key_value_try_get")), stack_traces.OTHER_RANKS),
         (
             frames(("/p/threading.py", "wait"), ("/p/concurrent/futures/_base.py", "result"), ("/x/p.py", "f")),
             stack_traces.OTHER_THREAD,
