@@ -352,9 +352,10 @@ def main() -> None:
         for case, count, starter, rank in selected:
             for _ in range(arguments.times):
                 row = run(case, count, rank, starter=starter, suspend_seconds=arguments.suspend_seconds)
-                rows.append(row | {"load": arguments.load})
+                made = provenance(("jax", "numpy"))
+                rows.append(row | {"load": arguments.load, "commit": made["commit"]})
                 print(json.dumps(rows[-1]), flush=True)
-                record = {"provenance": provenance(("jax", "numpy")), "limits": GUARD, "rows": rows}
+                record = {"provenance": made, "limits": GUARD, "rows": rows}
                 write("process_failures", record)
     finally:
         for process in busy:

@@ -128,9 +128,9 @@ def cuts(times: int, stages: list[str], directories: list[str], *, seed: int, ke
                     victim = draw.randrange(1, HOSTS) if number else 0
                     with tempfile.TemporaryDirectory() as made:
                         row = cut(hosts, victim, chosen=chosen, directory=directory, folder=Path(made), draw=draw)
-                    rows.append(row)
-                    print(json.dumps(row), flush=True)
                     made_with = provenance(("jax", "numpy"))
+                    rows.append(row | {"commit": made_with["commit"]})
+                    print(json.dumps(row), flush=True)
                     yield {"provenance": made_with, "hosts": HOSTS, "rate": "1gbit", "limits": GUARD, "rows": rows}
 
 
