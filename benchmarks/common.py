@@ -29,7 +29,9 @@ def write(name: str, record: object) -> None:
 def made_on(record: dict) -> str:
     """The machine and versions of a measurement."""
     made = record["provenance"]
-    return f"{made['cores']} cores of an {made['processor']}, Python {made['python']}, JAX {made['versions']['jax']}"
+    gpus = [gpu.split(",")[0] for gpu in made.get("gpus", ())]
+    machine = f"{len(gpus)} {gpus[0]}" if gpus else f"{made['cores']} cores of an {made['processor']}"
+    return f"{machine}, Python {made['python']}, JAX {made['versions']['jax']}"
 
 
 def markdown(columns, rows, *below: str) -> str:

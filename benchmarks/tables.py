@@ -131,16 +131,9 @@ def speed_on_gpu(record: dict) -> str:
     ]
     torch = next(row["torch"] for row in rows.values() if "torch" in row)
     rounds = record["cases"][0]["rounds"]
-    made = (
-        f"224x224, batch 256, bfloat16, relative to the faster of these modes; medians of {rounds} rounds on {gpu_of(record)}, "
-    )
-    made += f"PyTorch {torch}."
+    made = f"224x224, batch 256, bfloat16, relative to the faster of these modes; medians of {rounds} rounds on "
+    made += f"{made_on(record)}, PyTorch {torch}."
     return markdown(("step", "images/s", "relative to PyTorch"), shown, made)
-
-
-def gpu_of(record: dict) -> str:
-    made = record["provenance"]
-    return f"one {made['gpus'][0].split(',')[0]}, JAX {made['versions']['jax']}"
 
 
 def gpu_kernels(record: dict) -> str:
@@ -160,7 +153,7 @@ def gpu_kernels(record: dict) -> str:
     return markdown(
         ("kind", "kernels", "ms", "GB", "TB/s", "TFLOP/s"),
         rows,
-        f"{record['batch']} images in bfloat16, {1e3 * record['step_seconds']:.1f} ms a step, on {gpu_of(record)}; published: "
+        f"{record['batch']} images in bfloat16, {1e3 * record['step_seconds']:.1f} ms a step, on {made_on(record)}; published: "
         f"{rate:.2f} TB/s, {flops:.0f} TFLOP/s. By `benchmarks/gpu.py position`.",
     )
 
@@ -170,7 +163,7 @@ def gpu_run() -> str:
     return (
         f"`jaxdp doctor --verify`: {len(checks['proofs'])} checks, {len(checks['failed'])} failed, {checks['seconds']:.0f} s; "
         f"the default run: {100 * run['accuracy']:.2f} % in {run['wall_seconds']:.0f} s, {run['seconds_to_first_step']:.0f} s "
-        f"to the first step; both at the same time on {gpu_of(checks)}."
+        f"to the first step; both at the same time on {made_on(checks)}."
     )
 
 

@@ -203,8 +203,8 @@ def _profile_kernels(step: StepRunner, mesh: Mesh, ceilings: dict[str, float], *
     rows = kernels.summarize_by_kind(step_kernels, seconds, per_device)
     # On a CPU, profiled functions contain one another, so that a remainder would be meaningless.
     remainder = None if on_cpu else sum(seconds.values()) - sum(row["seconds"] for row in rows)
-    slowest = kernels.most_above_least(step_kernels, seconds, per_device)
-    return {"steps": PROFILED_STEPS, "rows": rows, "elsewhere_seconds": remainder, "slowest": slowest}
+    above = kernels.most_above_least(step_kernels, seconds, per_device)
+    return {"steps": PROFILED_STEPS, "rows": rows, "elsewhere_seconds": remainder, "most_above_least": above}
 
 
 def render(record: dict) -> Iterator[Table | str]:
@@ -234,7 +234,7 @@ def render(record: dict) -> Iterator[Table | str]:
     yield table
     if record["kernels"]:
         yield _kernel_table(record["kernels"])
-        yield "most above the minimum: " + "; ".join(map(_describe_kernel, record["kernels"]["slowest"]))
+        yield "most above the minimum: " + "; ".join(map(_describe_kernel, record["kernels"]["most_above_least"]))
     yield (
         "FLOP: six per multiply-add of the model. Bytes: XLA's count of what the compiled step reads and writes. "
         "Measured ceilings: a matrix product, and adding to a vector."

@@ -183,7 +183,7 @@ def test_a_second_signal_to_one_rank_exits_at_once_and_is_named_by_the_others(
         processes[rank].send_signal(signal.SIGINT)
         time.sleep(0.2)  # the third is forced at any time
         processes[rank].send_signal(signal.SIGUSR1)
-        _, err = processes[rank].communicate(timeout=200)  # less than it would wait for by itself
+        _, err = processes[rank].communicate(timeout=200)  # shorter than its own timeout
         assert processes[rank].returncode == 1
         assert err.startswith(
             "jaxdp: stopped immediately by a second signal; the same command continues from the last checkpoint"
