@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -128,7 +128,9 @@ class SignalHandler:
 
     def wait_for(self, future: Future[Result]) -> Result:
         """The result of a future. Raises StopTraining if the processes stop meanwhile; the future is not cancelled."""
-        while not future.done() and not wait([future], CHECK_SECONDS).done:
+        while not future.done():
+            with contextlib.suppress(TimeoutError):  # also one of the future itself, which is raised below
+                return future.result(CHECK_SECONDS)
             self.raise_if_stop_agreed()
         return future.result()
 
