@@ -66,7 +66,7 @@ def config_of(steps):
 
 
 def time_run(config):
-    """Seconds of a step by the run's own log: a callback that measures would be called as a user's, whose changes are checked."""
+    """Seconds of a step, by the run's own log: a callback that measures costs 30 us itself, as one of the user's."""
     with tempfile.TemporaryDirectory() as folder:
         run_session(config, Path(folder) / "run", command=Command(screen=Quiet()))
         steps = [record for record in scan_log(Path(folder) / "run" / LOG)[0] if "learning_rate" in record]
@@ -117,7 +117,8 @@ def main():
         "environment": provenance(),
     }
     write("callbacks", result)
-    print(f"median: step alone {alone:.0f} us, step of a run {run:.0f} us, difference {difference:.0f} us (quartiles {low:.0f}, {high:.0f})")
+    print(f"median: step alone {alone:.0f} us, step of a run {run:.0f} us")
+    print(f"difference {difference:.0f} us (quartiles {low:.0f}, {high:.0f})")
 
 
 if __name__ == "__main__":
