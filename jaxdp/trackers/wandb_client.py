@@ -24,6 +24,7 @@ from jaxdp.trackers.run_files import (
     TrackerState,
     Unavailable,
     is_evaluation,
+    picture_path,
     position,
     values,
 )
@@ -83,14 +84,15 @@ class WandbClient:
             self.run.config.update(facts.config, allow_val_change=True)
             self.run.summary.update(facts.about)
 
-    def send(self, records: Sequence[dict[str, Any]], pictures: dict[int, Path]) -> None:
+    def send(self, records: Sequence[dict[str, Any]]) -> None:
         import wandb
 
         with _unavailable():
             for record in records:
                 grouped = {name: value for name, value in values(record).items() if name.partition("/")[2] not in AXES}
                 row: dict[str, Any] = {name: record[name] for name in AXES if name in record} | grouped
-                if is_evaluation(record) and (picture := pictures.get(record["samples"])):
+                picture = picture_path(self.workdir, record["samples"])
+                if is_evaluation(record) and picture.exists():
                     row[EXAMPLES] = wandb.Image(str(picture))
                 self.run.log(row, step=position(record), commit=True)
 
