@@ -269,9 +269,9 @@ class _Session:
         storage, start_new = self.config.storage, self.resume == "never"
         with open_remote_workdir(
             url, storage, start_new=start_new, signals=self.signals, lock=run_dir.lock_run_dir, info=self.screen.info
-        ) as remote:
+        ) as mirror:
             resume = "auto" if start_new else self.resume
-            session = dataclasses.replace(self, workdir=remote.path, resume=resume, mirror=remote.mirror)
+            session = dataclasses.replace(self, workdir=mirror.workdir, resume=resume, mirror=mirror)
             return session.run()
 
     def run(self) -> TrainResult:

@@ -35,7 +35,6 @@ FILE_BLOCK = 4096  # bytes that a file system allocates at a time
 GRANTS = 256  # share of the limit that a process takes at a time, so that it seldom needs the lock
 SPARE = 50  # share of the limit that is removed at a time
 FULL_SECONDS = 30.0  # after which a full cache is looked at again: another process may have ended
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Room:
@@ -97,17 +96,6 @@ class Room:
         with self._thread_lock:
             self._granted += size
 
-    def keeping(self, size: int, write: Callable[[], Any]) -> None:
-        """Write; on a full disk, after removing copies that nobody uses."""
-        try:
-            write()
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            with self._locked():
-                self._remove_unused(size)
-            write()
-
     def _make_room(self, size: int) -> bool:
         """Remove copies that nobody uses until `size` more bytes fit. The lock is held."""
         if self._total() + size > self.limit:
@@ -137,7 +125,7 @@ class Room:
         fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def _folders(self) -> list[Path]:
-        return [Path(entry.path) for entry in os.scandir(self.root) if entry.is_dir() and os.path.exists(f"{entry.path}/used")]
+        return [file.parent for file in self.root.glob("*/used")]
 
     def _total(self) -> int:
         return _number(self.root / "bytes")
@@ -193,7 +181,7 @@ class Cache:
         size, partial = _allocated(len(data) + TRAILER.size), self._partial()
         try:
             if self._stored and self.room.take(size):
-                self.room.keeping(size, lambda: partial.write_bytes(data + _trailer(data, info)))
+                partial.write_bytes(data + _trailer(data, info))
                 self._move(partial, self._file(name))
         except OSError as error:
             partial.unlink(missing_ok=True)
@@ -217,35 +205,26 @@ class Cache:
 
         Raises BlockingIOError if another process is writing it.
         """
-        descriptor = self._open_partial(name)
-        try:
-            if self._stored and self.room.take(_allocated(size)):
-                self.room.keeping(size, lambda: os.posix_fallocate(descriptor, 0, size) if size else None)
-                return descriptor
-        except OSError as error:
-            self._stop_storing(error)
-        self._close_partial(descriptor, name)
-        return None
-
-    def _open_partial(self, name: str) -> int:
         path = self._partial(name)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                raise BlockingIOError(errno.EWOULDBLOCK, "finished by another process", str(path))
-            os.ftruncate(descriptor, 0)
+            is_here = _try_exclusive(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path))
         except FileNotFoundError:
+            is_here = False
+        if not is_here:
             os.close(descriptor)
-            raise BlockingIOError(errno.EWOULDBLOCK, "finished by another process", str(path)) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _close_partial(self, descriptor: int, name: str) -> None:
-        self._partial(name).unlink(missing_ok=True)
+            raise BlockingIOError(errno.EWOULDBLOCK, "written, or just finished, by another process", str(path))
+        try:
+            os.ftruncate(descriptor, 0)
+            if self._stored and self.room.take(_allocated(size)):
+                if size:
+                    os.posix_fallocate(descriptor, 0, size)
+                return descriptor
+        except OSError as error:
+            self._stop_storing(error)
+        path.unlink(missing_ok=True)
         os.close(descriptor)
+        return None
 
     def finish_file(self, descriptor: int, name: str, info: ObjectInfo, *, crc: int) -> Path | None:
         """Put a complete file in its place and close it; None, after a notice, if that fails. crc: CRC-32C of its content."""
@@ -263,14 +242,9 @@ class Cache:
 
     def abandon_file(self, descriptor: int, name: str, size: int) -> None:
         """Remove a file that was begun."""
-        self._close_partial(descriptor, name)
+        self._partial(name).unlink(missing_ok=True)
+        os.close(descriptor)
         self.room.give_back(_allocated(size))
-
-    def discard(self, name: str) -> None:
-        """Remove the copy of an object."""
-        path = self._file(name)
-        for file in (path.with_suffix(".tag"), path):
-            file.unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
         digest = hashlib.sha256(name.encode()).hexdigest()[:32]

@@ -66,6 +66,8 @@ class LeaseRecord:
 
 def newest_lease(location: Location) -> LeaseRecord | None:
     """The newest lease, which alone counts; None if the folder never had one. Raises StorageError."""
+    from pydantic import TypeAdapter
+
     attempts = 0
     while True:
         names = _names(location)
@@ -73,7 +75,8 @@ def newest_lease(location: Location) -> LeaseRecord | None:
             return None
         try:
             name = max(names, key=_number)
-            return replace(_parse(location.read_intact(name)), number=_number(name))
+            record = TypeAdapter(LeaseRecord).validate_json(location.read_intact(name))
+            return replace(record, number=_number(name))
         except ObjectNotFoundError:  # removed by the holder of a newer one
             continue
         except ValueError:  # on a file system, perhaps because it is being written
@@ -103,13 +106,6 @@ def wait_until_free(location: Location, lease: LeaseRecord, while_waiting: Calla
 def _names(location: Location) -> list[str]:
     """The leases in the folder, which on a file system may also hold a file that is being written."""
     return [name for name in location.sizes(FOLDER) if re.fullmatch(rf"{FOLDER}/\d+\.json", name)]
-
-
-def _parse(content: bytes) -> LeaseRecord:
-    """A record from its JSON. Raises ValueError."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(LeaseRecord).validate_json(content)
 
 
 def _number(name: str) -> int:

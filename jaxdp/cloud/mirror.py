@@ -7,7 +7,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,10 +104,10 @@ class Mirror:
 
         Raises TrainingError if that is not possible.
         """
-        self._closing, self._last_success = True, time.monotonic()
+        began = self._last_success = time.monotonic()
+        self._closing = True
         self._wake.set()
         told = False
-        began = time.monotonic()
         while self._thread.is_alive():
             while_waiting()
             self._thread.join(0.1)
@@ -152,8 +151,7 @@ class Mirror:
             ) from None
 
     def _run(self) -> None:
-        pause = FIRST_PAUSE
-        is_new = True
+        pause, is_new = FIRST_PAUSE, True
         try:
             while not self._abandoned:
                 is_last = self._closing
@@ -200,14 +198,11 @@ class Mirror:
         adopted = [name for word in self.lease.record.adopted or [] if (name := RemoteName.parse(word))]
         self.lease.confirm()
         self.remote.remove_others(adopted, lease=self.lease.record)
-        manifests = {}
-        for name in self.remote.checkpoints(self.lease.record):
-            with suppress(CorruptCheckpoint):
-                manifests[name] = self.remote.read_manifest(name)
-        self._manifests = manifests
-        here = {int(path.name) for path in checkpoint_paths(self.workdir / CHECKPOINTS)}
-        there = {name.samples: manifest for name, manifest in manifests.items()}
-        for samples in here:
+        found = self.remote.manifests(self.lease.record)
+        self._manifests = {name: manifest for name, manifest in found.items() if isinstance(manifest, Manifest)}
+        there = {name.samples: manifest for name, manifest in self._manifests.items()}
+        for path in checkpoint_paths(self.workdir / CHECKPOINTS):
+            samples = int(path.name)
             manifest = self._local_manifest(samples)
             if manifest and (samples not in there or there[samples].files != manifest.files):
                 with self._lock:
@@ -276,7 +271,7 @@ class Mirror:
         name = RemoteName(samples, self.lease.record.number, self._saves)
         try:
             self.group.broadcast_object("upload", [samples, str(name)])
-            error = _error_of(lambda: upload_part(self.remote, name, path, group=self.group))
+            error = upload_part(self.remote, name, path, group=self.group)
             errors = self.group.all_gather_object("uploaded", error)
             if self._local_manifest(samples) != manifest:  # removed or replaced meanwhile
                 raise FileNotFoundError
@@ -377,19 +372,14 @@ class MirrorFollower:
             assert name is not None
             folder = self.workdir / CHECKPOINTS
             path = folder / str(samples) if self.complete_here else folder / f"{UNFINISHED}{samples}"
-            error = _error_of(lambda name=name, path=path: upload_part(self.remote, name, path, group=self.group))  # type: ignore[misc]
-            self.group.all_gather_object("uploaded", error)
+            self.group.all_gather_object("uploaded", upload_part(self.remote, name, path, group=self.group))
 
 
-def upload_part(remote: RemoteRun, name: RemoteName, path: Path, *, group: ProcessGroup) -> None:
-    """Upload the files of the checkpoint at `path` that this process has written."""
-    for file in state_files(path, group.rank, group.num_processes):
-        remote.location.upload(path / file, name.path(file))
-
-
-def _error_of(function: Callable[[], None]) -> str | None:
+def upload_part(remote: RemoteRun, name: RemoteName, path: Path, *, group: ProcessGroup) -> str | None:
+    """Upload the files of the checkpoint at `path` that this process has written; returns why that failed."""
     try:
-        function()
+        for file in state_files(path, group.rank, group.num_processes):
+            remote.location.upload(path / file, name.path(file))
     except StorageError as error:
         return f"{error.filename}: {error.strerror}"
     except OSError as error:

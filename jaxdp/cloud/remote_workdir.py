@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,11 @@ STATE = "copy.json"  # beside the local copy: the token of the lease under which
 Lock = Callable[[Path], AbstractContextManager]
 
 
-@dataclass(frozen=True)
-class RemoteWorkdir:
-    """path: of the local copy of the run. mirror: uploads it."""
-
-    path: Path
-    mirror: Mirror | MirrorFollower
-
-
 @contextmanager
 def open_remote_workdir(
     url: str, storage: Storage, *, start_new: bool, signals: SignalHandler, lock: Lock, info: Callable[[str], Any]
-) -> Iterator[RemoteWorkdir]:
-    """Hold the run at a URL, and upload it from its local copy until the caller has ended.
+) -> Iterator[Mirror | MirrorFollower]:
+    """Hold the run at a URL, and upload it from its local copy, the mirror's `workdir`, until the caller has ended.
 
     lock: holds a local directory for this process. start_new: take NAME-2, NAME-3, ... if the URL holds a run. All processes
     call this. Raises ConfigError if the URL cannot be read or written, or if another process trains there, and TrainingError if
@@ -68,21 +59,15 @@ def open_remote_workdir(
         if not shares:
             path = path.with_name(f"{path.name}-rank-{group.rank}")
             signals.run_in_thread(_download_checkpoint, url, word, path)
+        remote = RemoteRun(open_location(url, FIELD))  # without patience: a mirror repeats failed uploads itself
         mirror: Mirror | MirrorFollower
         if holder.lease is None:
-            remote = RemoteRun(open_location(url, FIELD))
             mirror = MirrorFollower(remote, path, group=group, shares_directory=shares)
         else:
-            mirror = Mirror(  # which repeats failed uploads itself
-                RemoteRun(open_location(url, FIELD)),
-                path,
-                holder.lease,
-                group=group,
-                complete_here=complete_here,
-                every_seconds=UPLOAD_SECONDS,
-            )
+            every = UPLOAD_SECONDS
+            mirror = Mirror(remote, path, holder.lease, group=group, complete_here=complete_here, every_seconds=every)
         try:
-            yield RemoteWorkdir(path, mirror)
+            yield mirror
         except ForcedStop:
             mirror.abandon()
             raise

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
 
 TILE, LINE, COLUMNS = 160, 17, 4  # pixels, pixels, images per row
@@ -38,7 +37,7 @@ def _tile(image: np.ndarray, label: int, predicted: int, *, class_names: Sequenc
     if label != predicted:
         lines.append(f"predicted {_name(predicted, class_names)}")
     for number, text in enumerate(lines):
-        draw.text((4, TILE + 1 + LINE * number), _shorten(draw, text, TILE - 8), fill="white", font=_font())
+        draw.text((4, TILE + 1 + LINE * number), text, fill="white", font=_font())
     return np.asarray(tile)
 
 
@@ -53,13 +52,3 @@ def _font() -> "FreeTypeFont":
     from PIL import ImageFont
 
     return ImageFont.truetype(findfont("DejaVu Sans"), 12)
-
-
-def _shorten(draw: "ImageDraw", text: str, width: int) -> str:
-    """The text with its middle replaced by "…" if it is wider than `width` pixels."""
-    kept = len(text)
-    shown = text
-    while kept > 2 and draw.textlength(shown, font=_font()) > width:
-        kept -= 1
-        shown = f"{text[: -(-kept // 2)]}…{text[len(text) - kept // 2 :]}"
-    return shown

@@ -21,8 +21,8 @@ from jaxdp.sizes import input_bytes, state_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-START_ROWS = {"run", "model", "data", "devices", "all-reduce", "optimizer", "schedule", "loss", "fine-tuning", "phase"}
-START_ROWS |= {"early stopping"}
+START_ROWS = {"run", "model", "data", "devices", "all-reduce", "optimizer", "schedule", "loss", "early stopping", "phase"}
+START_ROWS |= {"fine-tuning"}
 
 
 def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
@@ -36,13 +36,9 @@ def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
         "learning_rate": [[samples / plan.examples, plan.learning_rate(samples)] for samples in _sample_points(plan)],
         "total_steps": plan.total_steps,
         "total_samples": plan.total_samples,
-        "optimizer": dataclasses.asdict(config.optimizer),
         "config": dataclasses.asdict(config),
         "input_bytes": input_bytes(plan),
         "state_bytes": state_bytes(plan, model_summary),
-        "strategy": config.reduce.strategy,
-        "update": config.reduce.update,
-        "wire_dtype": config.reduce.wire_dtype,
         "model": {name: model_summary[name] for name in ("parameters", "macs", "decayed", "not_decayed")},
         "gradient_bytes": model_summary["gradient_bytes"],
         "statistics_bytes": model_summary["statistics_bytes"],
@@ -93,7 +89,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     whole = f"{plan.total_samples / plan.examples:.1f}"
     rounded = f" (whole steps make it {whole})" if whole != f"{config.epochs:.1f}" else ""
     epochs = plural(config.epochs, "epoch", "g") + rounded
-    training = f"training: {training_labels(config)}"
+    loss = LOSSES[optimizer.loss].title if optimizer.loss in LOSSES.builtin else f"{optimizer.loss}, registered"
+    labels = [f"training: {training_labels(config)}", f"held-out: {HELD_OUT_LABELS}"]
     rows = [
         ("run", f"{config.name}, seed {config.seed}, {epochs}, {plural(plan.total_steps, 'step', ',')}"),
         ("model", f"{config.model.title}, {config.model.dtype}, {model_summary['parameters']:,} parameters"),
@@ -119,7 +116,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     rows += [
         ("optimizer", optimizer_words(optimizer)),
         ("schedule", _describe_schedule(plan)),
-        ("loss", "; ".join(filter(None, [_loss_title(optimizer.loss), training, f"held-out: {HELD_OUT_LABELS}"]))),
+        ("loss", "; ".join(filter(None, [loss, *labels]))),
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
     if config.stop.patience is not None:
@@ -147,10 +144,6 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
             ("", f"learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}"),
         ]
     return rows
-
-
-def _loss_title(name: str) -> str:
-    return LOSSES[name].title if name in LOSSES.builtin else f"{name}, registered"
 
 
 def _describe_schedule(plan: Plan) -> str:

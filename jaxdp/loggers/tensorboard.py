@@ -1,10 +1,10 @@
-"""TensorBoard events: scalars, held-out images with their predicted classes, the configuration and the mesh."""
+"""TensorBoard events: scalars, held-out images with their predicted classes, and the configuration."""
 
 import dataclasses
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.data.records import masked_checksum
 from jaxdp.files import open_regular
 from jaxdp.loggers.example_grid import example_grid
-from jaxdp.planning import PlannedPhase
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
@@ -25,26 +24,13 @@ ACCURACY_TAG = "evaluation/accuracy"
 EXAMPLES_TAG = "examples/held_out"  # not a scalar's tag: TensorBoard shows only one kind of data per tag
 
 
-def mesh_table(phases: Sequence[PlannedPhase], device_kind: str, strategy_of: Callable[[PlannedPhase], str]) -> str:
-    """The mesh of every phase as a Markdown table."""
-    names = ("phase", "mesh", "global batch", "per-worker batch", "micro-batches", "images", "all-reduce")
-    rows = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    for phase in phases:
-        rows.append(
-            f"| {phase.index} | {phase.vertical}x{phase.horizontal} {device_kind} | {phase.global_batch} | "
-            f"{phase.per_worker_batch} | {phase.accumulation} | {phase.image_size}x{phase.image_size} | {strategy_of(phase)} |"
-        )
-    return "\n".join(rows)
-
-
 class TensorBoard(Callback):
-    """Writes records, held-out images, the configuration and the mesh to the folder `tensorboard` of the run directory."""
+    """Writes records, held-out images and the configuration to the folder `tensorboard` of the run directory."""
 
     detach_on_error = True
 
     def on_start(self, run: Run) -> None:
         self.file = EventFile(run.workdir / "tensorboard", run.progress.samples, run.config)
-        self.file.write_text("mesh", mesh_table(run.plan.phases, run.devices[0].device_kind, run.compiler.shown_strategy))
 
     def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
         if run.is_logged:
@@ -86,17 +72,13 @@ class EventFile:
             "loss": f"{text}; not comparable with evaluation/loss unless both have {HELD_OUT_LABELS}",
             "eval_loss": f"Cross entropy on held-out images with {HELD_OUT_LABELS}",
         }
-        self.write_text("config", "".join(f"    {line}\n" for line in to_json(config).splitlines()))
-        self._write_hyperparameters(config)
+        self._write_config(config)
 
-    def write_text(self, name: str, markdown: str) -> None:
-        from tensorboardX.summary import text
+    def _write_config(self, config: Config) -> None:
+        from tensorboardX.summary import hparams, text
 
-        self._write(self.samples, summary=text(name, markdown))
-
-    def _write_hyperparameters(self, config: Config) -> None:
-        from tensorboardX.summary import hparams
-
+        lines = "".join(f"    {line}\n" for line in to_json(config).splitlines())
+        self._write(self.samples, summary=text("config", lines))
         fields = flatten(dataclasses.asdict(config))
         simple = {name: v if isinstance(v, (bool, int, float, str)) else str(v) for name, v in fields.items()}
         *started, _ = hparams(simple, {ACCURACY_TAG: 0.0})  # the last summary marks the run as successful

@@ -14,12 +14,20 @@ from typing import Any
 
 from jaxdp.errors import first_line, printable
 from jaxdp.files import CONFIG, RESULT
-from jaxdp.trackers.run_files import NO_POINT, Rejected, RunFacts, TrackerState, Unavailable, is_evaluation, values
+from jaxdp.trackers.run_files import (
+    NO_POINT,
+    Rejected,
+    RunFacts,
+    TrackerState,
+    Unavailable,
+    is_evaluation,
+    picture_path,
+    values,
+)
 
 ID_TAG = "jaxdp.id"
 EXPERIMENT = "jaxdp"  # unless MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names another
-LONGEST_PARAM, LONGEST_TAG = 6000, 5000  # characters
-MOST_METRICS, MOST_PARAMS = 1000, 100  # in a request
+LONGEST_PARAM, LONGEST_TAG, MOST_METRICS, MOST_PARAMS = 6000, 5000, 1000, 100  # characters; numbers in a request
 TEMPORARY = (408, 429)  # HTTP status codes of requests to repeat
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
 SETTINGS = {  # environment of the client, unless the user sets it: this process tries again by itself
@@ -97,19 +105,16 @@ class MlflowClient:
         with self._requests():
             for first in range(0, len(new), MOST_PARAMS):
                 self.client.log_batch(self._run_id, params=new[first : first + MOST_PARAMS])
-            self._set_tags([RunTag(name, _text(value, LONGEST_TAG)) for name, value in tags.items()])
+            self.client.log_batch(self._run_id, tags=[RunTag(name, _text(value, LONGEST_TAG)) for name, value in tags.items()])
         self._params = config | self._params
         self._upload(self.workdir / CONFIG)
 
-    def _set_tags(self, tags: list[Any]) -> None:
-        for first in range(0, len(tags), MOST_PARAMS):
-            self.client.log_batch(self._run_id, tags=tags[first : first + MOST_PARAMS])
-
-    def send(self, records: Sequence[dict[str, Any]], pictures: dict[int, Path]) -> None:
+    def send(self, records: Sequence[dict[str, Any]]) -> None:
         from mlflow.entities import Metric
 
         for record in filter(is_evaluation, records):  # first: what was sent is not looked at again
-            if picture := pictures.get(record["samples"]):
+            picture = picture_path(self.workdir, record["samples"])
+            if picture.exists():
                 self._upload(picture, "held_out")
         batch: list[Metric] = []
         with self._requests():
@@ -124,17 +129,15 @@ class MlflowClient:
             self.client.log_batch(self._run_id, metrics=batch)
 
     def finish(self, outcome: str, facts: RunFacts) -> None:
-        from mlflow.entities import Metric, RunTag
+        from mlflow.entities import Metric
 
         self.describe(facts)
         if outcome == "finished":
             samples, end = facts.result["samples"], self._start_ms + round(1000 * facts.result["wall_seconds"])
             numbers = {name: v for name, v in facts.result.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
             metrics = [Metric(f"result/{name}", float(value), end, samples) for name, value in numbers.items()]
-            others = [RunTag(f"result.{n}", _text(v, LONGEST_TAG)) for n, v in facts.result.items() if n not in numbers]
             with self._requests():
                 self.client.log_batch(self._run_id, metrics=metrics[:MOST_METRICS])
-                self._set_tags(others)
             for path in (facts.plot, self.workdir / RESULT):
                 if path is not None:
                     self._upload(path)

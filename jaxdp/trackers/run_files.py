@@ -19,7 +19,6 @@ from jaxdp.files import CHECKPOINTS, CONFIG, PASSWORD, RESULT, open_regular, rea
 from jaxdp.validation import flatten
 
 FOLDER = "trackers"  # in the run directory
-PICTURE = "held_out-{}.png"  # samples of the evaluation
 LINES = 500  # records that are sent together
 NO_POINT = -1  # position before the first record
 LAST = 2  # of a run, added to the position of its last step: the point that shows the result
@@ -29,7 +28,7 @@ SECRET_VALUE = re.compile(rf"((?:{SECRET.pattern})[^\s:=]*[\s:=]).*", re.IGNOREC
 
 
 class Unavailable(Exception):
-    """The tracker does not answer, or not now: try again later."""
+    """The tracker does not answer now."""
 
 
 class Rejected(Exception):
@@ -126,14 +125,8 @@ def exclusive(workdir: Path, tracker: str) -> Iterator[None]:
 
 
 def picture_path(workdir: Path, samples: int) -> Path:
-    return workdir / FOLDER / PICTURE.format(samples)
-
-
-def pictures(workdir: Path) -> dict[int, Path]:
-    """Pictures of held-out examples, by samples of their evaluation."""
-    before, _, after = PICTURE.partition("{}")
-    numbers = (path.name.removeprefix(before).removesuffix(after) for path in (workdir / FOLDER).glob(PICTURE.format("*")))
-    return {samples: picture_path(workdir, samples) for samples in sorted(int(text) for text in numbers if text.isdecimal())}
+    """The picture of held-out examples at an evaluation."""
+    return workdir / FOLDER / f"held_out-{samples}.png"
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jaxdp.errors import EXIT_CONFIG, first_line, printable
 from jaxdp.files import open_regular
@@ -30,7 +30,6 @@ from jaxdp.trackers.run_files import (
     Unavailable,
     exclusive,
     next_records,
-    pictures,
     position,
     run_facts,
 )
@@ -55,8 +54,8 @@ class TrackerClient(Protocol):
     def describe(self, facts: RunFacts) -> None:
         """Show the configuration and the newest checkpoint."""
 
-    def send(self, records: Sequence[dict[str, Any]], pictures: dict[int, Path]) -> None:
-        """Add records to the run: all of them, or none and an exception."""
+    def send(self, records: Sequence[dict[str, Any]]) -> None:
+        """Add records to the run, and the pictures of evaluations: all of them, or none and an exception."""
 
     def finish(self, outcome: str, facts: RunFacts) -> None:
         """Show the result and end the tracker's run, after everything has arrived."""
@@ -79,10 +78,9 @@ class Sender:
         self.client, self.task, self.state, self.show = client, task, state, show
         self.workdir = Path(task.workdir)
         self.outcome, self.ended = "", threading.Event()
-        self.log: IO[bytes] | None = None  # open while the tracker answers
-        self.position = 0  # of the last record at the tracker
+        self.position = self.offset = 0  # of the last record at the tracker; bytes of the log that were sent
         self._described = -math.inf  # monotonic time
-        self._has_connected = self._is_down = self._config_refused = False
+        self._has_connected = self._is_connected = self._is_down = self._config_refused = False
 
     def end(self, outcome: str) -> None:
         """The session has ended; another thread may call this."""
@@ -91,12 +89,6 @@ class Sender:
 
     def run(self) -> None:
         """Send until the end of the session. Raises Rejected if the tracker's run cannot be opened."""
-        try:
-            self._run()
-        finally:
-            self._close_log()
-
-    def _run(self) -> None:
         retry = SHORTEST_RETRY
         while True:
             outcome = self.outcome  # before the log is read: its last lines are written before the outcome
@@ -116,19 +108,20 @@ class Sender:
 
     def _send_new(self) -> None:
         """Send what the log has beyond the tracker's last record."""
-        if self.log is None:
-            self.position = self.client.connect(self._facts().name)
-            self.log = open_regular(self.workdir / LOG)
-            if self._is_down or not self._has_connected:
-                self.show(self.client.place)
-            self._has_connected, self._is_down, self._described = True, False, -math.inf
+        if not self._is_connected:
+            self.position, self.offset = self.client.connect(self._facts().name), 0
+            self.show(self.client.place)
+            self._has_connected, self._is_connected, self._is_down, self._described = True, True, False, -math.inf
             self.state.set_complete(False)
         self._describe()
-        while records := next_records(self.log):
-            new = [record for record in records if position(record) > self.position]
-            if new:
-                self.client.send(new, pictures(self.workdir))
-                self.position = position(new[-1])
+        with open_regular(self.workdir / LOG) as log:
+            log.seek(self.offset)
+            while records := next_records(log):
+                new = [record for record in records if position(record) > self.position]
+                if new:
+                    self.client.send(new)
+                    self.position = position(new[-1])
+                self.offset = log.tell()
 
     def _report(self, error: Exception) -> None:
         """Say once that the tracker does not answer; ask it for its last record next time."""
@@ -137,13 +130,7 @@ class Sender:
         if not self._is_down:
             reason = first_line(error) if is_own else f"{type(error).__name__}: {first_line(error)}"
             self.show(f"no connection ({printable(reason)}); training continues")
-        self._is_down = True
-        self._close_log()
-
-    def _close_log(self) -> None:
-        if self.log is not None:
-            self.log.close()
-            self.log = None
+        self._is_down, self._is_connected = True, False
 
     def _describe(self) -> None:
         """Show the configuration and the newest checkpoint, from time to time."""

@@ -58,8 +58,7 @@ class Trackers(Callback):
     """
 
     def __init__(self, trackers: Sequence["Tracker"], *, end_seconds: float = END_SECONDS) -> None:
-        self.trackers, self.end_seconds = trackers, end_seconds
-        self._can_draw = True
+        self.trackers, self.end_seconds, self._can_draw = trackers, end_seconds, True
 
     def on_start(self, run: Run) -> None:
         def while_waiting() -> str | None:
@@ -130,7 +129,7 @@ class Trackers(Callback):
         self.finish("finished")
 
     def abandon(self) -> None:
-        """Close the input of the processes, which then end within seconds, and do not wait."""
+        """Close the input of the processes, which then end within seconds."""
         for tracker in self.trackers:
             tracker.close()
 
@@ -168,7 +167,7 @@ class Trackers(Callback):
         deadline = time.monotonic() + seconds
         for tracker in self.trackers:
             while tracker.is_running and not is_over(tracker) and time.monotonic() < deadline and not while_waiting():
-                tracker.join(0.1)
+                tracker.reader.join(0.1)
 
 
 class Tracker:
@@ -179,7 +178,7 @@ class Tracker:
         self.process: subprocess.Popen[bytes] | None = None  # until its input is closed
         self.rejection: ConfigError | None = None
         self.is_new = self.has_answered = self._is_killed = False
-        self._reader: threading.Thread | None = None
+        self.reader = threading.Thread()  # of what the process prints
 
     def state(self, workdir: Path) -> TrackerState:
         """What the directory of a run holds about this tracker."""
@@ -190,8 +189,7 @@ class Tracker:
         self.info, self.log = info, workdir / FOLDER / f"{self.name}.log"
         self.is_new = not self.state(workdir).exists
         path = os.path.abspath(workdir)
-        place = path if location == str(workdir) else location
-        task = Task(self.name, CLIENTS[self.name], self.target, path, place)
+        task = Task(self.name, CLIENTS[self.name], self.target, path, path if location == str(workdir) else location)
         try:
             self.log.parent.mkdir(exist_ok=True)
             with open(self.log, "wb") as log:
@@ -206,18 +204,14 @@ class Tracker:
         except OSError as error:  # such as a full disk
             info(f"{self.name}: its process cannot start ({error}); training continues without it")
             return
-        self._started = self.process
-        self._reader = threading.Thread(target=self._show_lines, args=[self.process], name=self.name, daemon=True)
-        self._reader.start()
+        self.started = self.process
+        self.reader = threading.Thread(target=self._show_lines, args=[self.process], name=self.name, daemon=True)
+        self.reader.start()
 
     @property
     def is_running(self) -> bool:
-        return self._reader is not None and self._reader.is_alive()
-
-    def join(self, seconds: float | None = None) -> None:
-        """Wait until the process has ended and its lines are shown, at most for this time."""
-        if self._reader is not None:
-            self._reader.join(seconds)
+        """Until the process has ended and its lines are shown."""
+        return self.reader.is_alive()
 
     def close(self, outcome: str = "") -> bool:
         """Tell the process the outcome of the session, if there is one, and close its input; False if that was done before."""
@@ -234,9 +228,9 @@ class Tracker:
         """Kill the process with what it has started, and say so if it was not done."""
         self._is_killed = True
         with contextlib.suppress(OSError):
-            os.killpg(self._started.pid, signal.SIGKILL)
-        self.join()
-        if self._started.returncode != 0:
+            os.killpg(self.started.pid, signal.SIGKILL)
+        self.reader.join()
+        if self.started.returncode != 0:
             self.info(f"{self.name}: not everything has arrived; the same command sends the rest")
 
     def _show_lines(self, process: subprocess.Popen[bytes]) -> None:

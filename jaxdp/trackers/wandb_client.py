@@ -24,6 +24,7 @@ from jaxdp.trackers.run_files import (
     TrackerState,
     Unavailable,
     is_evaluation,
+    picture_path,
     position,
     values,
 )
@@ -56,15 +57,13 @@ class WandbClient:
             run = wandb.init(
                 project=self.state.target, id=identity, name=name, dir=str(self.workdir), resume="allow", settings=settings
             )
-        except wandb.errors.UsageError as error:
-            hint = "run `wandb login`, or set WANDB_MODE=offline"
-            raise Rejected(_shorten(error), hint) from None
-        except wandb.errors.AuthenticationError as error:
-            raise Rejected(_shorten(error), "run `wandb login --relogin`, or set WANDB_MODE=offline") from None
         except wandb.errors.Error as error:
-            if re.search(r"\b40[0134]\b|permission denied|not logged in", str(error)):
-                raise Rejected(_shorten(error), "check the project, WANDB_ENTITY and `wandb login`") from None
-            raise Unavailable(_shorten(error)) from None
+            reason = printable(first_line(error).split(". ")[0].rstrip("."))  # its fix is in the hint
+            is_refused = isinstance(error, (wandb.errors.UsageError, wandb.errors.AuthenticationError))
+            if is_refused or re.search(r"\b40[0134]\b|permission denied|not logged in", str(error)):
+                hint = "run `wandb login` and check the project and WANDB_ENTITY, or set WANDB_MODE=offline"
+                raise Rejected(reason, hint) from None
+            raise Unavailable(reason) from None
         if run.disabled:
             raise Rejected("W&B is disabled", "run `wandb enabled`, or omit it")
         self.run = run
@@ -83,14 +82,15 @@ class WandbClient:
             self.run.config.update(facts.config, allow_val_change=True)
             self.run.summary.update(facts.about)
 
-    def send(self, records: Sequence[dict[str, Any]], pictures: dict[int, Path]) -> None:
+    def send(self, records: Sequence[dict[str, Any]]) -> None:
         import wandb
 
         with _unavailable():
             for record in records:
                 grouped = {name: value for name, value in values(record).items() if name.partition("/")[2] not in AXES}
                 row: dict[str, Any] = {name: record[name] for name in AXES if name in record} | grouped
-                if is_evaluation(record) and (picture := pictures.get(record["samples"])):
+                picture = picture_path(self.workdir, record["samples"])
+                if is_evaluation(record) and picture.exists():
                     row[EXAMPLES] = wandb.Image(str(picture))
                 self.run.log(row, step=position(record), commit=True)
 
@@ -136,8 +136,3 @@ def _last_row(path: Path) -> int:
     rows = (line for line in printed.splitlines() if b'"history"' in line)
     steps = [entry["history"]["step"]["num"] for entry in map(json.loads, rows) if entry.get("type") == "history"]
     return max(steps, default=NO_POINT)
-
-
-def _shorten(error: Exception) -> str:
-    """The first sentence of an error; its fix is in `Rejected.hint`."""
-    return printable(first_line(error).split(". ")[0].rstrip("."))

@@ -52,16 +52,15 @@ def test_a_copy_is_read_by_another_process_until_the_object_changes(make):
     assert other.read("a.jpg", ObjectInfo(len(changed), "etag:2")) == changed
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "zeros"])
-def test_a_damaged_copy_is_not_read(make, damage):
+def test_a_damaged_copy_is_not_read(make):
     cache = make()
     cache.write("a.jpg", INFO, DATA)
     (file,) = cache.root.rglob("copies/*/*")
-    content = bytearray(file.read_bytes())
-    content[100] ^= 1
-    changed = {"flip": content, "truncate": content[:-1], "empty": b"", "zeros": bytes(len(content))}
-    file.write_bytes(changed[damage])
-    assert cache.read("a.jpg", INFO) is None
+    flipped = bytearray(file.read_bytes())
+    flipped[100] ^= 1
+    for damaged in (flipped, flipped[:-1], b"", bytes(len(flipped))):
+        file.write_bytes(damaged)
+        assert cache.read("a.jpg", INFO) is None
 
 
 def test_a_file_is_absent_until_it_is_finished_and_verified_on_request(make):
@@ -78,8 +77,6 @@ def test_a_file_is_absent_until_it_is_finished_and_verified_on_request(make):
     path.write_bytes(bytes(len(DATA)))
     assert cache.file("shard", info) == path
     assert cache.file("shard", info, verify=True) is None
-    cache.discard("shard")
-    assert cache.file("shard", info) is None
 
 
 def test_the_limit_holds_and_what_was_used_least_recently_is_removed_first(make):
@@ -97,6 +94,8 @@ def test_the_limit_holds_and_what_was_used_least_recently_is_removed_first(make)
     assert [third.read(f"{number}", INFO) for number in range(4)] == [DATA] * 4
     assert [first.read(f"{number}", INFO) for number in range(4)] == [DATA] * 4
     assert [second.read(f"{number}", INFO) for number in range(4)] == [None] * 4
+    third.close()
+    assert stored(make("s3://bucket/fourth", 3)) <= 3 * BLOCK  # a lower limit
 
 
 def test_copies_in_use_stay_and_a_full_cache_stores_nothing_more(make, notices):
@@ -110,14 +109,6 @@ def test_copies_in_use_stay_and_a_full_cache_stores_nothing_more(make, notices):
     assert all(late.read(f"{number}", INFO) is None for number in range(6))
     assert late.begin_file("shard", 100) is None
     assert notices == []
-
-
-def test_a_lower_limit_removes_copies_at_the_next_use(make):
-    cache = make("s3://bucket/one", 20)
-    for number in range(10):
-        cache.write(f"{number}", INFO, DATA)
-    cache.close()
-    assert stored(make("s3://bucket/two", 3)) <= 3 * BLOCK
 
 
 def test_a_full_disk_is_reported_once_and_leaves_nothing_incomplete(make, notices, monkeypatch):
@@ -137,29 +128,6 @@ def test_a_full_disk_is_reported_once_and_leaves_nothing_incomplete(make, notice
     ]
     assert (cache.read("kept", INFO), cache.read("a", INFO)) == (DATA, None)
     assert not list(cache.path.joinpath("partial").iterdir())
-
-
-def test_a_full_disk_takes_room_from_copies_that_nobody_uses(make, notices, monkeypatch):
-    old = make("s3://bucket/old")
-    old.write("a", INFO, DATA)
-    old.close()
-    cache, write = make("s3://bucket/new"), os.posix_fallocate
-
-    def full_until_removed(*arguments):
-        if list(old.path.rglob("copies/*/*")):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(*arguments)
-
-    monkeypatch.setattr(os, "posix_fallocate", full_until_removed)
-    assert cache.begin_file("shard", 100) is not None
-    assert notices == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission_raises_one_line(make, tmp_path):
-    (tmp_path / "cache").mkdir(mode=0o500)
-    with pytest.raises(ConfigError, match=r"storage.directory='.*': Permission denied"):
-        make()
 
 
 def test_a_file_in_place_of_the_directory_raises_one_line(make, tmp_path):

@@ -68,12 +68,6 @@ def test_a_released_lease_is_taken_over_at_once_with_what_its_holder_left(locati
     assert acquire(location, leases, seconds=60).record.number == 2
 
 
-def test_the_lease_of_a_process_that_is_known_to_have_ended_is_taken_over_at_once(location, leases):
-    first = acquire(location, leases, seconds=60)
-    first.abandon()
-    assert acquire(location, leases, seconds=60, token=first.record.token).record.number == 2
-
-
 def test_of_many_processes_that_start_at_once_exactly_one_gets_the_lease(location, leases):
     """In each of 10 rounds, the winner ends without a release, as the next ones know."""
     token = None

@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-from jaxdp.trackers.run_files import NO_POINT, Rejected, Unavailable, position
+from jaxdp.trackers.run_files import NO_POINT, Rejected, Unavailable, picture_path, position
 
 CLIENT = "helpers.fake_tracker:FakeClient"
 
@@ -13,7 +13,7 @@ class FakeClient:
     place = "a file"
 
     def __init__(self, workdir, state, warn):
-        self.path, self.state, self.warn = workdir / "tracker.jsonl", state, warn
+        self.workdir, self.path, self.state = workdir, workdir / "tracker.jsonl", state
         self.behavior = state.target.removeprefix("http://").replace("-", " ")
         self.failures = 0
 
@@ -41,14 +41,15 @@ class FakeClient:
             raise Rejected("too long", "shorten it")
         self._store("config", facts.config)
 
-    def send(self, records, pictures):
+    def send(self, records):
         for number, record in enumerate(records):
             if self.behavior == "fails in the middle" and number == len(records) // 2 and self.failures < 3:
                 self.failures += 1
                 raise Unavailable("broken pipe")
             self._store("record", record)
-            if record["samples"] in pictures and "eval_accuracy" in record:
-                self._store("picture", pictures[record["samples"]].name)
+            picture = picture_path(self.workdir, record["samples"])
+            if picture.exists() and "eval_accuracy" in record:
+                self._store("picture", picture.name)
 
     def finish(self, outcome, facts):
         self._store("outcome", outcome)

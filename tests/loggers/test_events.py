@@ -17,11 +17,12 @@ from jaxdp.loggers.events import EventLog
 from jaxdp.records import read_events
 
 
-class StoppingScreen(Recorder):
-    """Sends SIGTERM after a step."""
+class StoppingScreen(Screen):
+    """Sends SIGTERM after step 5."""
 
     def step(self, record):
-        if record["step"] == self.last_step:
+        super().step(record)
+        if record["step"] == 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -51,14 +52,6 @@ def test_run_that_resumes_records_its_sessions_messages_and_end(tiny, tmp_path):
     assert shown == [line for line in screen.lines if line in shown]
     assert second[-1]["event"] == "finished"
     assert second[-1]["wall_seconds"] <= json.loads((tmp_path / "result.json").read_text())["wall_seconds"] + 1.0
-
-
-def test_run_that_a_signal_stops_records_it(tiny, tmp_path):
-    with pytest.raises(Stopped) as stop:
-        train_shown(tiny, tmp_path, screen=StoppingScreen(5))
-    last = read_events(tmp_path / "events.jsonl")[-1]
-    assert (last["event"], last["text"]) == ("stopped", str(stop.value))
-    assert last["samples"] >= 5 * 8
 
 
 @pytest.mark.parametrize(("error", "end"), [(None, "finished"), (Saved("a\nb"), "stopped"), (KeyboardInterrupt(), "failed")])
@@ -122,13 +115,15 @@ def test_damaged_lines_and_old_events_are_left_out(tmp_path, monkeypatch):
     assert texts[-1] == "49"
 
 
-def test_run_without_a_reader_of_its_output_trains_on_and_records_it_once(tiny, tmp_path, capfd):
+def test_run_without_a_reader_of_its_output_trains_on_and_records_that_and_its_stop(tiny, tmp_path, capfd):
     stream = open("/dev/full", "w")
-    result = train_shown(tiny, tmp_path, screen=Screen(stream))
+    with pytest.raises(Stopped) as stop:
+        train_shown(tiny, tmp_path, screen=StoppingScreen(stream))
     with contextlib.suppress(OSError):
         stream.close()
-    assert result.steps > 0
+    *_, last = events = read_events(tmp_path / "events.jsonl")
+    assert (last["event"], last["text"]) == ("stopped", str(stop.value))
+    assert last["samples"] >= 5 * 8
     line = "/dev/full cannot be written (No space left on device); the run continues without it"
-    recorded = [event["text"] for event in read_events(tmp_path / "events.jsonl")]
-    assert recorded.count(line) == 1
+    assert [event["text"] for event in events].count(line) == 1
     assert capfd.readouterr().err.count(line) == 1

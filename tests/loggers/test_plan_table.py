@@ -29,9 +29,6 @@ def rows(plan, **parts) -> dict[str, str]:
 def test_as_dict_has_phases_rates_model_and_gradient_bytes():
     config = load_config("digits")
     printed = as_dict(make_plan(config, examples=1437, devices=4), model_summary(config))
-    assert set(printed) >= {"phases", "learning_rate", "total_steps", "model", "gradient_bytes"}
-    names = {"first_epoch", "last_epoch", "global_batch", "per_worker_batch", "workers", "accumulation", "momentum"}
-    assert set(printed["phases"][0]) >= names | {"steps"}
     assert printed["total_steps"] == sum(phase["steps"] for phase in printed["phases"])
     assert printed["gradient_bytes"] == 4 * printed["model"]["parameters"]
     rates = dict(printed["learning_rate"])
@@ -54,9 +51,7 @@ def test_table_says_how_many_epochs_whole_steps_make():
 
 def test_description_of_a_registered_optimizer_has_only_the_fields_that_are_set():
     assert optimizer_words(Optimizer(name="my_rule", momentum=0.95)) == "my_rule"
-    assert optimizer_words(Optimizer(name="my_rule", beta2=0.99, weight_decay=0.0, clip_norm=1.0)) == (
-        "my_rule, beta2 0.99, weight decay 0, gradients clipped to norm 1"
-    )
+    assert optimizer_words(Optimizer(name="my_rule", beta2=0.99, weight_decay=0.0)) == "my_rule, beta2 0.99, weight decay 0"
 
 
 @pytest.mark.parametrize(("name", "average_decay"), [*((name, None) for name in OPTIMIZERS), ("sgd", 0.9)])

@@ -1,7 +1,5 @@
 """Tests of jaxdp.loggers.plot."""
 
-import os
-
 import numpy as np
 from PIL import Image
 
@@ -21,16 +19,6 @@ def test_plot_training_without_evaluations_draws_all_four_panels(tmp_path):
     for quarter in (a[:390, :600], a[:390, 600:], a[390:, :600], a[390:, 600:]):
         assert (quarter < 128).mean() > 0.002
     assert not np.array_equal(a, b)
-
-
-def test_plot_training_replaces_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "training.png")
-    plot_training(
-        [{"epoch": 0.5, "samples": 8, "loss": 2.0, "accuracy": 0.1, "learning_rate": 0.1, "global_batch": 8}],
-        tmp_path / "training.png",
-    )
-    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.iterdir()] == ["training.png"]
 
 
 def test_training_figure_smooths_training_curves_and_labels_both_losses():

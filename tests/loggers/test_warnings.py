@@ -13,17 +13,11 @@ from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.warnings import InputAdvice, input_warning
 
 
-@pytest.mark.parametrize(
-    ("input_seconds", "expected"),
-    [
-        (5.0, "50 % of the time was spent waiting for images; 100 images/s are loaded, 200 are needed: 4 more cores"),
-        (2.0, "20 % of the time was spent waiting for images; 100 images/s are loaded, 125 are needed: 1 more core in"),
-    ],
-)
-def test_input_warning_names_the_missing_cores(input_seconds, expected):
+@pytest.mark.parametrize(("input_seconds", "needed", "cores"), [(5.0, 200, "4 more cores"), (2.0, 125, "1 more core in")])
+def test_input_warning_names_the_missing_cores(input_seconds, needed, cores):
     warning = input_warning(1000, 10.0, input_seconds=input_seconds, source=SimpleNamespace(threads=4))
-    assert expected in warning
-    assert warning.endswith("in addition to the 4 that decode (--data.threads)")
+    assert f"{10 * input_seconds:.0f} % of the time" in warning
+    assert f" 100 images/s are loaded, {needed} are needed: {cores}" in warning
 
 
 @pytest.mark.parametrize(("share", "advises_cores"), [(0.4, True), (0.9, False)])
@@ -31,7 +25,7 @@ def test_input_warning_advises_no_cores_for_threads_that_wait_for_storage(share,
     source = SimpleNamespace(threads=4, storage_share=share)
     warning = input_warning(1000, 10.0, input_seconds=5.0, source=source)
     assert ("4 more cores" in warning) == advises_cores
-    assert warning.endswith("the 4 threads wait 90 % of their time for storage, so more cores do not help") != advises_cores
+    assert ("wait 90 % of their time for storage" in warning) != advises_cores
 
 
 def test_input_warning_below_a_tenth_of_the_time_is_none():

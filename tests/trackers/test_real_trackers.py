@@ -136,25 +136,7 @@ def test_long_log_with_nan_and_long_texts_arrives_afterwards(tiny, server, tmp_p
     assert untimed(wandb_points(tmp_path)) == untimed(log_points(tmp_path))
     (run,) = server.runs(tmp_path)
     assert values_of(run["data"]["params"])["data.directory"] == f"{long[:5999]}…"
-    assert values_of(run["data"]["tags"])["result.stop_reason"] == f"{long[:4999]}…"
     assert values_of(run["data"]["metrics"])["result/bad_images"] == 1
-
-
-@needs_mlflow
-def test_mlflow_server_that_never_answers_changes_nothing(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracker, "CONNECT_SECONDS", 1.0)
-    monkeypatch.setattr(tracker, "END_SECONDS", 1.0)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        recorder = Recorder()
-        uri = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        train_shown(tracked(tiny, mlflow=uri), tmp_path / "with", screen=recorder)
-    train_shown(tracked(tiny), tmp_path / "without", screen=Recorder())
-    arrays = [latest_valid(tmp_path / name / "checkpoints").arrays for name in ("with", "without")]
-    assert arrays[0] == arrays[1]
-    assert "mlflow: no answer within 1 s; training continues" in recorder.lines
-    assert recorder.lines[-1] == "mlflow: not everything has arrived; the same command sends the rest"
 
 
 @needs_mlflow

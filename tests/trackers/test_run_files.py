@@ -17,8 +17,6 @@ from jaxdp.trackers.run_files import (
     exclusive,
     git_commit,
     next_records,
-    picture_path,
-    pictures,
     position,
     read_origin,
     run_facts,
@@ -27,23 +25,16 @@ from jaxdp.trackers.run_files import (
 )
 from jaxdp.validation import to_json
 
-STEP = {"samples": 64, "step": 8, "loss": 0.5, "gradient_norm": None}
+STEP = {"samples": 64, "step": 8, "loss": 0.5, "gradient_norm": None, "note": "x"}
 EVALUATION = {"samples": 64, "step": 8, "eval_accuracy": 0.75}
 
 
-def test_positions_are_in_the_order_of_the_log():
+def test_positions_are_in_the_order_of_the_log_and_values_are_grouped_numbers():
     assert position(STEP) < position(EVALUATION) < 3 * STEP["samples"] + LAST < position(STEP | {"samples": 65})
-
-
-def test_values_are_grouped_numbers_and_null_is_nan():
-    of_step = values(STEP | {"note": "x"})
+    of_step = values(STEP)
     assert math.isnan(of_step.pop("training/gradient_norm"))
     assert of_step == {"training/samples": 64, "training/step": 8, "training/loss": 0.5}
     assert values(EVALUATION) == {"evaluation/samples": 64, "evaluation/step": 8, "evaluation/accuracy": 0.75}
-
-
-def line(samples, **fields):
-    return json.dumps({"samples": samples} | fields) + "\n"
 
 
 def read_all(log):
@@ -53,23 +44,17 @@ def read_all(log):
     return [record["samples"] for record in records]
 
 
-def test_a_log_that_grows_is_read_in_complete_lines_and_in_parts(tmp_path, monkeypatch):
+def test_a_log_that_grows_is_read_in_complete_lines_and_in_parts_without_damaged_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "LINES", 7)
+    lines = [(json.dumps({"samples": n, "note": "é" * n}, ensure_ascii=False) + "\n").encode() for n in range(1, 52)]
     path = tmp_path / "log"
-    path.write_text("".join(line(n, note="é" * n) for n in range(1, 50)) + line(50)[:5])
+    path.write_bytes(b'\0\0{\n[1]\n{"samples": "x"}\n\xff\xfe\n' + b"".join(lines[:49]) + lines[49][:5])
     with open(path, "rb") as log:
         assert len(next_records(log)) == 7
         assert read_all(log) == list(range(8, 50))
-        with open(path, "a") as file:
-            file.write(line(50)[5:] + line(51))
+        with open(path, "ab") as file:
+            file.write(lines[49][5:] + lines[50])
         assert read_all(log) == [50, 51]
-
-
-def test_damaged_lines_are_left_out(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"\0\0{\n[1]\n" + line(8).encode() + b'{"samples": "x"}\n\xff\xfe\n' + line(16, loss=None).encode())
-    with open(path, "rb") as log:
-        assert read_all(log) == [8, 16]
 
 
 def test_identity_is_kept_for_a_target(tmp_path):
@@ -81,10 +66,10 @@ def test_identity_is_kept_for_a_target(tmp_path):
     assert other.identify() != identity
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"id": 5, "target": "digits"}', '{"target": "digits"}', "\0"])
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"id": 5, "target": "digits"}', "\0"])
 def test_damaged_state_is_replaced(tmp_path, damaged):
     state = TrackerState(tmp_path, "wandb", "digits")
-    state.identify()
+    state.path.parent.mkdir()
     state.path.write_text(damaged)
     assert not TrackerState(tmp_path, "wandb", "digits").exists
     identity = TrackerState(tmp_path, "wandb", "digits").identify()
@@ -110,55 +95,36 @@ def test_two_processes_do_not_send_to_one_tracker_at_once(tmp_path):
 
 def test_run_facts_of_a_run_without_checkpoint_and_result(tiny, tmp_path):
     (tmp_path / "config.json").write_text(to_json(tiny))
-    for samples in (1024, 64):
-        picture_path(tmp_path, samples).parent.mkdir(exist_ok=True)
-        picture_path(tmp_path, samples).touch()
-    (tmp_path / "trackers/held_out-x.png").touch()
-    assert list(pictures(tmp_path)) == [64, 1024]
     facts = run_facts(tmp_path, "s3://bucket/run")
     assert (facts.name, facts.about, facts.plot, facts.result) == ("tiny", {"directory": "s3://bucket/run"}, None, {})
     assert facts.config["batch.0.global_batch"] == 8
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", "\0"])
-def test_the_origin_of_a_run_is_stored(tmp_path, damaged):
+def test_the_origin_of_a_run_is_stored(tmp_path):
     assert read_origin(tmp_path) == {}
     write_origin(tmp_path)
     origin = read_origin(tmp_path)
     assert (origin["commit"], sys.orig_argv[0] in origin["command"]) == (git_commit() or "", True)
-    (tmp_path / "trackers/origin.json").write_text(damaged)
-    assert read_origin(tmp_path) == {}
-
-
-def test_a_command_is_stored_without_its_secrets():
-    command = [
-        "python",
-        "train.py",
-        "--api-key",
-        "hidden1",
-        "--token=hidden2",
-        "--url",
-        "https://me:hidden3@host/a",
-        "--epochs",
-        "5",
-    ]
-    shown = command_line(command)
-    assert "hidden" not in shown
-    assert shown == "python train.py --api-key ... --token=... --url https://...@host/a --epochs 5"
+    for damaged in ("[]", "\0"):
+        (tmp_path / "trackers/origin.json").write_text(damaged)
+        assert read_origin(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
-    ("word", "shown"),
+    ("words", "shown"),
     [
-        ("Authorization: Bearer hidden", "Authorization:..."),
-        ("--header=X-Api-Key hidden", "--header=X-Api-Key ..."),
-        ('{"a": 1, "token": "hidden"}', '{"a": 1, "token":...'),
-        ("https://host/?a=1&token=hidden", "https://host/?a=1&token=..."),
-        ("/home/author/runs/tokens", "/home/author/runs/tokens"),
+        (["--api-key", "hidden"], ["--api-key", "..."]),
+        (["--token=hidden"], ["--token=..."]),
+        (["https://me:hidden@host/a"], ["https://...@host/a"]),
+        (["Authorization: Bearer hidden"], ["Authorization:..."]),
+        (["--header=X-Api-Key hidden"], ["--header=X-Api-Key ..."]),
+        (['{"a": 1, "token": "hidden"}'], ['{"a": 1, "token":...']),
+        (["https://host/?a=1&token=hidden"], ["https://host/?a=1&token=..."]),
+        (["/home/author/runs/tokens"], ["/home/author/runs/tokens"]),
     ],
 )
-def test_what_follows_the_name_of_a_secret_inside_a_word_is_not_stored(word, shown):
-    assert shlex.split(command_line(["tool", word, "end"])) == ["tool", shown, "end"]
+def test_a_command_is_stored_without_its_secrets(words, shown):
+    assert shlex.split(command_line(["tool", *words, "--epochs", "5"])) == ["tool", *shown, "--epochs", "5"]
 
 
 def test_the_commit_is_that_of_the_current_directory(tmp_path, monkeypatch):
