@@ -111,8 +111,7 @@ def read_objects(storage) -> dict[str, dict]:
     fast = open_location(f"{storage.url}/folder/train", "data.directory", notice=print)
     sizes = fast.sizes()
     names = sorted(sizes)
-    clients = {"obstore": fast} if fast.reader else {}
-    clients[type(fast.fs).__module__.partition(".")[0]] = dataclasses.replace(fast, reader=None)
+    clients = {"obstore": fast, type(fast.fs).__module__.partition(".")[0]: dataclasses.replace(fast, reader=None)}
     results = {}
     for client, location in clients.items():
         read = functools.partial(location.read, verified=True)
@@ -126,7 +125,7 @@ def read_objects(storage) -> dict[str, dict]:
             "cpu_milliseconds": 1000 * cpu / len(names),
             "kilobytes": sum(sizes.values()) / len(names) / 1000,
         }
-    assert fast.reader is None or not fast.reader.fallbacks
+    assert not fast.reader.fallbacks
     return results
 
 

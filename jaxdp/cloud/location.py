@@ -4,14 +4,14 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from jaxdp.cloud.fast_reader import FastReader
+from jaxdp.cloud.fast_reader import FastReader, new_gcs_store, new_s3_store
 from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.errors import ConfigError, StorageError, first_line
 from jaxdp.files import check_no_password, create_atomically, read_regular, write_atomically
@@ -34,15 +34,20 @@ def _gcs_options() -> dict[str, Any]:
 
 
 class Protocol(NamedTuple):
-    """package: of the extra. options: of its file system. reading: of its `cat_file`, so that an object takes one request."""
+    """package: of the extra. options: of its file system. reading: of its `cat_file`, so that an object takes one request.
+
+    new_store: see FastReader.
+    """
 
     package: str
-    options: Callable[[], dict[str, Any]] = dict
-    reading: Mapping[str, Any] = {}
+    options: Callable[[], dict[str, Any]]
+    reading: dict[str, Any]
+    new_store: Callable[..., Any] | None
 
 
-_S3 = Protocol("s3fs", _s3_options, {"max_concurrency": 1})  # with more, s3fs asks for the size first
-_GCS, _OTHER = Protocol("gcsfs", _gcs_options), Protocol("")
+_S3 = Protocol("s3fs", _s3_options, {"max_concurrency": 1}, new_s3_store)  # with more, s3fs asks for the size first
+_GCS = Protocol("gcsfs", _gcs_options, {}, new_gcs_store)
+_OTHER = Protocol("", dict, {}, None)
 PROTOCOLS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 LOCAL = "file"  # fsspec's protocol of directories
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -91,19 +96,22 @@ def join_url(url: str, *names: str) -> str:
 def open_location(url: str, field: str, *, notice: Callable[[str], Any] | None = None) -> "Location":
     """The folder at `url`; nothing is requested from it.
 
-    notice: given for many reads, which obstore then does at S3; receives a line if it cannot. Raises ConfigError, naming
+    notice: given for many reads, which obstore then does where it can; receives a line if it cannot. Raises ConfigError, naming
     `field`, for an unknown protocol, and if no installed package reads such URLs.
     """
     import fsspec
 
     url = url.strip().rstrip("/")
     check_no_password(url, field)
-    usable = "use s3://BUCKET/PATH, gs://BUCKET/PATH, or another URL that fsspec reads"
     if "://" not in url:
-        raise ConfigError(field, url, reason="a URL has two slashes after its protocol", hint=usable)
+        raise ConfigError(
+            field, url, reason="a URL has two slashes after its protocol", hint="use s3://BUCKET/PATH or a local path"
+        )
     if "::" in url:  # fsspec takes it for a chain wherever it stands
-        raise ConfigError(field, url, reason="chained URLs (with ::) are not supported", hint=usable)
-    known = PROTOCOLS.get(url.partition(":")[0], _OTHER)
+        hint = "use s3://BUCKET/PATH, gs://BUCKET/PATH, or another URL that fsspec reads"
+        raise ConfigError(field, url, reason="chained URLs (with ::) are not supported", hint=hint)
+    protocol = url.partition(":")[0]
+    known = PROTOCOLS.get(protocol, _OTHER)
     try:
         fs, path = _file_system(url, known.options), fsspec.core.strip_protocol(url)
     except ImportError as error:
@@ -111,11 +119,12 @@ def open_location(url: str, field: str, *, notice: Callable[[str], Any] | None =
         hint = "pip install -e '.[cloud]'" if known.package else "install the package of fsspec that reads such URLs"
         raise ConfigError(field, url, reason=reason, hint=hint) from None
     except ValueError as error:
-        raise ConfigError(field, url, reason=first_line(error), hint=usable) from None
+        hint = "use s3://BUCKET/PATH, gs://BUCKET/PATH, or another URL that fsspec reads"
+        raise ConfigError(field, url, reason=first_line(error), hint=hint) from None
     except Exception as error:  # by package, such as missing credentials
         raise ConfigError(field, url, reason=_reason(error)) from None
     path = path.rstrip("/")
-    reader = _fast_reader(fs, path.partition("/")[0], notice=notice) if notice and known is _S3 else None
+    reader = _fast_reader(known, fs, path.partition("/")[0], notice=notice) if notice and known.new_store else None
     return Location(fs, path, url, known.reading, reader)
 
 
@@ -134,12 +143,14 @@ def _file_system(url: str, options: Callable[[], dict[str, Any]]) -> Any:
         return _file_systems[key]
 
 
-def _fast_reader(fs: Any, bucket: str, *, notice: Callable[[str], Any]) -> FastReader:
-    """The reader of a bucket, whose connections all locations share."""
+def _fast_reader(protocol: Protocol, fs: Any, bucket: str, *, notice: Callable[[str], Any]) -> FastReader:
+    """The reader of a bucket, which all its locations share, and so its connections."""
     with _opening:
         key = (id(fs), bucket)  # file systems are kept
         if key not in _fast_readers:
-            _fast_readers[key] = FastReader(fs, bucket, timeouts=(CONNECT_SECONDS, READ_SECONDS), notice=notice)
+            timeouts = (CONNECT_SECONDS, READ_SECONDS)
+            assert protocol.new_store
+            _fast_readers[key] = FastReader(protocol.new_store, fs, bucket, timeouts=timeouts, notice=notice)
         return _fast_readers[key]
 
 
@@ -155,7 +166,7 @@ class Location:
     fs: Any
     path: str
     url: str
-    reading: Mapping[str, Any] = field(default_factory=dict)
+    reading: dict[str, Any] = field(default_factory=dict)
     reader: FastReader | None = None
     patience: Callable[[Callable[[], Any]], Any] | None = None
 
@@ -185,12 +196,12 @@ class Location:
         return data
 
     def _content(self, name: str, reader: FastReader | None, **options: Any) -> bytes:
-        path = f"{self.path}/{name}"
-        data = reader.read(path.partition("/")[2], options.get("start"), options.get("end")) if reader else None
+        path, start, end = f"{self.path}/{name}", options.get("start"), options.get("end")
+        data = reader.read(path.partition("/")[2], start, end) if reader else None
         if data is None:
             data = self._request(name, lambda: self.fs.cat_file(path, **options))
             if reader:
-                reader.count_fallback()
+                reader.count_fallback(start)
         return data
 
     def write(self, name: str, data: bytes) -> None:

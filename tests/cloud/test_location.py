@@ -1,5 +1,6 @@
 import hashlib
 import importlib
+import os
 import sys
 import uuid
 
@@ -47,6 +48,13 @@ def test_a_missing_object_raises_with_its_url(location):
     assert error.value.strerror == "not found"
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_raises(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="Permission denied"):
+        open_location(f"file://{tmp_path}/x", "--workdir").write("a", b"")
+
+
 def test_an_unwritable_folder_raises_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError) as error:
@@ -54,10 +62,21 @@ def test_an_unwritable_folder_raises_in_one_line(tmp_path):
     assert error.value.strerror in ("Not a directory", "File exists")
 
 
-@pytest.mark.parametrize("url", ["s3:/bucket/x", "simplecache::s3://bucket/x", "zip://x::file:///x.zip", "nothing://x/y"])
-def test_a_url_that_cannot_be_read_is_refused(url):
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "s3:/bucket/x",
+            r"^--workdir='s3:/bucket/x': a URL has two slashes after its protocol; use s3://BUCKET/PATH or a ",
+        ),
+        ("simplecache::s3://bucket/x", r"^--workdir='simplecache::s3://bucket/x': chained URLs \(with ::\) are not "),
+        ("zip://x::file:///x.zip", r"chained URLs \(with ::\) are not supported"),
+        ("nothing://x/y", r"^--workdir='nothing://x/y': Protocol not known: nothing; use s3://BUCKET/PATH, "),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused(url, message):
     assert is_url(url)
-    with pytest.raises(ConfigError, match=rf"^--workdir='{url}': .* use s3://BUCKET/PATH, "):
+    with pytest.raises(ConfigError, match=message):
         open_location(url, "--workdir")
 
 
