@@ -15,6 +15,7 @@ from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.data.records import masked_checksum
 from jaxdp.files import open_regular
 from jaxdp.loggers.example_grid import example_grid
+from jaxdp.records import RECORD_FIELDS
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
@@ -57,7 +58,7 @@ class EventFile:
         from tensorboardX.proto import event_pb2, summary_pb2
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._scalars: dict[str, Any] = {}  # the summary of each field of a record; only its value changes
+        self._scalars: dict[str, Any] = {}  # the summary of each tag; only its value changes
         directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a directory in the order of their names. Each event is written at once, so that a kill
         # loses none: tensorboardX's SummaryWriter keeps them in memory for up to two minutes.
@@ -92,19 +93,22 @@ class EventFile:
         self.file.write(length + masked_checksum(length) + data + masked_checksum(data))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write the numbers of a record."""
-        values = [self._scalar(name, value) for name, value in record.items() if name not in ("step", "samples")]
+        """Write the numbers of a record; those that callbacks have added are of its group."""
+        own = "evaluation" if "eval_loss" in record else "training"
+        values = []
+        for name, value in record.items():
+            if name not in ("step", "samples"):
+                group = "evaluation" if name.startswith("eval_") else "training" if name in RECORD_FIELDS else own
+                values.append(self._scalar(f"{group}/{name.removeprefix('eval_')}", value, self.descriptions.get(name, "")))
         self._write(record["samples"], summary=self._summary(value=values))
 
-    def _scalar(self, name: str, value: float) -> Any:
-        if name not in self._scalars:
+    def _scalar(self, tag: str, value: float, description: str) -> Any:
+        if tag not in self._scalars:
             from tensorboardX.summary import scalar
 
-            group = "evaluation" if name.startswith("eval_") else "training"
-            tag, text = f"{group}/{name.removeprefix('eval_')}", self.descriptions.get(name, "")
-            self._scalars[name] = scalar(tag, value, summary_description=text).value[0]
-        self._scalars[name].simple_value = value
-        return self._scalars[name]
+            self._scalars[tag] = scalar(tag, value, summary_description=description).value[0]
+        self._scalars[tag].simple_value = value
+        return self._scalars[tag]
 
     def write_image(self, samples: int, pixels: np.ndarray) -> None:
         from tensorboardX.summary import image

@@ -103,6 +103,15 @@ def test_every_event_is_in_the_file_of_its_session_at_once(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_values_of_callbacks_are_in_the_group_of_their_record(tmp_path):
+    writer = EventFile(tmp_path, 0, Config())
+    writer.write({"samples": 16, "loss": 0.5, "norm": 1.0})
+    writer.write({"samples": 16, "eval_loss": 0.5, "epoch": 1.0, "recall": 2.0})
+    writer.close()
+    tags = {"training/loss", "training/norm", "training/epoch", "evaluation/loss", "evaluation/recall"}
+    assert tensorboard_scalars(tmp_path).keys() == tags
+
+
 def test_run_whose_tensorboard_directory_cannot_be_written_continues_without(with_tensorboard, tmp_path):
     class Blocks(Callback):
         def on_start(self, run):
