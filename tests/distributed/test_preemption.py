@@ -14,7 +14,7 @@ from helpers.processes import ROOT, TIMEOUT, TINY, log_lines, outcome, place
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed import supervisor
 from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.distributed.status_files import Failure
+from jaxdp.distributed.status import Failure
 from jaxdp.distributed.stop_signals import STOP_SIGNALS
 from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import EXIT_STOPPED
@@ -145,7 +145,7 @@ from pathlib import Path
 from jaxdp.distributed.launchers import detect
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.distributed.process_group import JoinedProcesses
-from jaxdp.distributed.status_files import Directory
+from jaxdp.distributed.status import Directory
 from jaxdp.distributed.verdict import Limits
 with SignalHandler() as signals:
     group = JoinedProcesses.join(detect("auto"), Directory(Path(sys.argv[1])), Limits())

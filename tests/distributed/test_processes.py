@@ -20,7 +20,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from jaxdp.distributed import launchers
 from jaxdp.distributed.process_group import JoinedProcesses
-from jaxdp.distributed.status_files import Directory, Failure
+from jaxdp.distributed.status import Directory, Failure
 from jaxdp.distributed.verdict import Limits
 start, stuck = float(os.environ.get("START", 60)), float(os.environ.get("STUCK", 3))
 limits = Limits(late_seconds=1, stuck_seconds=stuck, silence_seconds=4, start_seconds=start)
@@ -312,7 +312,9 @@ def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(
     run = faulty["fault of the watching thread"]
     assert run.running[0].wait(TIMEOUT) == 1
     err = run.running[0].stderr.read()
-    assert re.search(r"jaxdp: the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all", err)
+    assert re.search(
+        r"jaxdp: the thread status-files raised KeyError: 'a bug'; raised at .*supervisor.py:\d+ in _judge_all", err
+    )
     assert re.search(r"jaxdp: rank 1 on \S+ failed .*exited without a message", err)
 
 
@@ -349,11 +351,11 @@ for step in range(6):
         assert not group.request_save()
     reason = "SIGTERM" if rank == 1 and step == 4 else None
     request = group.take_request(reason)
-    group.record_request(max(group.all_gather_object("the metrics of a step", request), key=["", "save", "stop"].index))
-    agreed = group.sync_point(reason)
-    print(step, agreed and agreed.action, flush=True)
-    if agreed and agreed.action == "stop":
-        assert agreed.reason == "SIGTERM" if rank else agreed.reason == f"SIGTERM to rank 1 on {hosts[1]}", agreed
+    group.record_request(max(group.all_gather_object("the metrics of a step", request)))
+    if stopped := group.check_stop(reason):
+        assert stopped == ("SIGTERM" if rank else f"SIGTERM to rank 1 on {hosts[1]}"), stopped
+    print(step, "stop" if stopped else "save" if group.take_agreed_save() else None, flush=True)
+    if stopped:
         break
 group.close()
 os._exit(0)
@@ -367,6 +369,6 @@ def test_processes_save_and_stop_at_the_same_step_when_one_asks(start):
 
 
 def test_a_stop_before_the_first_step_ends_all_processes_with_75(start):
-    code, _ = start({0: WAIT, 1: "assert group.check_stop('SIGTERM').action == 'stop'; os._exit(75)"}).wait()
+    code, _ = start({0: WAIT, 1: "assert group.check_stop('SIGTERM') == 'SIGTERM'; os._exit(75)"}).wait()
     assert code[0] == 75
     assert re.match(r"jaxdp: rank 1 on \S+ was stopped in step 7: SIGTERM", code[1]), code

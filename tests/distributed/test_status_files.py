@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdp.distributed.status import Heartbeat
-from jaxdp.distributed.status_files import Directory, Failure, Record, Verdict, read_record
+from jaxdp.distributed.status import Directory, Failure, Heartbeat, Record, Verdict, read_record
 
 RECORD = Record(
     "host:1",
