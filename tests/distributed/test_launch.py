@@ -1,6 +1,5 @@
 import errno
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -61,29 +60,6 @@ def test_launch_names_rank_0_and_its_signal_although_jax_aborts_the_others():
     completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert completed.returncode == 137
     assert "jaxdp launch: rank 0 failed first, by SIGKILL" in completed.stderr
-
-
-@pytest.mark.slow
-def test_sigterm_to_a_rank_that_has_not_connected_stops_the_others_with_75(tmp_path):
-    script = tmp_path / "process.py"
-    script.write_text(
-        "import os, signal, sys\n"
-        "from jaxdp.cli.main import main\n"
-        "from jaxdp.distributed import runtime\n"
-        "def stopped_join(*arguments, join=runtime.join, **options):\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return join(*arguments, **options)\n"
-        "if os.environ['JAX_PROCESS_ID'] == '1':\n"
-        "    runtime.join = stopped_join\n"
-        "main(['train', *sys.argv[1:]])\n"
-    )
-    command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--restarts", "1", "--", str(script)]
-    completed = subprocess.run([*command, "--workdir", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
-    assert completed.returncode == 75, completed.stderr
-    resume = "the same command continues from the last checkpoint, if there is one"
-    assert f"[1] jaxdp: stopped by SIGTERM before the first step of this session; {resume}\n" in completed.stderr
-    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ was stopped during start-up, [^:]*: SIGTERM\n", completed.stderr)
-    assert "jaxdp launch: " not in completed.stderr
 
 
 def test_launch_with_a_rank_that_exits_with_75_counts_a_rank_that_sigterm_ended_as_stopped():
