@@ -191,7 +191,7 @@ def train(case: str, workdir: Path, faulty: int) -> None:
 
 def slow_down() -> None:
     """Let every access to a status file take 2 s."""
-    from jaxdp.distributed.status_files import Directory
+    from jaxdp.distributed.status import Directory
 
     for name in ("read", "write"):
         original = getattr(Directory, name)

@@ -23,7 +23,7 @@ from jaxdp.distributed import runtime, supervisor
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.distributed.status_files import Failure
+from jaxdp.distributed.status import Failure
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import CHECKPOINTS, expand_user, is_url
 from jaxdp.loggers.console import Quiet, Screen
@@ -59,7 +59,7 @@ from jaxdp.xla import jax_options
 
 if TYPE_CHECKING:
     from jaxdp.cloud.mirror import Mirror, MirrorFollower
-    from jaxdp.distributed.status_files import Board
+    from jaxdp.distributed.status import Board
 
 
 def train(
@@ -315,7 +315,7 @@ class _Session:
 
         manifest = origin or next(read_manifests(path / CHECKPOINTS), None) if group.is_rank0 else None
         saved_batches = group.broadcast_object("saved batches", manifest and manifest.metadata.get("per_worker_batch"))
-        signals.pass_sync_point()  # before JAX waits for all processes, without handling signals
+        signals.raise_if_stop_agreed()  # before JAX waits for all processes, without handling signals
         group.set_activity("load", detail="starting JAX and opening the data")
         plan, devices, datasets = prepare(
             config,

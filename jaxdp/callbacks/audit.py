@@ -259,7 +259,7 @@ class Audit(Callback):
     def _audit(self, run: Run, batch: dict[str, jax.Array], step: int) -> None:
         processes, progress = run.processes, run.progress
         processes.set_activity("compile", step, "waiting for the audit's program")
-        with run.clock.waiting_for_compiler():
+        with run.clock.paused("compilation"):
             program = self._program(run).result()  # no check for a stop: the others would wait here
         processes.set_activity("audit", step)
         processes.all_gather_object("all processes to be ready for an audit", None, while_waiting=lambda: None)

@@ -22,7 +22,7 @@ class CheckpointInterval(Callback):
     def before_step(self, run: Run, batch: dict[str, jax.Array]) -> None:
         config, before, after = run.config.checkpoint, self.seen, run.progress.samples
         self.seen = after
-        agreed = run.signals.take_agreed_save()  # before a new request: this save serves the previous one
+        agreed = run.processes.take_agreed_save()  # before a new request: this save serves the previous one
         overdue = config.every_minutes is not None and time.monotonic() - run.saved_at >= 60 * config.every_minutes
         if overdue and not agreed and run.is_rank0 and self.asked_at != run.saved_at:
             self.asked_at = run.saved_at  # the answer comes two steps later

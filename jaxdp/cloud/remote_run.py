@@ -27,7 +27,7 @@ from jaxdp.cloud.lease import LeaseHeld, LeaseRecord, newest_lease, wait_until_f
 from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, storage_errors
 from jaxdp.cloud.patience import open_patiently
 from jaxdp.config import Stop
-from jaxdp.distributed import status_files
+from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT
 
@@ -294,18 +294,18 @@ def _chosen(
 
 
 class Folder:
-    """A `Board` of `jaxdp.distributed.status_files`. Requests cost time and money, so there are fewer than in a directory."""
+    """A `Board` of `jaxdp.distributed.status`. Requests cost time and money, so there are fewer than in a directory."""
 
     period_seconds, poll_seconds = 2.0, 0.5
 
     def __init__(self, url: str) -> None:
-        self.location, self.name = open_location(url, "--workdir"), f"{url}/{status_files.FOLDER}"
+        self.location, self.name = open_location(url, "--workdir"), f"{url}/{status.FOLDER}"
 
     def write(self, name: str, text: str) -> None:
-        self.location.write(f"{status_files.FOLDER}/{name}", text.encode())
+        self.location.write(f"{status.FOLDER}/{name}", text.encode())
 
     def read(self, name: str) -> str | None:
         try:
-            return self.location.read(f"{status_files.FOLDER}/{name}").decode(errors="replace")
+            return self.location.read(f"{status.FOLDER}/{name}").decode(errors="replace")
         except ObjectNotFoundError:
             return None

@@ -2,7 +2,6 @@
 
 Start-up: runtime, launchers, launch, coordination, memory.
 Process group: process_group, stragglers.
-Failure detection: supervisor (this process), follower (the others), verdict (the rules of both), status, status_files,
-stack_traces.
-Signals: preemption.
+Failure detection: supervisor (watches this process and the others), verdict (the rules), status, stack_traces.
+Signals: preemption, stop_signals.
 """

@@ -65,11 +65,9 @@ def bind_address(host: str, port: int) -> str:
     except OSError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # a Kubernetes service, NAT
             return every
-        if error.errno != errno.EADDRINUSE:
-            raise OSError(
-                error.errno, f"port {port}: rank 0 cannot listen on {host} ({os.strerror(error.errno or 0)})"
-            ) from None
         reason = f"rank 0 cannot listen on {host} ({os.strerror(error.errno or 0)})"
+        if error.errno != errno.EADDRINUSE:
+            raise OSError(error.errno, f"port {port}: {reason}") from None
         raise ConfigError("coordinator port", port, reason=reason, hint="another run may use it; choose another port") from None
 
 

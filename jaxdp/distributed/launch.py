@@ -35,11 +35,12 @@ Write = Callable[[TextIO, str], None]
 class Process:
     """A process of the run. Its output is copied to this process's, with its rank before each line."""
 
-    def __init__(self, rank: int, command: list[str], *, environment: dict[str, str], write: Write) -> None:
+    def __init__(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
         self.rank = rank
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.ended: float | None = None  # when, by the monotonic clock
         self.killed = False
+        self._readers = list[threading.Thread]()
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -50,14 +51,12 @@ class Process:
             errors="replace",
             start_new_session=True,  # the terminal sends Ctrl-C to the launcher only, which forwards it once
         )
-        try:
-            outputs = ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
-            self._readers = [threading.Thread(target=self._copy, args=(*each, write), daemon=True) for each in outputs]
-            for reader in self._readers:
-                reader.start()
-        except BaseException:  # no more threads
-            self.signal(signal.SIGKILL)
-            raise
+
+    def copy_output(self, write: Write) -> None:
+        outputs = ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
+        self._readers = [threading.Thread(target=self._copy, args=(*each, write), daemon=True) for each in outputs]
+        for reader in self._readers:
+            reader.start()
 
     def _copy(self, source: IO[str], target: TextIO, write: Write) -> None:
         is_connecting = False  # the line before was one of Gloo's; an empty line is then the end of a mixed one
@@ -175,7 +174,8 @@ def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
     try:
         for rank in range(processes):
             environment = os.environ | variables | {"JAX_PROCESS_ID": str(rank)}
-            running.append(Process(rank, command, environment=environment, write=write))
+            running.append(Process(rank, command, environment))
+            running[-1].copy_output(write)
         return _wait_for_all(running, signals, started)
     except BaseException as error:
         for process in running:
@@ -215,7 +215,7 @@ def _wait_for_all(running: Sequence[Process], signals: list[int], started: float
 
 
 def _exit_code(ended: Sequence[Process], signals: Sequence[int], started: float) -> int:
-    """The exit code of the run; prints the process that failed first, with its last lines, or that a second signal came."""
+    """The exit code of the run; prints the process that failed first, with its last lines."""
     codes = {process.process.returncode for process in ended}
     if EXIT_STOPPED in codes:
         codes -= {-number for number in signals[:1]}  # of a process that had not set its handler yet
@@ -225,17 +225,9 @@ def _exit_code(ended: Sequence[Process], signals: Sequence[int], started: float)
     if len(signals) > 1 and all(process.killed for process in failed):
         _print("killed after a second signal; the same command continues from the last checkpoint, if there is one")
         return SIGNAL_EXIT_CODE + signal.SIGKILL
-    num_processes = len(ended)
-    reporter = min(
-        failed,
-        key=lambda process: (
-            process.killed,
-            process.is_aborted,
-            _blamed_rank(process, num_processes) != process.rank,
-            process.ended or 0.0,
-        ),
-    )
-    first = ended[_blamed_rank(reporter, num_processes)]
+    blamed = {process: _blamed_rank(process, len(ended)) for process in failed}
+    reporter = min(failed, key=lambda each: (each.killed, each.is_aborted, blamed[each] != each.rank, each.ended or 0.0))
+    first = ended[blamed[reporter]]
     _print(f"rank {first.rank} {_describe_exit(first)}, after {(first.ended or started) - started:.0f} s. Its last lines:")
     for line in first.last_lines:
         print(f"[{first.rank}] {line}", file=sys.stderr)

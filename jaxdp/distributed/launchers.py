@@ -47,9 +47,8 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
     """(host, port) of HOST, HOST:PORT or [IPv6]:PORT."""
     match = re.fullmatch(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5}))?", text.strip())
     if not match or int(match["port"] or default_port) not in range(1, 65_536):
-        raise ConfigError(
-            "coordinator address", text, reason="is not HOST:PORT with a port from 1 to 65535", hint=COORDINATOR_HINT
-        )
+        reason = "is not HOST:PORT with a port from 1 to 65535"
+        raise ConfigError("coordinator address", text, reason=reason, hint=COORDINATOR_HINT)
     return match["ipv6"] or match["host"], int(match["port"] or default_port)
 
 
@@ -134,9 +133,8 @@ def _open_mpi(environment: Environment) -> Cluster | None:
         name = host[1]
     else:
         hint = "add -x JAX_COORDINATOR_ADDRESS=HOST:PORT to mpirun, with HOST of rank 0"
-        raise ConfigError(
-            address, reason="is not set, and Open MPI's variables do not contain the address of rank 0", hint=hint
-        )
+        reason = "is not set, and Open MPI's variables do not contain the address of rank 0"
+        raise ConfigError(address, reason=reason, hint=hint)
     port = FIRST_PORT + int(job[1] if job else 0) % PORTS
     return Cluster("openmpi", name, port, _number(environment, rank), _number(environment, processes))
 
@@ -175,9 +173,8 @@ def detect(
     elif launcher not in LAUNCHERS:
         raise one_of("--cluster", launcher, ["auto", "none", *LAUNCHERS])
     elif (cluster := LAUNCHERS[launcher](environment)) is None:
-        raise ConfigError(
-            "--cluster", launcher, reason="its variables are not set", hint=f"start the run with {START_COMMANDS[launcher]}"
-        )
+        hint = "start the run with that launcher, or omit --cluster"
+        raise ConfigError("--cluster", launcher, reason="the variables of this launcher are not set", hint=hint)
     if cluster is None:
         return None
     _check(cluster)
@@ -189,9 +186,8 @@ def _from_flags(launcher: str, coordinator: str | None, *, processes: int | None
     if processes is not None and coordinator is None and rank is None:
         hint = f"for processes on this machine use jaxdp launch --processes {processes} -- train.py; else {hint}"
     if launcher not in ("auto", "none"):
-        raise ConfigError(
-            "--cluster", launcher, reason="cannot be combined with --coordinator, --processes and --rank", hint=hint
-        )
+        reason = "cannot be combined with --coordinator, --processes and --rank"
+        raise ConfigError("--cluster", launcher, reason=reason, hint=hint)
     if coordinator is None or processes is None or rank is None:
         values = {"--coordinator": coordinator, "--processes": processes, "--rank": rank}
         missing = next(flag for flag, value in values.items() if value is None)
@@ -214,15 +210,6 @@ def _check(cluster: Cluster) -> None:
     except UnicodeError:
         reason = "is not a host name, whose parts have 1 to 63 letters, digits and hyphens"
         raise ConfigError("coordinator address", cluster.address, reason=reason, hint=COORDINATOR_HINT) from None
-
-
-START_COMMANDS = {
-    "jax": "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set",
-    "kubeflow": "a JAXJob",
-    "torchrun": "torchrun",
-    "openmpi": "mpirun",
-    "slurm": "srun, inside sbatch or salloc",
-}
 
 
 def unused_tasks_warning(environment: Environment = os.environ) -> str | None:

@@ -17,8 +17,8 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from jaxdp.distributed import supervisor
-from jaxdp.distributed.process_group import Agreement, ProcessGroup
-from jaxdp.distributed.status_files import Failure
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.status import Failure
 from jaxdp.distributed.stop_signals import STOP_SIGNALS, StopSignals, before_the_first_step
 from jaxdp.errors import EXIT_STOPPED, OneLine
 from jaxdp.xla.jax_options import own_options
@@ -70,7 +70,6 @@ class SignalHandler:
         self.on_forced_signal = on_forced_signal or self._exit_at_once
         self._signals, self._arrival_time = StopSignals(), _ArrivalTime()
         self._previous_handlers: dict[int, Any] = {}
-        self._agreed_save = False
 
     def __enter__(self) -> "SignalHandler":
         if threading.current_thread() is threading.main_thread():
@@ -110,7 +109,7 @@ class SignalHandler:
         told.release()
 
     def request_stop(self, reason: str) -> None:
-        """Ask the run to stop at its next sync point, as a signal does; a reason that is already set stays."""
+        """Ask the run to stop after its next step, as a signal does; a reason that is already set stays."""
         self.stop_reason = self.stop_reason or reason
 
     def raise_if_signaled(self) -> None:
@@ -118,13 +117,11 @@ class SignalHandler:
         if self.stop_reason:
             raise StopTraining(self.stop_reason)
 
-    def pass_sync_point(self) -> None:
-        """Raise StopTraining if the processes stop at this sync point. All processes call this in the same order."""
-        self._act_on(self.group.sync_point(self.stop_reason))
-
     def raise_if_stop_agreed(self) -> None:
-        """Raise StopTraining if the processes stop here, between two sync points."""
-        self._act_on(self.group.check_stop(self.stop_reason))
+        """Raise StopTraining if the processes have agreed to stop, which they learn from the same completed step."""
+        if reason := self.group.check_stop(self.stop_reason):
+            self.request_stop(reason)
+            raise StopTraining(self.stop_reason)
 
     def wait_for(self, future: Future[Result]) -> Result:
         """The result of a future. Raises StopTraining if the processes stop meanwhile; the future is not cancelled."""
@@ -142,22 +139,9 @@ class SignalHandler:
         finally:
             executor.shutdown(wait=False)
 
-    def _act_on(self, agreement: Agreement | None) -> None:
-        if agreement is None:
-            return
-        if agreement.action == "stop":
-            self.request_stop(agreement.reason)
-            raise StopTraining(self.stop_reason)
-        self._agreed_save = True
-
-    def take_agreed_save(self) -> bool:
-        """Whether the processes have agreed to save a checkpoint since the last call."""
-        agreed, self._agreed_save = self._agreed_save, False
-        return agreed
-
 
 class StopTraining(Exception):
-    """Unwinds to the point that saves or reports; raised at a sync point or while waiting."""
+    """Unwinds to the point that saves or reports."""
 
     exit_code = EXIT_STOPPED
 

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 from jaxdp.distributed import launchers, status, supervisor
-from jaxdp.distributed.follower import Follower
 from jaxdp.distributed.launchers import Cluster, host_identity
-from jaxdp.distributed.status_files import Board, Failure
+from jaxdp.distributed.status import Board, Failure
 from jaxdp.distributed.stragglers import Stragglers
+from jaxdp.distributed.supervisor import Follower
 from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import EXIT_STOPPED, ConfigError
 
@@ -22,15 +22,7 @@ RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 10.0  # for a directory that does not answer at the end of a run
 ABORT_SECONDS = 60.0
 ALL = "all.values"  # what rank 0 has collected
-Request = Literal["", "save", "stop"]  # what a process asks of all; a step's metrics carry the largest one to all
-REQUESTS: tuple[Request, ...] = get_args(Request)
-
-
-class Agreement(NamedTuple):
-    """What all processes do at the same sync point. action: "stop" or "save"; reason: why, for messages."""
-
-    action: str
-    reason: str
+NONE, SAVE, STOP = range(3)  # requests of a process; a step's metrics carry the largest (`jaxdp.training.request_flags`)
 
 
 class ProcessGroup:
@@ -81,33 +73,29 @@ class ProcessGroup:
         return self.all_gather_object(name, value)[0]
 
     def barrier(self, name: str) -> None:
-        """Wait until all are ready for what `name` says. A sync point must follow: a stop may end the wait of some only.
+        """Wait until all are ready for what `name` says. `check_stop` must follow: a stop may end the wait of some only.
 
         Needed before a program's first collective, which fails if another process is still compiling.
         """
 
     def request_save(self) -> bool:
-        """Ask all processes to save at the same sync point. Returns True if this process can do it at once."""
+        """Ask all processes to save between the same two steps. Returns True if this process can do it at once."""
         return True
 
-    def take_request(self, stop_reason: str | None) -> Request:
-        """The request of this process that the next step carries. stop_reason: as for `sync_point`."""
-        return ""
+    def take_request(self, stop_reason: str | None) -> int:
+        """The request of this process that the next step carries. stop_reason: as for `check_stop`."""
+        return NONE
 
-    def record_request(self, request: Request) -> None:
+    def record_request(self, request: int) -> None:
         """Record the largest request that a completed step has carried; all processes call this with the same steps."""
 
-    def sync_point(self, stop_reason: str | None) -> Agreement | None:
-        """Pass a point of the program that all processes pass in the same order.
+    def take_agreed_save(self) -> bool:
+        """Whether the processes have agreed to save a checkpoint since the last call."""
+        return False
 
-        Returns what the processes have agreed to do at this point, else None. stop_reason: the signal that asked this process
-        to stop, or None.
-        """
-        return self.check_stop(stop_reason)
-
-    def check_stop(self, stop_reason: str | None) -> Agreement | None:
-        """The agreed stop if it is at the next sync point of this process, else None. Does not count as a sync point."""
-        return Agreement("stop", stop_reason) if stop_reason else None
+    def check_stop(self, stop_reason: str | None) -> str | None:
+        """Why the processes stop between two steps, if they have agreed to. stop_reason: the signal to this process, if any."""
+        return stop_reason
 
     def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
         """Set what this process does now, see `ProcessStatus`; all processes begin the same activities in the same order."""
@@ -185,8 +173,7 @@ class JoinedProcesses(ProcessGroup):
         return self.follower.supervisor.record.failure
 
     def _begin_run(self) -> None:
-        self._request: Request = ""
-        self._agreed: Request = ""
+        self._request = self._agreed = NONE
         self._steps_have_begun = False
         self._stragglers = Stragglers(self.num_processes)
 
@@ -205,37 +192,34 @@ class JoinedProcesses(ProcessGroup):
     def barrier(self, name: str) -> None:
         self._exchange.all_gather(f"all processes to be ready for {name}", None, self._while_waiting)
 
-    # Agreement: see `jaxdp.training.request_flags`.
-
-    def take_request(self, stop_reason: str | None) -> Request:
-        self._steps_have_begun = True
-        request: Request = "stop" if stop_reason else self._request
-        self._request = ""
-        if stop_reason:
-            self.follower.set_stop_reason(stop_reason)
-        return request
-
-    def record_request(self, request: Request) -> None:
-        self._agreed = max(self._agreed, request, key=REQUESTS.index)
-
     def request_save(self) -> bool:
-        self._request = "save"
+        self._request = SAVE
         return False
 
-    def sync_point(self, stop_reason: str | None) -> Agreement | None:
-        agreed = self.check_stop(stop_reason)
-        if agreed is None and self._agreed == "save":
-            self._agreed = ""
-            return Agreement("save", "")
-        return agreed
+    def take_request(self, stop_reason: str | None) -> int:
+        self._steps_have_begun = True
+        request, self._request = self._request, NONE
+        if not stop_reason:
+            return request
+        self.follower.set_stop_reason(stop_reason)
+        return STOP
 
-    def check_stop(self, stop_reason: str | None) -> Agreement | None:
-        if self._agreed == "stop":
+    def record_request(self, request: int) -> None:
+        self._agreed = max(self._agreed, request)
+
+    def take_agreed_save(self) -> bool:
+        if self._agreed != SAVE:
+            return False
+        self._agreed = NONE
+        return True
+
+    def check_stop(self, stop_reason: str | None) -> str | None:
+        if self._agreed == STOP:
             self.status.record_stop()
-            return Agreement("stop", stop_reason or self.follower.stop_reason_of_others())
+            return stop_reason or self.follower.stop_reason_of_others()
         if stop_reason and not self._steps_have_begun:  # nothing can be lost: end at once
             self.follower.fail(Failure(stop_reason, EXIT_STOPPED))
-            return Agreement("stop", stop_reason)
+            return stop_reason
         return None
 
     def record_step(self, step: int, waited: float, completed: float) -> None:

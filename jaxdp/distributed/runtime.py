@@ -17,7 +17,7 @@ from jaxdp.distributed import coordination, launchers, memory, supervisor
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import JoinedProcesses, ProcessGroup
 from jaxdp.distributed.stack_traces import place_of
-from jaxdp.distributed.status_files import FOLDER, Board, Directory, Failure
+from jaxdp.distributed.status import FOLDER, Board, Directory, Failure
 from jaxdp.errors import EXIT_STOPPED, ConfigError, first_line, plural
 from jaxdp.xla import jax_options, options
 

@@ -42,25 +42,22 @@ class Stragglers:
         another process. late_seconds: how much less than the median process this one waited, averaged over steps.
         """
         before, self._reported = ({}, self._reported) if whole_run else (self._reported, times)
-        sums = {rank: _difference(each, before.get(rank, StepTimes())) for rank, each in times.items()}
+        sums = dict[int, StepTimes]()
+        for rank, now in times.items():
+            then = before.get(rank, StepTimes())
+            sums[rank] = StepTimes(now.steps - then.steps, now.seconds - then.seconds, now.waited_seconds - then.waited_seconds)
         if len(sums) < self.num_processes or not all(each.steps and each.seconds for each in sums.values()):
             return {}
         waited = {rank: each.waited_seconds / each.steps for rank, each in sums.items()}
         least, most = min(waited.values()), max(waited.values())
         typical = median(waited.values()) if self.num_processes > 2 else most
         slowest = sorted(waited, key=waited.__getitem__)[:MAX_NAMED]
+        lost = mean(seconds - least for seconds in waited.values())
+        late = {rank: max(0.0, typical - waited[rank]) for rank in slowest}
         return {
-            "waiting_share": min(
-                1.0, mean(seconds - least for seconds in waited.values()) / mean(s.seconds / s.steps for s in sums.values())
-            ),
-            "slowest": [
-                {"rank": rank, "host": hosts[rank], "late_seconds": max(0.0, typical - waited[rank])} for rank in slowest
-            ],
+            "waiting_share": min(1.0, lost / mean(each.seconds / each.steps for each in sums.values())),
+            "slowest": [{"rank": rank, "host": hosts[rank], "late_seconds": seconds} for rank, seconds in late.items()],
         }
-
-
-def _difference(now: StepTimes, before: StepTimes) -> StepTimes:
-    return StepTimes(now.steps - before.steps, now.seconds - before.seconds, now.waited_seconds - before.waited_seconds)
 
 
 def describe(report: dict[str, Any]) -> str:

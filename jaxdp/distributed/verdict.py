@@ -6,8 +6,7 @@ A run of one process is judged by the same rules, over its own record.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdp.distributed.status import OUTSIDE, Heartbeat
-from jaxdp.distributed.status_files import Record, Verdict
+from jaxdp.distributed.status import OUTSIDE, Heartbeat, Record, Verdict
 from jaxdp.errors import EXIT_CONFIG, plural
 
 LATE, STUCK = "late", "stuck"
@@ -252,14 +251,6 @@ def waiting(alive: Mapping[int, Record], processes: int, limits: Limits) -> str:
     return f"waiting for {absent} to start; the run ends after {limits.start_seconds / 60:g} minutes (guard.start_minutes)"
 
 
-def unwatched(board: str, seconds: float, problem: str) -> str:
-    """A line for a process whose status files have not answered for `seconds`. board: where they are."""
-    return (
-        f"{board}: status files cannot be read and written for {seconds:.0f} s: {problem}; training goes on, and a failure of "
-        "another process is not noticed until they can be"
-    )
-
-
 def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdict | None:
     """The verdict of a process on itself whose files have not answered for `seconds`: nobody else can tell it what happened."""
     limit = limits.cut_off_after(own.beat.activity, own.work)
@@ -267,12 +258,6 @@ def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdi
         return None
     reason = f"no progress, and no answer of the status files in {board}, for {limit:.0f} s: no network on this host?"
     return blame(own, reason)
-
-
-def other_coordinator(own: Record, other: Record) -> str:
-    """What to add to a message that processes do not start, if one of the same directory names another coordinator."""
-    names_other = f"rank {other.rank} on {other.host} names the coordinator {other.run}, and this process {own.run}"
-    return f"; {names_other}: give all processes the same HOST:PORT"
 
 
 def duplicate(own: Record, other: Record) -> Verdict:

@@ -44,7 +44,7 @@ def reductions_of_run(
     plan: Plan, model: Network, workdir: Path, *, devices: list[jax.Device], signals: SignalHandler, info: Callable[[str], Any]
 ) -> dict[tuple[int, int], Reduce]:
     """`chosen_reductions` of a run, checked: a registered strategy must add up, a sharded update needs a suitable optimizer."""
-    mesh_on_devices, before_measuring = partial(mesh_of, devices=devices), signals.pass_sync_point
+    mesh_on_devices, before_measuring = partial(mesh_of, devices=devices), signals.raise_if_stop_agreed
     group = signals.group
     group.set_activity("compile", detail="choosing the all-reduce strategy")
     reductions = chosen_reductions(

@@ -63,19 +63,10 @@ class Clock:
 
     @contextmanager
     def paused(self, activity: str) -> Iterator[None]:
-        """Count the time of the block as `activity` ("evaluation", "saving" or "audit"), and restart the time of the step."""
+        """Count the time of the block as an activity (see `Progress.add_seconds`), and restart the time of the step."""
         started = time.perf_counter()
         try:
             yield
         finally:
             self.restart()
             self.progress.add_seconds(activity, self.last_step_end - started)
-
-    @contextmanager
-    def waiting_for_compiler(self) -> Iterator[None]:
-        """Count the time of the block as compilation."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.progress.add_seconds("compilation", time.perf_counter() - started)

@@ -16,7 +16,6 @@ from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.data.loader import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.distributed.preemption import ForcedStop, StopTraining
-from jaxdp.distributed.process_group import REQUESTS
 from jaxdp.errors import TrainingError
 from jaxdp.files import RESULT, write_atomically
 from jaxdp.phases import interval_elapsed
@@ -39,7 +38,7 @@ def fit(run: Run, start: StartPoint) -> TrainResult:
     start.
     """
     with _ending(run):
-        run.signals.pass_sync_point()
+        run.signals.raise_if_stop_agreed()
         restore_or_initialize(run, start)
         run.has_started = True
         run.callbacks.on_start(run)
@@ -84,9 +83,9 @@ def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
     compiled_step = compiler.prepare_train(phase)
     compiler.prepare_evaluation(phase)
     if (placement := compiler.placement(phase)) is not run.placement:
-        run.signals.pass_sync_point()  # before the collectives that gather the state
+        run.signals.raise_if_stop_agreed()  # before the collectives that gather the state
         run.state, run.placement = placement.place(run.whole_state()), placement
-    with run.clock.waiting_for_compiler():
+    with run.clock.paused("compilation"):
         step = run.signals.wait_for(compiled_step)
     run.processes.barrier(f"phase {phase.index}")
     for later in run.plan.phases[phase.index + 1 :]:
@@ -108,9 +107,9 @@ def _next_batch(run: Run, batches: DeviceIterator) -> dict[str, jax.Array] | Non
 def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     """Do what is due between two steps.
 
-    From the sync point to the start of the step no process may stop alone: the others would wait in a collective forever.
+    From this check to the start of the step no process may stop alone: the others would wait in a collective forever.
     """
-    run.signals.pass_sync_point()
+    run.signals.raise_if_stop_agreed()
     run.processes.status.begin_iteration("step")
     run.next_record = {}
     run.call_hook("before_step", run.next_record, batch.copy())
@@ -139,7 +138,7 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
 
 def _requests(run: Run) -> dict[str, jax.Array]:
     """What this process asks of all others, as a part of a batch."""
-    request = REQUESTS.index(run.processes.take_request(run.signals.stop_reason))
+    request = run.processes.take_request(run.signals.stop_reason)
     return {request_flags.BATCH_KEY: request_flags.on_devices(request, run.mesh)}
 
 
@@ -152,7 +151,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         step = run.pending.popleft()
         asked = time.monotonic()
         record = step.record | read(step.metrics)
-        run.processes.record_request(REQUESTS[record.pop("request")])
+        run.processes.record_request(record.pop("request"))
         completed = time.monotonic()
         run.step_times = step.start_seconds + completed - asked, completed
         run.processes.status.record_progress()
@@ -174,11 +173,11 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     progress, source, signals, processes = run.progress, run.datasets.evaluation, run.signals, run.processes
     progress.evaluation_due = True  # a run that stops before it is over repeats it
     processes.set_activity("compile", progress.steps, "waiting for the evaluation program")
-    with run.clock.waiting_for_compiler():
+    with run.clock.paused("compilation"):
         program = signals.wait_for(run.compiler.prepare_evaluation(run.phase))
 
     def before_batch() -> dict[str, jax.Array]:
-        signals.pass_sync_point()
+        signals.raise_if_stop_agreed()
         processes.status.begin_iteration("evaluate")
         processes.set_activity("evaluate", detail="a batch")
         return _requests(run)
@@ -187,7 +186,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     run.status("evaluating")
     with run.clock.paused("evaluation"):
         processes.barrier("evaluation")
-        signals.pass_sync_point()  # before the collectives that gather the parameters
+        signals.raise_if_stop_agreed()  # before the collectives that gather the parameters
         examples = ExampleCollector(len(source))
         found = evaluate(
             program,
@@ -196,7 +195,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
             before_batch=before_batch,
-            on_request=lambda request: processes.record_request(REQUESTS[request]),
+            on_request=processes.record_request,
             wait_for=signals.wait_for,
             observer=examples,
         )

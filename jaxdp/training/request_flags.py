@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.parallel.mesh import AXES
 
-NONE, SAVE, STOP = range(3)  # the places of their names in `jaxdp.distributed.process_group.REQUESTS`
+NONE, SAVE, STOP = range(3)  # as in `jaxdp.distributed.process_group`
 BATCH_KEY = "requests"  # the key of a batch: int32 [devices], sharded over all devices
 
 

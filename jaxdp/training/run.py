@@ -201,10 +201,7 @@ class Run:
         batch: that of `Callback.before_step`. The gradient is computed for this call, which takes about a step. All processes
         must call this.
         """
-        from jaxdp.training.gradient import compile_gradient
-
-        key = ("gradient", self.mesh, self.phase.global_batch, self.phase.accumulation, self.phase.image_size)
-        program = self.compiler.once(key, compile_gradient, self.compiler, self.phase).result()
+        program = self.compiler.prepare_gradient(self.phase).result()
         self.processes.barrier("a gradient")
         rate = self.plan.learning_rate(self.progress.samples)
         return program(self.state, batch, self.compiler.hyperparameters(self.phase, rate))

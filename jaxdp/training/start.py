@@ -86,7 +86,7 @@ def _initial_state(run: Run, values: InitialValues | None) -> TrainState:
     run.status("compiling")
     run.processes.set_activity("compile")
     run.compiler.prepare_train(run.phase)
-    with run.clock.waiting_for_compiler():
+    with run.clock.paused("compilation"):
         state = run.signals.run_in_thread(create_state, run.config, run.model, run.mesh)
     if values is not None:
         state = with_values(state, values, run.mesh)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config, Reduce, at_image_size
 from jaxdp.data.chunks import AHEAD_BYTES, PREFETCH_DEPTH
@@ -18,14 +18,14 @@ from jaxdp.data.prefetch import batch_sharding
 from jaxdp.data.transforms import evaluation_transform
 from jaxdp.errors import ConfigError
 from jaxdp.network import Network
-from jaxdp.parallel import collectives
-from jaxdp.parallel.mesh import devices_of_every_process, make_mesh
+from jaxdp.parallel import allreduce, collectives
+from jaxdp.parallel.mesh import AXES, devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
-from jaxdp.training.state import Replicated, abstract_state, from_host, make_placement, replicated
-from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step
+from jaxdp.training.state import Replicated, TrainState, abstract_state, from_host, make_placement, replicated
+from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step, step_gradients
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import own_options
 
@@ -165,9 +165,14 @@ class StepCompiler:
 
     def prepare_train(self, phase: PlannedPhase) -> Future[Callable]:
         """Future of the training step of a phase: (state, batch, hyperparameters) -> (state, metrics)."""
-        mesh = self.mesh(phase)
-        key = ("train", mesh, phase.global_batch, phase.accumulation, phase.image_size)
-        return self.once(key, self._compile_train, mesh, phase)
+        return self.once(("train", *self._key(phase)), self._compile_train, self.mesh(phase), phase)
+
+    def prepare_gradient(self, phase: PlannedPhase) -> Future[Callable]:
+        """Future of a function of the step's arguments that returns its mean gradient alone, whole on every device."""
+        return self.once(("gradient", *self._key(phase)), self._compile_gradient, phase)
+
+    def _key(self, phase: PlannedPhase) -> tuple:
+        return self.mesh(phase), phase.global_batch, phase.accumulation, phase.image_size
 
     def prepare_evaluation(self, phase: PlannedPhase) -> Future[Callable]:
         """Future of the evaluation step of a phase (see `make_evaluation_step`)."""
@@ -188,10 +193,27 @@ class StepCompiler:
     def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:
         config = self.config_of(phase)
         traced = trace_train_step(config, self.model, phase, mesh=mesh, pixel_stats=self.pixel_stats, images=self.images)
-        platform = mesh.devices.flat[0].platform
-        if reason := inexact_collective_reason(collectives.primitives(traced.jaxpr), platform):
+        if reason := inexact_collective_reason(collectives.primitives(traced.jaxpr), mesh.devices.flat[0].platform):
             raise ConfigError("reduce.strategy", config.reduce.strategy, reason=reason)
-        return self.with_images(traced.lower().compile(options.compiler_options(config.compile, platform)), mesh)
+        return self.with_images(self._compile(traced.lower(), mesh), mesh)
+
+    def _compile_gradient(self, phase: PlannedPhase) -> Callable:
+        config, mesh = self.config_of(phase), self.mesh(phase)
+        placement = make_placement(config, self.model, mesh)
+        whole = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
+        gradients = step_gradients(whole, placement, pixel_stats=self.pixel_stats, accumulation=phase.accumulation)
+
+        def gradient(  # noqa: PLR0917 - shard_map passes arguments by position
+            state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
+        ) -> dict:
+            return gradients(state, batch, hyperparameters["seed"], images=images)[0]
+
+        everywhere = PartitionSpec()
+        in_specs = (placement.specs, PartitionSpec(AXES), everywhere) + (everywhere,) * (self.images is not None)
+        check_vma = allreduce.check_vma(config.reduce.strategy)
+        mapped = jax.shard_map(gradient, mesh=mesh, in_specs=in_specs, out_specs=everywhere, check_vma=check_vma)
+        lowered = jax.jit(mapped).lower(*abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images))
+        return self.with_images(self._compile(lowered, mesh), mesh)
 
     def _compile_evaluation(self, mesh: Mesh, rows: int) -> jax.stages.Compiled:
         config = self.plan.config
@@ -199,8 +221,10 @@ class StepCompiler:
         state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
         batch[request_flags.BATCH_KEY] = request_flags.abstract(mesh)
-        compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
-        return step.lower(state.params, state.batch_stats, batch).compile(compiler_options)
+        return self._compile(step.lower(state.params, state.batch_stats, batch), mesh)
+
+    def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh) -> jax.stages.Compiled:
+        return lowered.compile(options.compiler_options(self.plan.config.compile, mesh.devices.flat[0].platform))
 
     def with_images(self, compiled: jax.stages.Compiled, mesh: Mesh) -> Callable:
         """A compiled step that takes no images argument. Resident images are transferred to a mesh once."""

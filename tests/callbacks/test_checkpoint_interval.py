@@ -36,7 +36,7 @@ def run(monkeypatch):
     intervals = SimpleNamespace(every_minutes=1.0, every_epochs=None)
     run.config, run.plan = SimpleNamespace(checkpoint=intervals), SimpleNamespace(examples=100)
     run.progress, run.resume_action = SimpleNamespace(samples=8), "the same command"
-    run.processes, run.signals = SimpleNamespace(request_save=request_save), SimpleNamespace(take_agreed_save=take_agreed_save)
+    run.processes = SimpleNamespace(request_save=request_save, take_agreed_save=take_agreed_save)
     run.save = save
     monkeypatch.setattr(checkpoint_interval.time, "monotonic", lambda: 61.0)
     return run

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from helpers.checkpoints import metadata, replicate
+from helpers.checkpoints import replicate, save_now
 
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint
@@ -15,6 +15,5 @@ def saved(tmp_path):
     """A folder with a checkpoint of 10 samples, and its abstract state."""
     state, folder = replicate(make_mesh(1, 1), x=np.arange(3.0)), tmp_path / "checkpoints"
     manager = CheckpointManager(folder, Checkpoint(), print)
-    manager.save(state, 10, metadata(10))
-    manager.wait()
+    save_now(manager, state, 10)
     return folder, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)

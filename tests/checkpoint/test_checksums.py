@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from helpers.checkpoints import diverged_array, replicate
+from helpers.checkpoints import replicate, sharded_array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp.checkpoint.checksums import (
@@ -37,14 +37,6 @@ def test_diverged_devices_with_one_flipped_bit_returns_its_device():
     assert diverged_devices(tree) == [mesh.devices.flat[6]]
 
 
-def sharded_array(mesh, values, changed=None):
-    """An array of shape [1, n] in parts along the rows; `changed`: a device whose part has another value."""
-    sharding = NamedSharding(mesh, PartitionSpec(None, "horizontal"))
-    array = jax.device_put(values, sharding)
-    copies = [jax.device_put(np.asarray(s.data) + (s.device == changed), s.device) for s in array.addressable_shards]
-    return jax.make_array_from_single_device_arrays(values.shape, sharding, copies)
-
-
 def test_diverged_devices_of_shards_compares_the_replicas_of_each_part():
     mesh, values = make_mesh(3, 2), np.arange(8, dtype=np.float32)[None]
     whole = replicate(mesh, scale=np.float32(3))
@@ -62,12 +54,6 @@ def test_part_checksums_differ_only_in_the_part_that_differs():
     assert expected["0"] == changed["0"]
     assert expected["1"] != changed["1"]
     assert part_checksums([whole]) == {}
-
-
-def test_diverged_devices_of_two_arrays_are_those_of_either():
-    mesh = make_mesh(1, 3)
-    tree = [diverged_array(mesh, (2, 2), 0), diverged_array(mesh, (2, 2), 2)]
-    assert diverged_devices(tree) == [mesh.devices.flat[0], mesh.devices.flat[2]]
 
 
 def test_minority_without_more_than_half_is_everyone():

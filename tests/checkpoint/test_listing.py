@@ -28,11 +28,8 @@ def expired(retention):
     return [manifest.samples for manifest in retention.expired(MANIFESTS)]
 
 
-def test_expired_keeps_the_newest_and_the_most_accurate():
+def test_expired_keeps_the_newest_the_most_accurate_retained_and_audited_checkpoints():
     assert expired(Retention(keep=2, metric="eval_accuracy")) == [30, 20, 10]
-
-
-def test_expired_keeps_retained_and_audited_checkpoints():
     assert expired(Retention(keep=1, metric="eval_accuracy", retained=[20], audited=30)) == [50, 10]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from helpers.checkpoints import metadata, replicate
+from helpers.checkpoints import metadata, replicate, save_now
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp.checkpoint.checksums import describe_arrays
@@ -21,8 +21,7 @@ from jaxdp.parallel.mesh import AXES, make_mesh
 def test_load_state_onto_another_mesh_restores_the_values(tmp_path):
     state = replicate(make_mesh(2, 4), x=np.arange(12.0).reshape(3, 4))
     manager = CheckpointManager(tmp_path, Checkpoint(), print)
-    manager.save(state, 10, metadata(10))
-    manager.wait()
+    save_now(manager, state, 10)
     sharding = NamedSharding(make_mesh(1, 3), PartitionSpec())
     abstract = {"x": jax.ShapeDtypeStruct((3, 4), state["x"].dtype, sharding=sharding)}
     restored, _ = manager.restore(lambda samples: abstract)

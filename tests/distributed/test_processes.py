@@ -20,7 +20,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from jaxdp.distributed import launchers
 from jaxdp.distributed.process_group import JoinedProcesses
-from jaxdp.distributed.status_files import Directory, Failure
+from jaxdp.distributed.status import Directory, Failure
 from jaxdp.distributed.verdict import Limits
 start, stuck = float(os.environ.get("START", 60)), float(os.environ.get("STUCK", 3))
 limits = Limits(late_seconds=1, stuck_seconds=stuck, silence_seconds=4, start_seconds=start)
@@ -93,17 +93,14 @@ STUCK = "def reads_its_data():\n    time.sleep(600)\nreads_its_data()"
 HOLDS_THE_GIL = "import ctypes\ndef computes():\n    ctypes.PyDLL(None).sleep(600)\ncomputes()"
 
 
-def hit_by(number):
-    return f"time.sleep(2); os.kill(os.getpid(), {int(number)})"
-
-
+HIT_BY = "time.sleep(2); os.kill(os.getpid(), signal."
 LIVES_ON = "print('joined', flush=True)" + WAIT.replace("True", "group.status.clock < 8") + "group.close(); os._exit(0)"
 LATE_START = {"START": "20"}
 # Runs that are started together, for they mostly wait: their processes, and options of `Run`.
 RUNS = {
     "stuck": ({0: STUCK, 1: "group.broadcast_object('x', 1)"}, {}),
-    "killed": ({0: WAIT, 1: hit_by(signal.SIGKILL)}, {}),
-    "suspended": ({0: WAIT, 1: hit_by(signal.SIGSTOP)}, {}),
+    "killed": ({0: WAIT, 1: HIT_BY + "SIGKILL)"}, {}),
+    "suspended": ({0: WAIT, 1: HIT_BY + "SIGSTOP)"}, {}),
     "holds the GIL": ({0: WAIT, 1: HOLDS_THE_GIL}, {}),
     "without network": ({0: WAIT, 1: CUT_OFF}, {}),
     "fault of the watching thread": ({0: FAULT + WAIT, 1: "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT}, {}),
@@ -193,11 +190,10 @@ except RuntimeError as error:
     group.fail(Failure.of(error))
     os._exit(1)
 """
-    codes = start({0: WAIT, 1: raises, 2: WAIT}).wait()
-    expected = "jaxdp: rank 1 on .* failed in step 7: the disk is on fire; raised at <string>:.* in reads"
-    for rank in (0, 2):
-        assert codes[rank][0] == 1
-        assert re.fullmatch(expected + ".*", codes[rank][1])
+    results = start({0: WAIT, 1: raises, 2: WAIT}).wait()
+    for code, line in (results[0], results[2]):
+        assert code == 1
+        assert re.match(r"jaxdp: rank 1 on .* failed in step 7: the disk is on fire; raised at <string>:.* in reads", line)
 
 
 def test_a_process_that_is_stuck_ends_the_run_with_its_place(faulty):
@@ -206,20 +202,31 @@ def test_a_process_that_is_stuck_ends_the_run_with_its_place(faulty):
         assert re.match(r"jaxdp: rank 0 on \S+ failed in step 7: stuck: no progress for .*in reads_its_data", line), line
 
 
+FAILED = r"jaxdp: rank 1 on \S+ failed in step 7: "
+
+
 @pytest.mark.parametrize(
-    ("name", "reason"), [("killed", "exited without a message"), ("suspended", "sent no sign of life for 4 s")]
+    ("name", "patterns"),
+    [
+        ("killed", [f"{FAILED}exited without a message"]),
+        ("suspended", [f"{FAILED}sent no sign of life for 4 s"]),
+        ("holds the GIL", [r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes"]),
+        (
+            "fault of the watching thread",  # supervision goes on
+            [
+                r"the thread status-files raised KeyError: 'a bug'; raised at .*supervisor.py:\d+ in _judge_all",
+                f"{FAILED}exited without a message",
+            ],
+        ),
+        ("faults of the watching thread", [r"rank 0 on \S+ failed in step 7: the thread status-files raised KeyError"]),
+    ],
 )
-def test_a_process_that_is_killed_or_suspended_is_named(faulty, name, reason):
+def test_rank_0_names_the_process_that_has_failed(faulty, name, patterns):
     run = faulty[name]
-    code, line = run.running[0].wait(TIMEOUT), run.running[0].stderr.read().splitlines()[-1]
-    assert code == 1
-    assert re.match(rf"jaxdp: rank 1 on \S+ failed in step 7: {reason}", line), line
-
-
-def test_a_process_that_holds_the_gil_is_named_with_the_place(faulty):
-    run = faulty["holds the GIL"]
     assert run.running[0].wait(TIMEOUT) == 1
-    assert re.search(r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes", run.running[0].stderr.read())
+    err = run.running[0].stderr.read()
+    for pattern in patterns:
+        assert re.search(pattern, err), err
 
 
 def test_a_run_that_is_suspended_as_a_whole_continues(faulty):
@@ -308,25 +315,11 @@ def test_a_process_whose_host_has_lost_the_network_ends_too(faulty):
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: ", other[1])
 
 
-def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(faulty):
-    run = faulty["fault of the watching thread"]
-    assert run.running[0].wait(TIMEOUT) == 1
-    err = run.running[0].stderr.read()
-    assert re.search(r"jaxdp: the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all", err)
-    assert re.search(r"jaxdp: rank 1 on \S+ failed .*exited without a message", err)
-
-
-def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(faulty):
-    run = faulty["faults of the watching thread"]
-    assert run.running[0].wait(TIMEOUT) == 1
-    assert re.search(r"rank 0 on \S+ failed in step 7: the thread status-files raised KeyError", run.running[0].stderr.read())
-
-
 def test_a_taken_port_is_a_config_error_on_every_process(start, free_port):
     with socket.create_server(("127.0.0.1", free_port)):
         for code, line in start({0: START_JAX, 1: START_JAX}, environment={"STUCK": "60"}).wait():
             assert code == 2
-            assert f"coordinator port={free_port}: rank 0 cannot listen on 127.0.0.1 (Address already in use)" in line
+            assert f"coordinator port={free_port}: rank 0 cannot listen on 127.0.0.1" in line
 
 
 def test_unequal_numbers_of_devices_are_a_config_error_on_every_process(start):
@@ -349,11 +342,11 @@ for step in range(6):
         assert not group.request_save()
     reason = "SIGTERM" if rank == 1 and step == 4 else None
     request = group.take_request(reason)
-    group.record_request(max(group.all_gather_object("the metrics of a step", request), key=["", "save", "stop"].index))
-    agreed = group.sync_point(reason)
-    print(step, agreed and agreed.action, flush=True)
-    if agreed and agreed.action == "stop":
-        assert agreed.reason == "SIGTERM" if rank else agreed.reason == f"SIGTERM to rank 1 on {hosts[1]}", agreed
+    group.record_request(max(group.all_gather_object("the metrics of a step", request)))
+    if stopped := group.check_stop(reason):
+        assert stopped == ("SIGTERM" if rank else f"SIGTERM to rank 1 on {hosts[1]}"), stopped
+    print(step, "stop" if stopped else "save" if group.take_agreed_save() else None, flush=True)
+    if stopped:
         break
 group.close()
 os._exit(0)
@@ -367,6 +360,6 @@ def test_processes_save_and_stop_at_the_same_step_when_one_asks(start):
 
 
 def test_a_stop_before_the_first_step_ends_all_processes_with_75(start):
-    code, _ = start({0: WAIT, 1: "assert group.check_stop('SIGTERM').action == 'stop'; os._exit(75)"}).wait()
+    code, _ = start({0: WAIT, 1: "assert group.check_stop('SIGTERM') == 'SIGTERM'; os._exit(75)"}).wait()
     assert code[0] == 75
     assert re.match(r"jaxdp: rank 1 on \S+ was stopped in step 7: SIGTERM", code[1]), code

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jaxdp.distributed import verdict
-from jaxdp.distributed.status import Heartbeat
-from jaxdp.distributed.status_files import Failure, Record
+from jaxdp.distributed.status import Failure, Heartbeat, Record
 from jaxdp.distributed.verdict import LATE, STUCK, Judge, Limits, Records
 
 LIMITS = Limits(late_seconds=30, stuck_seconds=600, silence_seconds=15, start_seconds=60)

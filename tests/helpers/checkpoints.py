@@ -10,6 +10,12 @@ def metadata(samples):
     return {"progress": {"samples": samples, "steps": 1}, "config": {}, "epoch": 1.0}
 
 
+def save_now(manager, state, samples, more=None, **options):
+    """Save a state, and wait until that is complete. more: further fields of the metadata."""
+    manager.save(state, samples, metadata(samples) | (more or {}), **options)
+    manager.wait()
+
+
 def replicate(mesh, **arrays):
     return jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
 
@@ -21,3 +27,11 @@ def diverged_array(mesh, shape, different):
         for number, device in enumerate(mesh.devices.flat)
     ]
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, PartitionSpec()), copies)
+
+
+def sharded_array(mesh, values, changed=None):
+    """An array of shape [1, n] in parts along the rows; `changed`: a device whose part has other values."""
+    sharding = NamedSharding(mesh, PartitionSpec(None, "horizontal"))
+    array = jax.device_put(values, sharding)
+    copies = [jax.device_put(np.asarray(s.data) + (s.device == changed), s.device) for s in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(values.shape, sharding, copies)

@@ -9,7 +9,7 @@ from helpers.step import BATCH, PIXELS, compiled_step, linear_config, make_batch
 
 from jaxdp import models
 from jaxdp.data import prefetch
-from jaxdp.distributed.process_group import REQUESTS
+from jaxdp.distributed import process_group
 from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
@@ -114,5 +114,5 @@ def test_a_process_sets_its_request_on_its_own_devices_once():
     assert (array.shape, array.dtype, array.sharding) == (expected.shape, expected.dtype, expected.sharding)
 
 
-def test_numbers_of_requests_are_the_places_of_their_names():
-    assert [REQUESTS[number] for number in (NONE, SAVE, STOP)] == ["", "save", "stop"]
+def test_numbers_of_requests_are_those_of_the_process_group():
+    assert (NONE, SAVE, STOP) == (process_group.NONE, process_group.SAVE, process_group.STOP)
