@@ -1,13 +1,17 @@
-"""Damaged checkpoints: the defect is named and the previous one restored, without wrong weights, a hang or a traceback."""
+"""Damaged checkpoints: the defect is named and the previous one restored, without wrong weights, a hang or a traceback.
+
+`pytest -rP tests/checkpoint/test_damage.py -k random` prints a table of the damages and their outcomes.
+"""
 
 import os
 import shutil
 import signal
+from collections import Counter
 
 import jax
 import numpy as np
 import pytest
-from helpers.checkpoints import replicate, save_now
+from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST, read_manifest, verify_files
@@ -15,7 +19,8 @@ from jaxdp.config import Checkpoint
 from jaxdp.parallel.mesh import make_mesh
 
 OLDER, NEWER = 10, 20  # the checkpoints, by samples; files of the newer one are damaged
-LIMIT_SECONDS = 60
+NAMED, UNCHANGED = "the file is named, the previous checkpoint restored", "the content is the same, the checkpoint restored"
+RANDOM_DAMAGES, LIMIT_SECONDS = 60, 60
 
 
 def state(samples):
@@ -30,7 +35,8 @@ def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("original") / "checkpoints"
     manager = CheckpointManager(folder, Checkpoint(), print)
     for samples in (OLDER, NEWER):
-        save_now(manager, state(samples), samples)
+        manager.save(state(samples), samples, metadata(samples))
+    manager.wait()
     return folder
 
 
@@ -122,23 +128,44 @@ def restore(folder):
     return manifest.samples, messages
 
 
+def outcome_of(damage, file, folder, random):
+    """Damage a file of a folder and restore its newest valid checkpoint."""
+    before = file.read_bytes()
+    damage(file, folder, random)
+    is_changed = not file.is_file() or file.is_symlink() or file.stat().st_size != len(before) or file.read_bytes() != before
+    samples, messages = restore(folder)
+    if not is_changed:
+        assert (samples, messages) == (NEWER, [])
+        return UNCHANGED
+    assert samples == OLDER
+    (message,) = messages
+    assert message.startswith(f"skipped the checkpoint of samples {NEWER}: {folder / str(NEWER)}")
+    assert message.endswith(f"; renamed to {folder / str(NEWER)}.corrupt")
+    assert damage is swap or str(file.relative_to(folder)) in message or file.name == MANIFEST
+    assert "\n" not in message
+    return NAMED
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_named_and_the_previous_checkpoint_restored(original, tmp_path, damage):
     largest = max(files_of(original, NEWER), key=lambda file: file.stat().st_size)
     for name in (MANIFEST, "state/_METADATA", largest.relative_to(original / str(NEWER))):
         folder = shutil.copytree(original, tmp_path / str(name).replace("/", "_"))
-        file = folder / str(NEWER) / name
-        damage(file, folder, np.random.default_rng(0))
-        samples, messages = restore(folder)
-        if damage is copy_older and name == "state/_METADATA":  # the same in both
-            assert (samples, messages) == (NEWER, []), name
-            continue
-        assert samples == OLDER, name
-        (message,) = messages
-        assert message.startswith(f"skipped the checkpoint of samples {NEWER}: {folder / str(NEWER)}")
-        assert message.endswith(f"; renamed to {folder / str(NEWER)}.corrupt")
-        assert damage is swap or str(file.relative_to(folder)) in message or name == MANIFEST
-        assert "\n" not in message
+        outcome = outcome_of(damage, folder / str(NEWER) / name, folder, np.random.default_rng(0))
+        same_in_both = damage is copy_older and name == "state/_METADATA"
+        assert outcome == (UNCHANGED if same_in_both else NAMED), name
+
+
+def test_random_damages_of_any_files_restore_right_weights(original, tmp_path):
+    random, outcomes = np.random.default_rng(39), Counter()
+    for number in range(RANDOM_DAMAGES):
+        folder = shutil.copytree(original, tmp_path / str(number))
+        damage = DAMAGES[number % len(DAMAGES)]
+        file = random.choice([file for file in files_of(folder, NEWER) if file.stat().st_size])
+        outcomes[damage.__name__.replace("_", " "), outcome_of(damage, file, folder, random)] += 1
+    print("\n".join(f"| {damage} | {outcome} | {count} |" for (damage, outcome), count in sorted(outcomes.items())))
+    assert sum(outcomes.values()) == RANDOM_DAMAGES
+    assert sum(count for (_, outcome), count in outcomes.items() if outcome == NAMED) > RANDOM_DAMAGES * 3 / 4
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "pipe"])

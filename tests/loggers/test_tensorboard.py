@@ -109,7 +109,7 @@ def test_values_of_callbacks_are_in_the_group_of_their_record(tmp_path):
     writer.write({"samples": 16, "eval_loss": 0.5, "epoch": 1.0, "recall": 2.0})
     writer.close()
     tags = {"training/loss", "training/norm", "training/epoch", "evaluation/loss", "evaluation/recall"}
-    assert tensorboard_scalars(tmp_path).keys() == tags
+    assert {tag for tag in tensorboard_scalars(tmp_path) if tag.startswith(("training/", "evaluation/"))} == tags
 
 
 def test_run_whose_tensorboard_directory_cannot_be_written_continues_without(with_tensorboard, tmp_path):
