@@ -1,5 +1,6 @@
 """What `jaxdp watch` serves: the page of runs, read again when they change, and made only when somebody asks for it."""
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -68,18 +69,10 @@ class WatchedRun:
         return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def seen(self) -> Seen:
-        return Seen(self.label, self.history, self.problem, seconds_since_written(self.path / LOG))
-
-
-def seconds_since_written(path: Path) -> float | None:
-    """Seconds since a file was last written, by the clocks of this machine and of the file system; None without the file.
-
-    Only shown: nothing is decided by it, as both clocks can be set.
-    """
-    try:
-        return max(0.0, time.time() - os.stat(path).st_mtime)
-    except OSError:
-        return None
+        """With the seconds since the log was written, which are only shown: both clocks can be set."""
+        with contextlib.suppress(OSError):
+            return Seen(self.label, self.history, self.problem, max(0.0, time.time() - os.stat(self.path / LOG).st_mtime))
+        return Seen(self.label, self.history, self.problem)
 
 
 class Board:
@@ -111,15 +104,13 @@ class Board:
             return self._page
 
     def _make_page(self) -> None:
-        """Make the page. After an error, the last page is shown, with the error at its end."""
+        """Make the page; after an error, one that says so."""
         try:
-            seen = [run.seen() for run in self.runs]
-            self._page = page.page(seen, self._pictures, _url, follows=True, foot=self._problem)
+            self._page = page.page([run.seen() for run in self.runs], self._pictures, _url, follows=True, foot=self._problem)
         except Exception as error:  # any content of a log: the server continues
             problem = f"The page could not be made ({type(error).__name__}: {first_line(error)})."
-            if not self._page:
-                self._page = page.page([Seen(run.label, None, "cannot be shown") for run in self.runs], {}, _url, follows=True)
-            self._page = page.with_foot(self._page, problem)
+            unknown = [Seen(run.label, None, "cannot be shown") for run in self.runs]
+            self._page = page.page(unknown, {}, _url, follows=True, foot=problem)
 
     def picture(self, digest: str) -> bytes | None:
         """The PNG of a figure on a recent page."""
