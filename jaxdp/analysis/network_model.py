@@ -134,37 +134,36 @@ def _predict_phase(
 
 def tables(prediction: dict) -> Iterator["Table"]:
     """A rich table per phase."""
-    from rich.table import Table
+    from jaxdp.analysis.tables import table_of
 
     between_layers = prediction["normalization_messages"]
     network = f"{1e6 * prediction['latency']:g} us and {prediction['bandwidth'] / 1e9:g} GB/s"
     for phase in prediction["phases"]:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        table.title = (
+        title = (
             f"phase {phase['index']} on a network of {network}: {plural(phase['workers'], 'worker')} "
             f"({phase['mesh'][0]}x{phase['mesh'][1]}), {prediction['message_bytes']:,} bytes in "
             f"{len(prediction['messages'])} messages, {1e3 * phase['computation_seconds']:.2f} ms of computation per step"
         )
         if between_layers:
-            table.title += (
+            title += (
                 f"; batch normalization: {sum(between_layers):,} bytes in {len(between_layers)} messages, "
                 f"{1e3 * phase['normalization_seconds']:.2f} ms of each all-reduce time below"
             )
-        for name in COLUMNS:
-            table.add_column(name, justify="left" if name == "strategy" else "right")
-        for strategy, row in phase["strategies"].items():
-            table.add_row(
-                strategy,
-                f"{1e3 * row['communication_seconds']:.3f} ms",
-                f"{1e3 * row['step_seconds']:.3f} ms",
-                f"{100 * row['efficiency']:.1f} %",
-                f"{row['images_per_second']:,.0f}",
-                *(
-                    f"{row['most_devices']:,} or more" if row[name] is None else f"{row[name]:,}"
-                    for name in ("diminishing_from", "fastest_at")
-                ),
-            )
-        yield table
+        rows = [_cells(strategy, row) for strategy, row in phase["strategies"].items()]
+        yield table_of(title, COLUMNS, rows, left=("strategy",))
+
+
+def _cells(strategy: str, row: dict) -> tuple[str, ...]:
+    """The texts of a row, by `COLUMNS`."""
+    counts = (row["diminishing_from"], row["fastest_at"])
+    return (
+        strategy,
+        f"{1e3 * row['communication_seconds']:.3f} ms",
+        f"{1e3 * row['step_seconds']:.3f} ms",
+        f"{100 * row['efficiency']:.1f} %",
+        f"{row['images_per_second']:,.0f}",
+        *(f"{row['most_devices']:,} or more" if count is None else f"{count:,}" for count in counts),
+    )
 
 
 def notes(prediction: dict) -> list[str]:
