@@ -49,16 +49,6 @@ class Network(NamedTuple):
 SHARDED = ", sharded update"  # suffix of the strategy in a prediction
 
 
-def images_per_second(model_summary: dict) -> float:
-    """Images/s of one device without communication: a V100 on ResNet-50 (Mikami et al.), scaled by multiply-adds."""
-    return cost_model.V100_IMAGES_PER_SECOND * RESNET50_MACS / model_summary["macs"]
-
-
-def worker_mesh(phase: PlannedPhase) -> tuple[int, int]:
-    """The mesh with one device per worker: that of the phase if it does not accumulate gradients, otherwise the default."""
-    return phase.shape if phase.accumulation == 1 else default_shape(phase.workers)
-
-
 def predict(
     plan: Plan,
     model_summary: dict,
@@ -69,11 +59,12 @@ def predict(
 ) -> dict:
     """Step time and efficiency of every phase with one device per worker, by strategy.
 
-    rate: images/s of one device without communication; None for `images_per_second`. normalization_messages: bytes of each
-    message of synchronized batch normalization in a step, which is a psum for every strategy.
+    rate: images/s of one device without communication; None for that of a V100 on ResNet-50 (Mikami et al.), scaled by
+    multiply-adds. normalization_messages: bytes of each message of synchronized batch normalization in a step, which is a psum
+    for every strategy.
     """
     between_layers = normalization_messages or []
-    rate = rate or images_per_second(model_summary)
+    rate = rate or cost_model.V100_IMAGES_PER_SECOND * RESNET50_MACS / model_summary["macs"]
     messages = model_summary["messages"]
     return {
         "latency": network.latency,
@@ -92,7 +83,8 @@ def predict(
 def _predict_phase(
     plan: Plan, phase: PlannedPhase, model_summary: dict, *, network: Network, rate: float, between_layers: list[int]
 ) -> dict:
-    mesh, one_device = worker_mesh(phase), phase.workers * phase.per_worker_batch / rate
+    mesh = phase.shape if phase.accumulation == 1 else default_shape(phase.workers)  # with one device per worker
+    one_device = phase.workers * phase.per_worker_batch / rate
     forms = [(name, False) for name, strategy in STRATEGIES.items() if strategy.cost]
     if plan.config.reduce.update == "sharded":
         forms += [(name, True) for name, strategy in STRATEGIES.items() if strategy.gather_cost]

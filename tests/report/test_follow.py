@@ -181,15 +181,6 @@ def test_damaged_directory_is_shown_as_such_until_it_is_mended(tmp_path, name, c
     assert status(run).startswith("killed")
 
 
-def test_directory_that_cannot_be_entered_is_not_taken_for_an_empty_one(tmp_path):
-    path = tmp_path / "loop"
-    path.symlink_to(path)
-    run = WatchedRun(path, "run")
-    assert status(run) == "its config.json cannot be read (Too many levels of symbolic links)"
-    path.unlink()
-    assert status(run) == "waiting for a run in this directory"
-
-
 def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
     run = WatchedRun(write_run(tmp_path), "run")
 

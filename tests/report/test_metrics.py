@@ -99,10 +99,3 @@ def test_unusable_csv_exits_with_2_and_one_line(run, tmp_path, capsys, words, me
     assert stopped.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"jaxdp: {message.format(**fill)}")
     assert old.read_text() == "mine"
-
-
-def test_full_disk_ends_in_one_line(run, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main.main(["report", str(run), "--no-html", "--csv", "/dev/full"])
-    assert stopped.value.code == 1
-    assert capsys.readouterr().err == "jaxdp: /dev/full: No space left on device\n"
