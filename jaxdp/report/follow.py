@@ -20,7 +20,6 @@ from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use
 SOURCES = (CONFIG, LOG, RESULT, EVENTS, CHECKPOINTS)
 LEAST_SECONDS, SHARE = 1.0, 0.05  # between two readings, or two drawings; of the time of one core that they may take
 UNLOCKED_GROWTH_SECONDS = 120.0  # a log that grows without a lock is of another machine: how long it then may pause
-MAX_PICTURES = 400  # that are kept, so that a slow viewer still finds those of its page
 
 
 class WatchedRun:
@@ -85,7 +84,7 @@ class Board:
         self._page = ""
         self._next_look = self._next_drawing = float("-inf")
         self._pictures: dict[str, Picture] = {}
-        self._kept: dict[str, bytes] = {}
+        self._drawn: list[dict[str, bytes]] = []  # the last two drawings: a slow viewer still finds those of its page
         self._undrawn, self._drawing, self._problem = True, False, ""
 
     def page(self) -> str:
@@ -115,7 +114,7 @@ class Board:
     def picture(self, digest: str) -> bytes | None:
         """The PNG of a figure on a recent page."""
         with self._lock:
-            return self._kept.get(digest)
+            return next((drawn[digest] for drawn in self._drawn if digest in drawn), None)
 
     def _draw(self, histories: list[History]) -> None:
         began, pictures, problem = time.monotonic(), dict[str, Picture](), ""
@@ -125,11 +124,7 @@ class Board:
             problem = f"The curves could not be drawn ({type(error).__name__}: {first_line(error)})."
         with self._lock:
             self._pictures, self._problem, self._drawing = pictures, problem, False
-            for picture in pictures.values():
-                self._kept.pop(_digest(picture), None)  # to the end, as the newest
-                self._kept[_digest(picture)] = picture.png
-            while len(self._kept) > MAX_PICTURES:
-                del self._kept[next(iter(self._kept))]
+            self._drawn = [*self._drawn[-1:], {_digest(picture): picture.png for picture in pictures.values()}]
             self._next_look, self._next_drawing = float("-inf"), _pause_after(began)
 
 
