@@ -29,7 +29,7 @@ from jaxdp.strategies import STRATEGIES
 resnet.BLOCKS[18] = resnet.BLOCKS[resnet.TWO_BLOCKS]
 for name in {{*STRATEGIES}} - {{"psum", "torus"}}:
     del STRATEGIES.entries[name]
-main.main(["doctor", "--verify", "--thorough", "--mesh.cpu-devices", "1", *{SMALL!r}, "--json"])
+main.main(["doctor", "--verify", "--mesh.cpu-devices", "1", *{SMALL!r}, "--json"])
 """
     launch = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--"]
     done = subprocess.run([*launch, sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
@@ -39,8 +39,8 @@ main.main(["doctor", "--verify", "--thorough", "--mesh.cpu-devices", "1", *{SMAL
     assert record["failed"] == []
     kinds = [proof["name"].split(":")[0] for proof in record["proofs"]]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "gradient": 6,
-        "same bits": 6,
+        "gradient": 3,
+        "same bits": 3,
         "exact sums": 2,
         "exact resume": 1,
     }
