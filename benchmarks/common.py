@@ -4,7 +4,6 @@ import argparse
 import json
 import statistics
 import tempfile
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -56,30 +55,6 @@ def trained(config, datasets: tuple | None = None):
             return run_session(config, Path(folder) / "run", datasets=datasets, command=Command(screen=Quiet()))
         except jaxdp.TrainingError:
             return None
-
-
-def default_step(flags: list[str]):
-    """(state, step, global batch) of the first phase of the default recipe; step(state, first_sample) -> (state, metrics)."""
-    from jaxdp import load_config
-    from jaxdp.data import prefetch
-    from jaxdp.setup.prepare import make_compiler, prepare
-    from jaxdp.training import request_flags
-    from jaxdp.training.state import create_state
-
-    plan, devices, data = prepare(load_config("digits", flags))
-    programs, phase = make_compiler(plan, devices, data), plan.phases[0]
-    mesh, train = programs.mesh(phase), programs.prepare_train(phase).result()
-
-    @cache
-    def batch_at(first_sample: int):
-        options = {"seed": plan.config.seed, "first_sample": first_sample, "global_batch": phase.global_batch}
-        return prefetch.to_global(prefetch.train_batch(data.train, **options), mesh) | request_flags.none(mesh)
-
-    def step(state, first_sample: int):
-        rates = programs.hyperparameters(phase, plan.learning_rate(first_sample))
-        return train(state, batch_at(first_sample), rates)
-
-    return create_state(plan.config, programs.model, mesh), step, phase.global_batch
 
 
 def draw_accuracies(path: Path, series: dict[str, tuple], *, baseline: tuple[float, str] | None = None, **axis) -> None:

@@ -25,11 +25,7 @@ import large_batch
 import loaders
 import lr_range
 import network
-import object_storage_data
-import object_storage_runs
-import other_devices
 import process_failures
-import saving
 import staleness
 import startup
 import step_vs_pytorch
@@ -81,9 +77,8 @@ def stages(record: dict) -> str:
     return markdown(
         ("stage", "threads", "images/s", "per thread"),
         rows,
-        f"JPEGs of {record['file_bytes'] / 1e3:.0f} KB, batches of {record['batch']}; medians of {record['repeats']}; looking "
-        f"up the samples of a step in epoch 40 of ImageNet takes {1e3 * record['seek_seconds']:.0f} ms; by `jaxdp bench input` "
-        f"on {made_on(record)}.",
+        f"JPEGs of {record['file_bytes'] / 1e3:.0f} KB, batches of {record['batch']}; medians of {record['repeats']}; by "
+        f"`jaxdp bench input` on {made_on(record)}.",
     )
 
 
@@ -282,7 +277,6 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "scaling": of("scaling_cifar10_cpu", scaling),
     "compiled": of("compiled", compiled.strategies_table),
     "compiled_updates": of("compiled_updates", compiled.updates_table),
-    "changes_update": of("changes_update", changes.table),
     "updates": of("network", network.updates_table, "cluster/network.py", "updates"),
     "network": of("network", network.bytes_table, "cluster/network.py", "bytes"),
     "exact": exact,
@@ -290,12 +284,7 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "stages": of("input_cpu", stages),
     "input": of("input_vs_peers", loaders.decoders_table),
     "loader": of("loader_augmentations", loaders.augmentations_table),
-    "devices": of("other_devices", other_devices.table),
     "chaos": of("chaos", chaos.table, "chaos.py"),
-    "object_storage_data": of("object_storage_data", object_storage_data.table),
-    "object_reads": of("object_storage_data", object_storage_data.reads_table),
-    "object_storage_runs": of("object_storage_runs", object_storage_runs.table),
-    "saving": of("saving", saving.table),
     "process_failures": of("process_failures", process_failures.table, "process_failures.py"),
     "cuts": of("network", network.cuts_table, "cluster/network.py", "cuts"),
 }

@@ -176,34 +176,25 @@ def as_dict(step: CompiledStep) -> dict:
 
 def table(step: CompiledStep) -> "Table":
     """A rich table of the memory, kernels and collectives of a compiled step."""
-    from rich.table import Table
+    from jaxdp.analysis.tables import table_of
 
     record, phase = as_dict(step), step.phase
-    table = Table(box=None, padding=(0, 2, 0, 0))
     idle = f", {phase.idle_devices} idle, so rows are not hosts" if phase.idle_devices else ""
-    table.title = (
+    title = (
         f"phase {phase.index} compiled for {step.hosts} x {step.gpus_per_host} {record['gpu']} "
         f"({phase.vertical}x{phase.horizontal}{idle}) by JAX {step.jax} in {step.seconds:.0f} s; nothing was run"
     )
     fits = "fits" if record["memory_bytes"] <= record["device_memory_bytes"] else "does not fit"
     bandwidth = GPU_TARGETS[step.gpu].memory_bandwidth
-    table.caption = (
+    caption = (
         f"memory per device: {record['memory_bytes'] / 1e9:.1f} GB of {record['device_memory_bytes'] / 1e9:.1f} GB: {fits}. "
         f"{record['kernels']:,} kernels with {record['kernel_bytes'] / 1e9:.1f} GB of operands and results: at least "
         f"{1e3 * record['least_memory_seconds']:.1f} ms at {bandwidth / 1e12:.2f} TB/s."
     )
-    for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "asynchronous", "overlapped kernels"):
-        table.add_column(name, justify="left" if name in ("collective", "axis", "dtype") else "right")
+    rows = []
     for row in record["collectives"]:
         overlapped = f"{row['overlapped_bytes'] / 1e9:.3f} GB ({row['overlapped']})" if row["overlapped"] else "none"
-        table.add_row(
-            row["operation"],
-            row["axis"],
-            str(row["group"]),
-            row["dtype"],
-            f"{row['count']:,}",
-            f"{row['operand_bytes']:,}",
-            f"{row['asynchronous']:,}",
-            overlapped,
-        )
-    return table
+        numbers = f"{row['count']:,}", f"{row['operand_bytes']:,}", f"{row['asynchronous']:,}", overlapped
+        rows.append((row["operation"], row["axis"], str(row["group"]), row["dtype"], *numbers))
+    columns = ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "asynchronous", "overlapped kernels")
+    return table_of(title, columns, rows, left=("collective", "axis", "dtype"), caption=caption)

@@ -49,16 +49,6 @@ class Network(NamedTuple):
 SHARDED = ", sharded update"  # suffix of the strategy in a prediction
 
 
-def images_per_second(model_summary: dict) -> float:
-    """Images/s of one device without communication: a V100 on ResNet-50 (Mikami et al.), scaled by multiply-adds."""
-    return cost_model.V100_IMAGES_PER_SECOND * RESNET50_MACS / model_summary["macs"]
-
-
-def worker_mesh(phase: PlannedPhase) -> tuple[int, int]:
-    """The mesh with one device per worker: that of the phase if it does not accumulate gradients, otherwise the default."""
-    return phase.shape if phase.accumulation == 1 else default_shape(phase.workers)
-
-
 def predict(
     plan: Plan,
     model_summary: dict,
@@ -69,11 +59,12 @@ def predict(
 ) -> dict:
     """Step time and efficiency of every phase with one device per worker, by strategy.
 
-    rate: images/s of one device without communication; None for `images_per_second`. normalization_messages: bytes of each
-    message of synchronized batch normalization in a step, which is a psum for every strategy.
+    rate: images/s of one device without communication; None for that of a V100 on ResNet-50 (Mikami et al.), scaled by
+    multiply-adds. normalization_messages: bytes of each message of synchronized batch normalization in a step, which is a psum
+    for every strategy.
     """
     between_layers = normalization_messages or []
-    rate = rate or images_per_second(model_summary)
+    rate = rate or cost_model.V100_IMAGES_PER_SECOND * RESNET50_MACS / model_summary["macs"]
     messages = model_summary["messages"]
     return {
         "latency": network.latency,
@@ -92,7 +83,8 @@ def predict(
 def _predict_phase(
     plan: Plan, phase: PlannedPhase, model_summary: dict, *, network: Network, rate: float, between_layers: list[int]
 ) -> dict:
-    mesh, one_device = worker_mesh(phase), phase.workers * phase.per_worker_batch / rate
+    mesh = phase.shape if phase.accumulation == 1 else default_shape(phase.workers)  # with one device per worker
+    one_device = phase.workers * phase.per_worker_batch / rate
     forms = [(name, False) for name, strategy in STRATEGIES.items() if strategy.cost]
     if plan.config.reduce.update == "sharded":
         forms += [(name, True) for name, strategy in STRATEGIES.items() if strategy.gather_cost]
@@ -134,37 +126,36 @@ def _predict_phase(
 
 def tables(prediction: dict) -> Iterator["Table"]:
     """A rich table per phase."""
-    from rich.table import Table
+    from jaxdp.analysis.tables import table_of
 
     between_layers = prediction["normalization_messages"]
     network = f"{1e6 * prediction['latency']:g} us and {prediction['bandwidth'] / 1e9:g} GB/s"
     for phase in prediction["phases"]:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        table.title = (
+        title = (
             f"phase {phase['index']} on a network of {network}: {plural(phase['workers'], 'worker')} "
             f"({phase['mesh'][0]}x{phase['mesh'][1]}), {prediction['message_bytes']:,} bytes in "
             f"{len(prediction['messages'])} messages, {1e3 * phase['computation_seconds']:.2f} ms of computation per step"
         )
         if between_layers:
-            table.title += (
+            title += (
                 f"; batch normalization: {sum(between_layers):,} bytes in {len(between_layers)} messages, "
                 f"{1e3 * phase['normalization_seconds']:.2f} ms of each all-reduce time below"
             )
-        for name in COLUMNS:
-            table.add_column(name, justify="left" if name == "strategy" else "right")
-        for strategy, row in phase["strategies"].items():
-            table.add_row(
-                strategy,
-                f"{1e3 * row['communication_seconds']:.3f} ms",
-                f"{1e3 * row['step_seconds']:.3f} ms",
-                f"{100 * row['efficiency']:.1f} %",
-                f"{row['images_per_second']:,.0f}",
-                *(
-                    f"{row['most_devices']:,} or more" if row[name] is None else f"{row[name]:,}"
-                    for name in ("diminishing_from", "fastest_at")
-                ),
-            )
-        yield table
+        rows = [_cells(strategy, row) for strategy, row in phase["strategies"].items()]
+        yield table_of(title, COLUMNS, rows, left=("strategy",))
+
+
+def _cells(strategy: str, row: dict) -> tuple[str, ...]:
+    """The texts of a row, by `COLUMNS`."""
+    counts = (row["diminishing_from"], row["fastest_at"])
+    return (
+        strategy,
+        f"{1e3 * row['communication_seconds']:.3f} ms",
+        f"{1e3 * row['step_seconds']:.3f} ms",
+        f"{100 * row['efficiency']:.1f} %",
+        f"{row['images_per_second']:,.0f}",
+        *(f"{row['most_devices']:,} or more" if count is None else f"{count:,}" for count in counts),
+    )
 
 
 def notes(prediction: dict) -> list[str]:

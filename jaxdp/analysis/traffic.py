@@ -5,6 +5,7 @@ import dataclasses
 from rich.table import Table
 
 from jaxdp import models
+from jaxdp.analysis.tables import table_of
 from jaxdp.config import RESNET, Config
 from jaxdp.parallel import collectives
 from jaxdp.parallel.collectives import Collective, StepTraffic
@@ -73,27 +74,23 @@ def as_dict(traffic: StepTraffic) -> dict:
     }
 
 
-def table(traffic: StepTraffic) -> Table:
-    """A rich table with one row per kind of collective, axis and dtype."""
+def table(traffic: StepTraffic) -> Table | str:
+    """A rich table with one row per kind of collective, axis and dtype; a line for one device."""
     kinds: dict[tuple, list[Collective]] = {}
     for collective in traffic.collectives:
         key = (collective.operation, collective.axes, collective.group, collective.dtype, collective.senders is None)
         kinds.setdefault(key, []).append(collective)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     phases = f"phase{'s' * (len(traffic.phases) > 1)} {', '.join(map(str, traffic.phases))}"
     if traffic.devices == 1:
-        table.title = f"collectives of a step of {phases}: none on one device"
-        return table
-    table.title = f"collectives of a step of {phases}: {traffic.strategy} on {traffic.vertical}x{traffic.horizontal} devices"
-    for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "sent per device"):
-        is_text, is_bytes = name in ("collective", "axis", "dtype"), name in ("operand bytes", "sent per device")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_bytes)
+        return f"collectives of a step of {phases}: none on one device"
+    title = f"collectives of a step of {phases}: {traffic.strategy} on {traffic.vertical}x{traffic.horizontal} devices"
+    rows = list[tuple[str, ...]]()
     for (operation, axes, group, dtype, all_send), members in kinds.items():
         sizes = sorted({collective.operand_bytes for collective in members})
         total = sum(collective.operand_bytes * collective.count for collective in members)
         spread = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
         sent = sum(collective.sent_bytes for collective in members)
-        table.add_row(
+        row = (
             operation if all_send else f"{operation}\npoint-to-point",
             axes[0] if len(axes) == 1 else "both",
             str(group),
@@ -102,9 +99,10 @@ def table(traffic: StepTraffic) -> Table:
             f"{total:,} ({spread})" if len(members) > 1 or members[0].count > 1 else f"{total:,}",
             f"{sent:,.0f}" if all_send else f"{sent:,.0f} in total",
         )
+        rows.append(row)
     busiest, mean = max(traffic.sent_bytes), sum(traffic.sent_bytes) / traffic.devices
-    table.add_section()
-    table.add_row("total", "", str(traffic.devices), "", "", "", f"{busiest:,.0f}")
+    rows.append(("total", "", str(traffic.devices), "", "", "", f"{busiest:,.0f}"))
     if busiest > 1.001 * mean:
-        table.add_row("", "", "", "", "", "mean per device", f"{mean:,.0f}")
-    return table
+        rows.append(("", "", "", "", "", "mean per device", f"{mean:,.0f}"))
+    columns = ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "sent per device")
+    return table_of(title, columns, rows, left=("collective", "axis", "dtype"))

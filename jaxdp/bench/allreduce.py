@@ -14,6 +14,7 @@ from scipy.optimize import nnls
 
 from jaxdp import models
 from jaxdp.analysis import cost_model
+from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
@@ -179,34 +180,25 @@ def render(record: dict) -> Iterator[Table | str]:
     vertical, horizontal = record["mesh"]
     sizes = sorted({row["bytes"] for row in record["rows"]})
     for dtype, fits in record["fits"].items():
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        table.title = f"all-reduce of {dtype} on {vertical}x{horizontal} {record['device']}, median milliseconds"
-        table.add_column("strategy")
-        for name in (*(f"{size:,} B" for size in sizes), "latency", "bandwidth"):
-            table.add_column(name, justify="right")
+        rows = []
         for strategy, fitted in fits.items():
             cells = {r["bytes"]: r for r in record["rows"] if (r["strategy"], r["dtype"]) == (strategy, dtype)}
             bandwidth = "-" if fitted["bandwidth"] is None else f"{fitted['bandwidth'] / 1e9:.2f} GB/s"
             medians = [f"{1e3 * cells[size]['seconds']:.3f}" for size in sizes]
-            table.add_row(strategy, *medians, f"{1e6 * fitted['latency']:.1f} us", bandwidth)
-        yield table
+            rows.append((strategy, *medians, f"{1e6 * fitted['latency']:.1f} us", bandwidth))
+        title = f"all-reduce of {dtype} on {vertical}x{horizontal} {record['device']}, median milliseconds"
+        columns = ("strategy", *(f"{size:,} B" for size in sizes), "latency", "bandwidth")
+        yield table_of(title, columns, rows, left=("strategy",))
     bucket_bytes = record["gradient"]["bucket_bytes"]
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.title = (
-        f"full gradient in {'one message' if bucket_bytes is None else f'messages of {bucket_bytes:,} bytes and more'}"
-    )
-    table.add_column("strategy")
-    table.add_column("milliseconds", justify="right")
-    for name, seconds in sorted(record["gradient"]["seconds"].items(), key=lambda item: item[1]):
-        table.add_row(name, f"{1e3 * seconds:.3f}")
-    yield table
-    if updates := record["updates"]:
-        table = Table(box=None, padding=(0, 2, 0, 0), title="reduction and update of this recipe's parameters")
-        table.add_column("form")
-        table.add_column("milliseconds", justify="right")
-        for name, seconds in updates.items():
-            table.add_row(name, f"{1e3 * seconds:.3f}")
-        yield table
+    messages = "one message" if bucket_bytes is None else f"messages of {bucket_bytes:,} bytes and more"
+    forms = {
+        f"full gradient in {messages}": sorted(record["gradient"]["seconds"].items(), key=lambda item: item[1]),
+        "reduction and update of this recipe's parameters": list(record["updates"].items()),
+    }
+    for title, timed in forms.items():
+        if timed:
+            rows = [(name, f"{1e3 * seconds:.3f}") for name, seconds in timed]
+            yield table_of(title, ("strategy", "milliseconds"), rows, left=("strategy",))
     if record["wrong_sums"]:
         yield wrong_sums(record)
     yield advice(record)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.table import Table
 
+from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import provenance
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
@@ -20,14 +21,11 @@ from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
 from jaxdp.data.decode import Scratch, decode
 from jaxdp.data.image_folder import ImageFolder
-from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, default_threads
-from jaxdp.data.sampler import sample_ids
+from jaxdp.data.loader import DecodedImages, ItemSource, default_threads
 from jaxdp.data.transforms import training_transform
 
 FILES, HEIGHT, WIDTH = 256, 350, 400
-SMALL_IMAGES, SMALL_BATCH, SMALL_STEPS = 50_000, 512, 40
 IMAGENET = SOURCES["imagenet2012"]
-IMAGENET_EXAMPLES = IMAGENET.train_images or 0
 BATCHES = 24  # loaded in a row, as in a run
 
 
@@ -56,19 +54,20 @@ def make_images(folder: Path, count: int = FILES, *, height: int = HEIGHT, width
     return total // count
 
 
-def measure_rate(work: Callable[[], object], images: int, repeats: int) -> dict:
-    """Images per second of a call that processes `images` images: median, slowest, fastest, after one unrecorded call."""
-    work()
+def _measure(stage: Stage, repeats: int) -> dict:
+    """Images per second of a stage: median, slowest, fastest, after one unrecorded call."""
+    stage.work()
     rates = []
     for _ in range(repeats):
         began = time.perf_counter()
-        work()
-        rates.append(images / (time.perf_counter() - began))
-    return {"images_per_second": statistics.median(rates), "slowest": min(rates), "fastest": max(rates)}
+        stage.work()
+        rates.append(stage.images / (time.perf_counter() - began))
+    rate = {"images_per_second": statistics.median(rates), "slowest": min(rates), "fastest": max(rates)}
+    return {"stage": stage.name, "threads": stage.threads} | rate
 
 
 def run(config: Config, mesh: Mesh, *, batch_size: int, repeats: int = 5, source: ItemSource | None = None) -> dict:
-    """Measure reading, decoding, cropping, loading, augmentation on the devices, transfer, and images in memory.
+    """Measure reading, decoding, cropping, loading, augmentation on the devices, and transfer.
 
     source: encoded images; None generates JPEGs of 400x350. The crop is the config's.
     """
@@ -79,23 +78,14 @@ def run(config: Config, mesh: Mesh, *, batch_size: int, repeats: int = 5, source
             source = ImageFolder.open(Path(folder))
         stages = _pipeline_stages(config, mesh, source, batch_size=batch_size)
         rows = [_measure(stage, repeats) for stage in stages]
-    began = time.perf_counter()
-    sample_ids(0, 40 * IMAGENET_EXAMPLES + np.arange(batch_size), IMAGENET_EXAMPLES)
-    seek_seconds = time.perf_counter() - began
-    rows.append(_measure(_in_memory_stage(), repeats))
     return {
         "provenance": provenance(("jax", "numpy", "simplejpeg", "opencv-python-headless", "pillow")),
         "image_size": training_transform(config)[1],
         "batch": batch_size,
         "file_bytes": file_bytes,
         "repeats": repeats,
-        "seek_seconds": seek_seconds,
         "rows": rows,
     }
-
-
-def _measure(stage: Stage, repeats: int) -> dict:
-    return {"stage": stage.name, "threads": stage.threads} | measure_rate(stage.work, stage.images, repeats)
 
 
 def _pipeline_stages(config: Config, mesh: Mesh, source: ItemSource, *, batch_size: int) -> list[Stage]:
@@ -135,29 +125,12 @@ def _pipeline_stages(config: Config, mesh: Mesh, source: ItemSource, *, batch_si
     ]
 
 
-def _in_memory_stage() -> Stage:
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (SMALL_IMAGES, 32, 32, 3), np.uint8)
-    source = ArraySource(images, random.integers(0, 10, SMALL_IMAGES))
-
-    def gather() -> None:
-        for step in range(SMALL_STEPS):
-            prefetch.train_batch(source, seed=0, first_sample=step * SMALL_BATCH, global_batch=SMALL_BATCH)
-
-    return Stage("32x32 in memory", 1, SMALL_STEPS * SMALL_BATCH, gather)
-
-
 def render(record: dict) -> Iterator[Table | str]:
-    """A table of images per second, with all threads of a stage and for each thread, and a sentence."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    """A table of images per second, with all threads of a stage and for each thread."""
     files = "" if record["file_bytes"] is None else f", JPEGs of {WIDTH}x{HEIGHT} ({record['file_bytes'] / 1e3:.0f} KB)"
-    table.title = f"images per second at {record['image_size']}x{record['image_size']}{files}, batches of {record['batch']}"
-    table.add_column("stage")
-    for name in ("threads", "images/s", "per thread", "slowest", "fastest"):
-        table.add_column(name, justify="right")
+    title = f"images per second at {record['image_size']}x{record['image_size']}{files}, batches of {record['batch']}"
+    rows = []
     for row in record["rows"]:
         numbers = (row["images_per_second"], row["images_per_second"] / row["threads"], row["slowest"], row["fastest"])
-        table.add_row(row["stage"], str(row["threads"]), *(f"{number:,.0f}" for number in numbers))
-    yield table
-    milliseconds = 1e3 * record["seek_seconds"]
-    yield f"finding the samples of a step in epoch 40 of {IMAGENET_EXAMPLES:,} images takes {milliseconds:.0f} ms"
+        rows.append((row["stage"], str(row["threads"]), *(f"{number:,.0f}" for number in numbers)))
+    yield table_of(title, ("stage", "threads", "images/s", "per thread", "slowest", "fastest"), rows, left=("stage",))

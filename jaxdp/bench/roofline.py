@@ -21,10 +21,8 @@ def measure(mesh: Mesh, dtype: str, *, repeats: int = 7) -> dict[str, float]:
     flops: of the product of two square matrices of `dtype`. bytes_per_second: read and written when adding to a long float32
     vector.
     """
-    platform = mesh.devices.flat[0].platform
-    side = MATRIX_SIDE.get(platform, MATRIX_SIDE["gpu"])
-    calls = CALLS.get(platform, CALLS["gpu"])
-    elements = VECTOR_ELEMENTS.get(platform, VECTOR_ELEMENTS["gpu"]) // mesh.size
+    kind = "cpu" if mesh.devices.flat[0].platform == "cpu" else "gpu"
+    side, calls, elements = MATRIX_SIDE[kind], CALLS[kind], VECTOR_ELEMENTS[kind] // mesh.size
     rows = PartitionSpec(AXES)
 
     def on_each_device(function: Callable, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Callable[[], jax.Array]:

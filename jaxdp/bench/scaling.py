@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from rich.table import Table
 from scipy.stats import quantile_test
 
+from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.bench.step_runner import StepRunner, build_with_and_without, check_strategy, describe
 from jaxdp.config import Config
@@ -183,32 +184,31 @@ def run(
     }
 
 
-def _modes(record: dict) -> list[str]:
-    return [mode for mode in MODES if any(row["mode"] == mode for row in record["rows"])]
+def _cells(row: dict) -> tuple[str, ...]:
+    """The texts of a row, by `COLUMNS`."""
+    total = row["step_seconds"]
+    return (
+        str(row["devices"]),
+        "x".join(map(str, row["mesh"])),
+        f"{row['global_batch']:,}",
+        f"{1e3 * total:.1f} ms",
+        f"{row['images_per_second']:,.0f}",
+        f"{row['speed_up']:.2f}",
+        f"{100 * row['efficiency']:.0f} %",
+        exposed_words(row),
+        f"{1e3 * row['waiting_seconds']:.1f} ms ({100 * row['waiting_seconds'] / total:.0f} %)",
+    )
 
 
 def render(record: dict) -> Iterator[Table | str]:
     """A table for each mode, and notes on the intervals, and if the devices are virtual."""
-    for mode in _modes(record):
+    for mode in MODES:
+        if all(row["mode"] != mode for row in record["rows"]):
+            continue
         batch = "constant global batch" if mode == "strong" else "constant batch per device"
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        table.title = f"{mode} scaling, {batch}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
-        for name in COLUMNS:
-            table.add_column(name, justify="right")
-        for row in (row for row in record["rows"] if row["mode"] == mode):
-            total = row["step_seconds"]
-            table.add_row(
-                str(row["devices"]),
-                "x".join(map(str, row["mesh"])),
-                f"{row['global_batch']:,}",
-                f"{1e3 * total:.1f} ms",
-                f"{row['images_per_second']:,.0f}",
-                f"{row['speed_up']:.2f}",
-                f"{100 * row['efficiency']:.0f} %",
-                exposed_words(row),
-                f"{1e3 * row['waiting_seconds']:.1f} ms ({100 * row['waiting_seconds'] / total:.0f} %)",
-            )
-        yield table
+        title = f"{mode} scaling, {batch}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
+        rows = [_cells(row) for row in record["rows"] if row["mode"] == mode]
+        yield table_of(title, COLUMNS, rows, left=())
     if any((interval := row.get("exposed_communication_interval")) and interval[0] <= 0 for row in record["rows"]):
         yield "If an interval includes 0, steps vary by more than communication costs: raise --repeats, or end other programs."
     if record["virtual"]:

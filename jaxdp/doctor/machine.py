@@ -1,15 +1,17 @@
-"""Checks of memory, disks and limits of this machine against what a recipe needs."""
+"""Checks of memory, disks, object storage and limits against what a recipe needs."""
 
 import os
 import resource
+import secrets
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.distributed import launchers
 from jaxdp.doctor.check_result import ResultBuilder
-from jaxdp.errors import plural
+from jaxdp.errors import StorageError, plural
 from jaxdp.files import expand_user, no_directory_reason
 from jaxdp.xla import options
 
@@ -18,6 +20,7 @@ FREE_DISK_BYTES = GIB  # for the compilation cache and for temporary files
 OPEN_FILES = 2048  # ImageNet has 1,024 files; the rest is a margin
 SHARED_MEMORY_BYTES = GIB  # for NCCL's buffers between processes of one host
 SHARED_MEMORY = Path("/dev/shm")
+SLOW_REQUEST_SECONDS = 1.0
 UNKNOWN = "the size of a checkpoint is unknown, as `jaxdp plan` explains"
 
 
@@ -103,5 +106,33 @@ def check_limits(result: ResultBuilder) -> None:
     message = f"{format_bytes(free)} free in {SHARED_MEMORY}"
     if len(launchers.visible_gpus()) > 1 and free < SHARED_MEMORY_BYTES:
         result.warning(message, "enlarge it, for example docker run --shm-size 8g: NCCL needs it")
+    else:
+        result.ok(message)
+
+
+def check_storage(result: ResultBuilder, url: str) -> None:
+    """Objects can be written, read, listed and removed at the URL of a run, and created only once. Raises ConfigError."""
+    from jaxdp.cloud.patience import open_patiently
+
+    location, name, content = open_patiently(url, "--workdir"), f".doctor-{secrets.token_hex(4)}", b"x" * 1000
+    began = time.monotonic()
+    try:
+        location.create(name, content)
+        created_again = location.create(name, content)
+        is_same = location.read(name) == content and name in location.top_sizes()
+        location.remove([name])
+    except StorageError as error:
+        fix = "check the URL, the credentials and their permissions: reading, writing, listing, removing"
+        result.error(str(error), fix)
+        return
+    seconds = (time.monotonic() - began) / 5
+    message = f"{url} can be written and read, {1000 * seconds:.0f} ms a request"
+    if not is_same:
+        result.error(f"{url} does not return what was written", "use another URL")
+    elif created_again:
+        fix = "do not start two runs there at the same moment"
+        result.warning(f"{message}; it does not support conditional writes", fix)
+    elif seconds > SLOW_REQUEST_SECONDS:
+        result.warning(message, "use a bucket in the region of this machine")
     else:
         result.ok(message)

@@ -10,7 +10,7 @@ from rich.text import Text
 from jaxdp import __version__, sizes
 from jaxdp.bench.environment import PACKAGES
 from jaxdp.config import Config
-from jaxdp.doctor import cuda, devices, machine, storage
+from jaxdp.doctor import cuda, devices, machine
 from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run_concurrently
 from jaxdp.errors import ConfigError
 from jaxdp.files import is_url
@@ -34,7 +34,7 @@ def run_checks(config: Config, workdir: str) -> list[CheckResult]:
         "limits": machine.check_limits,
     }
     if is_url(workdir):
-        checks["storage"] = partial(storage.check_storage, url=workdir)
+        checks["storage"] = partial(machine.check_storage, url=workdir)
     return run_concurrently(checks, TIMEOUT_SECONDS)
 
 

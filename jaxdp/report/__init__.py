@@ -5,9 +5,8 @@ The page imports matplotlib, which takes a second, and is imported when it is fi
 
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.report.metrics import metrics_csv
 from jaxdp.report.run_history import read_all
-from jaxdp.report.summary import as_text, report, summarize
+from jaxdp.report.summary import as_text, metrics_csv, report, summarize
 
 if TYPE_CHECKING:
     from jaxdp.report.output import write

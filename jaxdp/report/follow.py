@@ -1,5 +1,6 @@
 """What `jaxdp watch` serves: the page of runs, read again when they change, and made only when somebody asks for it."""
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -19,7 +20,6 @@ from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use
 SOURCES = (CONFIG, LOG, RESULT, EVENTS, CHECKPOINTS)
 LEAST_SECONDS, SHARE = 1.0, 0.05  # between two readings, or two drawings; of the time of one core that they may take
 UNLOCKED_GROWTH_SECONDS = 120.0  # a log that grows without a lock is of another machine: how long it then may pause
-MAX_PICTURES = 400  # that are kept, so that a slow viewer still finds those of its page
 
 
 class WatchedRun:
@@ -68,18 +68,10 @@ class WatchedRun:
         return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def seen(self) -> Seen:
-        return Seen(self.label, self.history, self.problem, seconds_since_written(self.path / LOG))
-
-
-def seconds_since_written(path: Path) -> float | None:
-    """Seconds since a file was last written, by the clocks of this machine and of the file system; None without the file.
-
-    Only shown: nothing is decided by it, as both clocks can be set.
-    """
-    try:
-        return max(0.0, time.time() - os.stat(path).st_mtime)
-    except OSError:
-        return None
+        """With the seconds since the log was written, which are only shown: both clocks can be set."""
+        with contextlib.suppress(OSError):
+            return Seen(self.label, self.history, self.problem, max(0.0, time.time() - os.stat(self.path / LOG).st_mtime))
+        return Seen(self.label, self.history, self.problem)
 
 
 class Board:
@@ -92,7 +84,7 @@ class Board:
         self._page = ""
         self._next_look = self._next_drawing = float("-inf")
         self._pictures: dict[str, Picture] = {}
-        self._kept: dict[str, bytes] = {}
+        self._drawn: list[dict[str, bytes]] = []  # the last two drawings: a slow viewer still finds those of its page
         self._undrawn, self._drawing, self._problem = True, False, ""
 
     def page(self) -> str:
@@ -111,20 +103,18 @@ class Board:
             return self._page
 
     def _make_page(self) -> None:
-        """Make the page. After an error, the last page is shown, with the error at its end."""
+        """Make the page; after an error, one that says so."""
         try:
-            seen = [run.seen() for run in self.runs]
-            self._page = page.page(seen, self._pictures, _url, follows=True, foot=self._problem)
+            self._page = page.page([run.seen() for run in self.runs], self._pictures, _url, follows=True, foot=self._problem)
         except Exception as error:  # any content of a log: the server continues
             problem = f"The page could not be made ({type(error).__name__}: {first_line(error)})."
-            if not self._page:
-                self._page = page.page([Seen(run.label, None, "cannot be shown") for run in self.runs], {}, _url, follows=True)
-            self._page = page.with_foot(self._page, problem)
+            unknown = [Seen(run.label, None, "cannot be shown") for run in self.runs]
+            self._page = page.page(unknown, {}, _url, follows=True, foot=problem)
 
     def picture(self, digest: str) -> bytes | None:
         """The PNG of a figure on a recent page."""
         with self._lock:
-            return self._kept.get(digest)
+            return next((drawn[digest] for drawn in self._drawn if digest in drawn), None)
 
     def _draw(self, histories: list[History]) -> None:
         began, pictures, problem = time.monotonic(), dict[str, Picture](), ""
@@ -134,11 +124,7 @@ class Board:
             problem = f"The curves could not be drawn ({type(error).__name__}: {first_line(error)})."
         with self._lock:
             self._pictures, self._problem, self._drawing = pictures, problem, False
-            for picture in pictures.values():
-                self._kept.pop(_digest(picture), None)  # to the end, as the newest
-                self._kept[_digest(picture)] = picture.png
-            while len(self._kept) > MAX_PICTURES:
-                del self._kept[next(iter(self._kept))]
+            self._drawn = [*self._drawn[-1:], {_digest(picture): picture.png for picture in pictures.values()}]
             self._next_look, self._next_drawing = float("-inf"), _pause_after(began)
 
 

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import cycle
 from typing import cast
 
@@ -26,7 +27,6 @@ from jaxdp.loggers.plot import LOSS_LABEL, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window
 from jaxdp.records import RECORD_FIELDS
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
-from jaxdp.report.hover import layer
 from jaxdp.report.run_history import PARTS, History, values
 
 # Colors of Okabe & Ito, distinguishable by the color-blind; runs also differ in their dashes.
@@ -46,11 +46,12 @@ WIDTH, HEIGHT, DPI = 5.2, 3.1, 160  # of a panel, in inches; readable on 400 px
 WIDE_SPREAD = 10.0  # ratio of the largest to the smallest value that one linear axis cannot show
 LEGEND_CHARACTERS, LEGEND_LINE = 70, 0.16  # characters per line, in the font of a legend; inches of a line
 MAX_LOGGED = 24  # panels of values that callbacks have logged
+MAX_POINTS = 1500  # with values on hover in a figure; longer curves have evenly spaced ones
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure. group: the section of the page. layer: its values on hover as SVG, see `hover.layer`."""
+    """A drawn figure. group: the section of the page. layer: its values on hover as SVG, see `layer`."""
 
     group: str
     alt: str
@@ -96,15 +97,32 @@ def draw(runs: list[History], confusions: Sequence[Confusion | str] = ()) -> dic
         return pictures
 
 
+def layer(figure: Plot) -> str:
+    """A transparent SVG layer over the picture of a figure that has been drawn, in its pixels: a title for each point of its
+    curves. The script of the page shows the nearest one at once; without JavaScript, browsers show the titles."""
+    width, height = figure.bbox.size
+    limit = max(2, MAX_POINTS // max(1, len(figure.values)))
+    curves = ""
+    for line, (label, y_unit, x_unit) in figure.values.items():
+        points = [(float(x), float(y)) for x, y in np.column_stack(line.get_data()) if math.isfinite(y)]
+        chosen = np.linspace(0, len(points) - 1, min(limit, len(points))).round().astype(int)
+        for x, y in (points[index] for index in chosen):
+            left, bottom = figure.panel.transData.transform((x, y))
+            if math.isfinite(left) and math.isfinite(bottom):
+                text = escape(f"{label} {y:.4g} {y_unit}".rstrip() + f" after {x:.3g} {x_unit}")
+                curves += f'<circle cx="{left:.0f}" cy="{height - bottom:.0f}" r="7"><title>{text}</title></circle>'
+    return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" aria-hidden="true">{curves}</svg>'
+
+
 def _figures(runs: list[History], confusions: Sequence[Confusion | str]) -> Iterator[tuple[str, str, Plot]]:
     """(name, group, figure) of each picture."""
     for metric in ("loss", "accuracy"):
         yield metric, "curves", metric_figure(runs, metric, "epoch")
         yield f"{metric}-time", "curves", metric_figure(runs, metric, "wall_seconds")
     for name in SETTINGS:
-        yield name.replace("_", "-"), "settings", setting_figure(runs, name)
+        yield name.replace("_", "-"), "settings", value_figure(runs, name)
     for number, name in enumerate(logged_names(runs), 1):
-        yield f"logged-{number}", "logged", logged_figure(runs, name)
+        yield f"logged-{number}", "logged", value_figure(runs, name)
     if (figure := time_figure(runs)) is not None:
         yield "time", "time", figure
     for number, confusion in enumerate(confusions, 1):
@@ -147,37 +165,35 @@ SETTINGS = {  # field of the log -> title, unit
 }
 
 
-def setting_figure(runs: list[History], name: str) -> Plot:
-    """A field of `SETTINGS` against epochs.
+def value_figure(runs: list[History], name: str) -> Plot:
+    """A number of the log against epochs: a field of `SETTINGS`, or one that callbacks have logged.
 
-    Learning rates of very different runs are drawn as fractions of each run's highest, other quantities on a log scale.
+    Settings of very different runs are drawn on a log scale.
     """
-    title, unit = SETTINGS[name]
-    figure = Plot(title)
-    axes, drawn = figure.panel, list[float]()
-    peaks = [max(_finite(values(run.training, "learning_rate")), default=0.0) for run in runs]
-    by_peak = name == "learning_rate" and max(peaks) >= WIDE_SPREAD * min(
-        (peak for peak in peaks if peak > 0), default=math.inf
-    )
-    for (run, style), peak in zip(line_styles(runs), peaks, strict=True):
-        line, label = style | {"linewidth": 1.6}, (f"{run.label}: {title.lower()}", unit, "epochs")
+    title, unit = SETTINGS.get(name, (_short_label(name), ""))
+    figure, curves = Plot(title), list[list[float]]()
+    axes = figure.panel
+    for run, style in line_styles(runs):
+        records = [record for record in run.records if _is_drawable(record.get(name))]
+        xs, ys, line = values(records, "epoch"), values(records, name), style | {"linewidth": 1.6}
         if name in ("momentum", "global_batch"):
             xs, ys = phase_steps(run, name)
             line["drawstyle"] = "steps-post"
-        else:
-            xs, ys = values(run.training, "epoch"), values(run.training, name, 1 / peak if by_peak and peak > 0 else 1.0)
         if name == "images_per_second":  # images by seconds; a line alone misleads if its metrics were ready before
             ys = (1 / moving_average([1 / y if y else math.inf for y in ys])).tolist()
-        if by_peak and peak > 0:
-            label = (f"{run.label}: learning rate as a fraction of {peak:.3g}", unit, "epochs")
-        drawn += _draw_line(axes, xs, ys, style=line, label=label)
-    axes.set(ylabel="fraction of the run's highest" if by_peak else unit, xlabel="epoch")
-    if drawn and unit and use_log_scale([axes], drawn, spread=WIDE_SPREAD):
-        axes.set_ylabel(f"{unit} (log scale)")
-    elif drawn:
-        axes.set_ylim(bottom=0, top=1.05 if name == "momentum" else 1.08 * max(drawn) or 1)
-    _finish(figure, runs, empty=not drawn)
-    _add_legend(figure, runs, notes=[f"highest logged rate {peak:.3g}" for peak in peaks] if by_peak else ())
+        if name not in SETTINGS:
+            line["marker"] = "o"
+        curves.append(_draw_line(axes, xs, ys, style=line, label=(f"{run.label}: {title.lower()}", unit, "epochs")))
+    axes.set(ylabel=unit, xlabel="epoch")
+    highest = [max(curve) for curve in curves if curve]
+    if highest and name in SETTINGS:
+        if use_log_scale([axes], highest, spread=WIDE_SPREAD):
+            lowest = max(min(highest) / 100, 0.8 * min(y for curve in curves for y in curve if y > 0))
+            axes.set(ylabel=f"{unit} (log scale)".strip(), ylim=(lowest, 2 * max(highest)))
+        else:
+            axes.set_ylim(bottom=0, top=1.05 if name == "momentum" else 1.08 * max(highest) or 1)
+    _finish(figure, runs, empty=not highest)
+    _add_legend(figure, runs)
     return figure
 
 
@@ -211,20 +227,6 @@ def logged_names(runs: list[History]) -> list[str]:
 def _is_drawable(value: object) -> bool:
     """Whether a value is a number that a float can hold; JSON has larger integers."""
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-
-
-def logged_figure(runs: list[History], name: str) -> Plot:
-    """A value that callbacks have logged, against epochs."""
-    figure, drawn = Plot(_short_label(name)), list[float]()
-    for run, style in line_styles(runs):
-        records = [record for record in run.records if _is_drawable(record.get(name))]
-        line = style | {"linewidth": 1.6, "marker": "o"}
-        label = (f"{run.label}: {name}", "", "epochs")
-        drawn += _draw_line(figure.panel, values(records, "epoch"), values(records, name), style=line, label=label)
-    figure.panel.set_xlabel("epoch")
-    _finish(figure, runs, empty=not drawn)
-    _add_legend(figure, runs)
-    return figure
 
 
 def _finite(numbers: Iterable[float]) -> list[float]:
@@ -335,15 +337,10 @@ def _time_unit(runs: list[History]) -> tuple[str, float]:
     return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
 
 
-def _add_legend(
-    figure: Plot, runs: list[History], widths: Sequence[tuple[str, float, str | None]] = (), *, notes: Sequence[str] = ()
-) -> None:
-    """The runs if there are several, with their notes, and the meaning of line widths."""
-    handles = []
-    if len(runs) > 1:
-        texts = [f" ({note})" for note in notes] or [""] * len(runs)
-        for (run, style), note in zip(line_styles(runs), texts, strict=True):
-            handles.append(Line2D([], [], **style, linewidth=2, label=_short_label(run.label) + note))
+def _add_legend(figure: Plot, runs: list[History], widths: Sequence[tuple[str, float, str | None]] = ()) -> None:
+    """The runs if there are several, and the meaning of line widths."""
+    shown = line_styles(runs) if len(runs) > 1 else []
+    handles = [Line2D([], [], **style, linewidth=2, label=_short_label(run.label)) for run, style in shown]
     handles += [
         Line2D([], [], color="0.3", linewidth=width, marker=marker, markersize=4, label=text) for text, width, marker in widths
     ]

@@ -5,19 +5,23 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import hmac
+import ipaddress
 import os
+import re
+import secrets
 import socket
 import sys
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from jaxdp.errors import ConfigError
-from jaxdp.report.access import Access, is_loopback
 from jaxdp.report.follow import Board
 from jaxdp.report.page import SCRIPT, STYLE
 
@@ -26,6 +30,9 @@ MAX_CONNECTIONS = 128  # at a time; one more closes the oldest, so that slow cli
 TIMEOUT_SECONDS = 20.0  # for a request, and to take each part of an answer
 PART = 2**14  # bytes
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+# Names of this machine in the header Host, with any port, which may be forwarded. Another name is DNS rebinding: a foreign page
+# whose name was made to lead here.
+OWN_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 def _allowed(text: str) -> str:
@@ -44,6 +51,42 @@ HEADERS = {
 }
 
 
+class Access:
+    """Who may see the page: on the loopback interface everybody on this machine, elsewhere those who have the token.
+
+    token: None on the loopback interface. cookie: the name of the cookie that keeps it.
+    """
+
+    def __init__(self, address: str, port: int) -> None:
+        is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        self.token = None if is_loopback else secrets.token_urlsafe(24)
+        self.cookie = f"jaxdp_watch_{port}"
+
+    def refusal(self, host: str | None, query: str, cookies: str | None) -> str | None:
+        """Why a request is refused; None if it may be answered. host, cookies: its headers."""
+        if self.token is None:
+            if host is not None and OWN_HOST.fullmatch(host):
+                return None
+            return "this page is only for this machine; open it as localhost, or start jaxdp watch with --host"
+        if self.has_token(query) or self._is_token(self._cookie_value(cookies)):
+            return None
+        return "the token is missing or wrong; open the address that jaxdp watch printed"
+
+    def has_token(self, query: str) -> bool:
+        """Whether the query of a URL has the token."""
+        return any(map(self._is_token, parse_qs(query).get("token", [])))
+
+    def _is_token(self, text: str) -> bool:
+        return self.token is not None and hmac.compare_digest(text.encode(errors="replace"), self.token.encode())
+
+    def _cookie_value(self, cookies: str | None) -> str:
+        try:
+            found = SimpleCookie(cookies or "").get(self.cookie)
+        except CookieError:
+            return ""
+        return found.value if found else ""
+
+
 class Server(ThreadingHTTPServer):
     """Listens on an address from its construction on. board: what is shown."""
 
@@ -56,7 +99,7 @@ class Server(ThreadingHTTPServer):
         self._connections: dict[socket.socket, None] = {}  # the oldest first
         self._lock = threading.Lock()
         super().__init__(address, Handler)
-        self.access = Access.for_address(address[0], self.server_port)
+        self.access = Access(address[0], self.server_port)
 
     def server_bind(self) -> None:
         """Bind without the look-up of the machine's name, which `HTTPServer` needs for CGI and which may take seconds."""
@@ -109,8 +152,9 @@ class Handler(BaseHTTPRequestHandler):
         if refusal is not None:
             return self.send_error(HTTPStatus.FORBIDDEN, explain=refusal)
         if url.path == "/":
-            cookie = {"Set-Cookie": access.set_cookie()} if access.has_token(url.query) else {}
-            return self._answer(self.server.board.page().encode("utf-8", "replace"), HTML, cookie)
+            cookie = f"{access.cookie}={access.token}; HttpOnly; SameSite=Strict; Path=/"
+            more = {"Set-Cookie": cookie} if access.has_token(url.query) else {}
+            return self._answer(self.server.board.page().encode("utf-8", "replace"), HTML, more)
         picture = self.server.board.picture(url.path.removeprefix("/figures/").removesuffix(".png"))
         if picture is not None:
             return self._answer(picture, "image/png", {"Cache-Control": "private, max-age=3600, immutable"})
@@ -191,5 +235,5 @@ def _resolve(host: str | None) -> str:
 def _url(server: Server, address: str, host: str | None) -> str:
     """The address for people, with the token. A server on all interfaces is named like the machine."""
     name = socket.gethostname() if address in ("0.0.0.0", "::") else address if host is None else host
-    query = "" if is_loopback(address) else f"?token={server.access.token}"
+    query = "" if server.access.token is None else f"?token={server.access.token}"
     return f"http://{f'[{name}]' if ':' in name else name}:{server.server_port}/{query}"

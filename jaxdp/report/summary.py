@@ -1,15 +1,20 @@
-"""Accuracy of a run, and for ImageNet its epochs to 75.9 % compared with the MLPerf reference."""
+"""Accuracy of a run, for ImageNet its epochs to 75.9 % compared with the MLPerf reference, and metrics of runs as CSV."""
 
+import csv
+import io
+import math
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from jaxdp.choices import SOURCES, STOP_METRICS
 from jaxdp.config import Config
 from jaxdp.errors import plural
-from jaxdp.records import LOG
+from jaxdp.records import LOG, RECORD_FIELDS
 from jaxdp.report.run_history import read
 
 TARGET = 0.759
+POSITION = ("samples", "step", "epoch")  # the first columns of a CSV after the name of the run
 # MLPerf Training v4.0, ResNet-50 with LARS: global batch -> mean epochs to 75.9 % in the reference convergence points
 REFERENCE_EPOCHS = {
     1632: 35.0,
@@ -90,3 +95,24 @@ def as_text(summary: dict) -> str:
         ratio = "" if summary["ratio"] is None else f", ratio {summary['ratio']:.3f}"
         lines.append(f"{100 * TARGET:.1f} % {reached}; {mlperf}{ratio}")
     return "\n".join([*lines, *skipped])
+
+
+def metrics_csv(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """A row for every record of several runs, with the name of its run; as in RFC 4180, lines end in CR LF.
+
+    runs: records of the log by name of the run. Columns: run, samples, step, epoch, and all other fields in the order of
+    `RECORD_FIELDS`. A cell is empty if its record lacks the field, and NaN if the value was not finite (null in the log).
+    """
+    fields = {name for records in runs.values() for record in records for name in record}
+    known = [name for name in RECORD_FIELDS if name in fields and name not in POSITION]
+    columns = [*POSITION, *known, *sorted(fields.difference(POSITION, known))]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["run", *columns])
+    for run, records in runs.items():
+        writer.writerows([run, *(_cell(record.get(name, "")) for name in columns)] for record in records)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return "NaN" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value

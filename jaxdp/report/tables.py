@@ -145,8 +145,8 @@ def curves_note(runs: list[History]) -> str:
     named = "; ".join(labels if len(kinds) == 1 else f"{labels} ({', '.join(names)})" for labels, names in kinds.items())
     note = (
         f"Training loss and held-out loss are different quantities. Training loss: training batches, {named}. Held-out loss: "
-        f"held-out images, {HELD_OUT_LABELS}. Training curves: {METHOD}; pale dots: every log line. Point at a curve for its "
-        "values, or use the arrow keys."
+        f"held-out images, {HELD_OUT_LABELS}. Training curves: {METHOD}; pale dots: every log line. Point at "
+        "a curve for its values."
     )
     return f'<p class="quiet">{escape(note)}</p>'
 
@@ -189,7 +189,7 @@ def time_table(runs: list[History]) -> str:
 
 
 def classes_table(confusion: Confusion) -> str:
-    """Accuracy of every class, the worst first, and its most frequent wrong prediction; long tables are folded."""
+    """Accuracy of every class, the worst first, and its most frequent wrong prediction; of many classes, the worst."""
     header, classes = ["class", "accuracy", "correct", "most often confused with (images each)"], confusion.by_class()
     rows = []
     for row in classes:
@@ -199,9 +199,7 @@ def classes_table(confusion: Confusion) -> str:
         rows.append([row["name"], f"{100 * row['accuracy']:.2f} %", f"{row['correct']} of {row['images']}", other])
     if confusion.fits_matrix:
         return _table(header, rows)
-    worst, rest = _table(header, rows[:MAX_LIST_ROWS]), _table(header, rows[MAX_LIST_ROWS:])
-    rest = f"<details><summary>All other classes</summary>{rest}</details>"
-    return f"<p>The worst {MAX_LIST_ROWS} of {len(rows)} classes:</p>{worst}{rest}"
+    return f"<p>The worst {MAX_LIST_ROWS} of {len(rows)} classes:</p>{_table(header, rows[:MAX_LIST_ROWS])}"
 
 
 def differences_table(runs: list[History]) -> str:

@@ -8,13 +8,7 @@ import numpy as np
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2}
 BYTES |= {"s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
-COLLECTIVES = {
-    "all-reduce": "all-reduce",
-    "reduce-scatter": "reduce-scatter",
-    "all-gather": "all-gather",
-    "collective-permute": "collective-permute",
-    "all-to-all": "all-to-all",
-}
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute", "all-to-all")
 # Instructions that move no data.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "iota", "partition-id"}
 # Ends of asynchronous operations, which are counted at their start.
@@ -183,7 +177,7 @@ def _read(computations: dict[str, list[Instruction]], name: str, *, times: int, 
         if inner := collective_in(computations, instruction):
             dtypes = {dtype for operand in instruction.operands for dtype, _ in _SHAPE.findall(shapes.get(operand, ""))}
             collective = CompiledCollective(
-                COLLECTIVES[inner.opcode.removesuffix("-start")],
+                inner.opcode.removesuffix("-start"),
                 " + ".join(sorted(dtypes)),
                 operand_bytes,
                 replica_groups(inner.attributes, devices),

@@ -23,7 +23,7 @@ def plan(devices=8):
 
 
 def test_compile_for_unknown_gpu_or_phase_raises_config_error():
-    with pytest.raises(ConfigError, match=r"--compile-for.*'tpu'.*a100, h100, h200"):
+    with pytest.raises(ConfigError, match="--compile-for='tpu'"):
         aot.compile_for(plan(), 0, gpu="tpu", hosts=1, gpus_per_host=8)
     with pytest.raises(ConfigError, match="--phase=3: the plan has phases 0"):
         aot.compile_for(plan(), 3, gpu="h200", hosts=1, gpus_per_host=8)
@@ -31,7 +31,7 @@ def test_compile_for_unknown_gpu_or_phase_raises_config_error():
 
 def test_compile_for_without_compiler_raises_config_error_with_extra(monkeypatch):
     monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--compile-for='h200': XLA's GPU compiler is not installed \(extra cuda13"):
+    with pytest.raises(ConfigError, match=r"--compile-for='h200': .*extra cuda13"):
         aot.compile_for(plan(), 0, gpu="h200", hosts=1, gpus_per_host=8)
 
 

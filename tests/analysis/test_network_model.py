@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxdp.analysis.network_model import Network, notes, predict, tables
+from jaxdp.analysis.network_model import Network, notes, predict
 from jaxdp.analysis.traffic import normalization_messages
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.planning import make_plan
@@ -51,10 +51,3 @@ def test_predict_with_a_sharded_update_adds_it_for_strategies_that_scatter():
     volume = sum(gradients) + 0.75 * sum(gathered) + norms + 1.75 * statistics
     seconds = rows["torus, sharded update"]["communication_seconds"]
     assert seconds == pytest.approx(1e-3 * rounds + volume / 1e9)
-
-
-def test_table_of_a_prediction_shows_every_strategy():
-    plan = make_plan(CONFIG, examples=4096, devices=8)
-    prediction = predict(plan, model_summary(CONFIG), Network(latency=1e-5, bandwidth=1e10))
-    (table,) = tables(prediction)
-    assert table.row_count == len(STRATEGIES)

@@ -4,6 +4,7 @@ import pytest
 from helpers.doctor import run_check
 
 from jaxdp.doctor import cuda
+from jaxdp.doctor.check_result import output_of
 
 
 @pytest.fixture
@@ -31,6 +32,15 @@ def gpu_machine(monkeypatch):
     return make
 
 
+def test_output_of_a_hanging_or_failing_command_is_an_error_of_one_line(nvidia_smi):
+    nvidia_smi("exec sleep 30")
+    with pytest.raises(OSError, match=r"^nvidia-smi: no answer in 0\.2 s$"):
+        output_of(["nvidia-smi"], 0.2)
+    nvidia_smi("echo one; echo the driver is gone >&2; exit 9")
+    with pytest.raises(OSError, match=r"^nvidia-smi failed with exit code 9: the driver is gone$"):
+        output_of(["nvidia-smi"], 5)
+
+
 H200 = "echo 'NVIDIA H200, {driver}, 143771, {used}'"
 
 
@@ -45,7 +55,6 @@ H200 = "echo 'NVIDIA H200, {driver}, 143771, {used}'"
         (H200.format(driver="580.65.06", used=3), True, {}, "error", "the GPU cannot be used without a plugin"),
         ("exit 9", True, {"13": "0.10.2"}, "error", "nvidia-smi failed with exit code 9: no output"),
         ("exit 9", False, {}, "warning", "nvidia-smi failed with exit code 9"),
-        ("echo no, numbers", False, {}, "warning", "not enough values"),
         ("true", False, {}, "warning", "nvidia-smi lists no GPU"),
     ],
 )

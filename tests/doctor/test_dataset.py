@@ -34,11 +34,6 @@ def test_check_images_decodes_every_image_and_lists_those_that_cannot_be_used(tm
     assert (result.status, "and 1 more" in result.message) == ("warning", True)
 
 
-def test_check_images_of_generated_data_needs_no_files():
-    result = run_check(partial(dataset.check_images, info=print), Config(data=Data(source="synthetic")))
-    assert (result.status, result.message) == ("ok", "synthetic: no files needed")
-
-
 class Items:
     """Ten items; a label that is none in the second."""
 

@@ -11,7 +11,8 @@ from jaxdp.doctor.proof import build_on_all_ranks, largest_difference, prove, wo
 
 @pytest.mark.parametrize(("difference", "passed"), [(1e-6, True), (1e-5, True), (2e-5, False), (math.nan, False)])
 def test_prove_passes_up_to_the_tolerance(difference, passed):
-    assert prove("gradient", "a with b", tolerance=1e-5, difference=lambda: difference).passed is passed
+    proof = prove("gradient", "a with b", tolerance=1e-5, difference=lambda: difference)
+    assert (proof.passed, proof.to_dict()["difference"]) == (passed, None if math.isnan(difference) else difference)
 
 
 def test_prove_with_an_exception_fails_with_its_first_line():
@@ -20,12 +21,6 @@ def test_prove_with_an_exception_fails_with_its_first_line():
 
     proof = prove("gradient", "a with b", tolerance=1e-5, difference=broken)
     assert (proof.passed, proof.error) == (False, "RuntimeError: no such link")
-
-
-@pytest.mark.parametrize("difference", [math.inf, math.nan])
-def test_a_difference_that_json_cannot_hold_is_null(difference):
-    proof = prove("gradient", "a with b", tolerance=1e-5, difference=lambda: difference)
-    assert (proof.passed, proof.to_dict()["difference"]) == (False, None)
 
 
 def test_worst_of_several_ranks_is_an_error_then_a_nan_then_the_largest_difference():

@@ -29,7 +29,7 @@ from jaxdp.strategies import STRATEGIES
 resnet.BLOCKS[18] = resnet.BLOCKS[resnet.TWO_BLOCKS]
 for name in {{*STRATEGIES}} - {{"psum", "torus"}}:
     del STRATEGIES.entries[name]
-main.main(["doctor", "--verify", "--thorough", "--mesh.cpu-devices", "1", *{SMALL!r}, "--json"])
+main.main(["doctor", "--verify", "--mesh.cpu-devices", "1", *{SMALL!r}, "--json"])
 """
     launch = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--"]
     done = subprocess.run([*launch, sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
@@ -39,8 +39,8 @@ main.main(["doctor", "--verify", "--thorough", "--mesh.cpu-devices", "1", *{SMAL
     assert record["failed"] == []
     kinds = [proof["name"].split(":")[0] for proof in record["proofs"]]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "gradient": 6,
-        "same bits": 6,
+        "gradient": 3,
+        "same bits": 3,
         "exact sums": 2,
         "exact resume": 1,
     }
@@ -126,16 +126,3 @@ def test_verify_with_a_failed_proof_exits_with_1_and_names_it(capsys, monkeypatc
     assert stopped.value.code == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.endswith("FAILED: gradient: torus on 1x2, gradient: torus on 2x1, exact sums: torus on 1x2")
-
-
-def test_proofs_as_json_that_cannot_be_written_name_stdout():
-    script = """
-from jaxdp.cli import main
-from jaxdp.doctor import verify
-
-verify.run = lambda *_, **__: {"failed": [], "stopped": False}
-main.main(["doctor", "--verify", "--json", "--mesh.cpu-devices", "1"])
-"""
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "jaxdp: stdout: No space left on device")

@@ -56,7 +56,3 @@ def test_proofs_of_a_registered_strategy_that_does_not_compile_fail_with_the_err
         "gradient: mine on 2x1": False,
     }
     assert proofs["gradient: mine on 1x2"].error == "RuntimeError: no such link"
-
-
-def test_mesh_shapes_are_all_factorizations():
-    assert verify_gradients.mesh_shapes(6) == [(1, 6), (2, 3), (3, 2), (6, 1)]

@@ -35,9 +35,8 @@ def test_short_run_trains_with_the_recipe_s_optimizer_at_its_momentum(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_proof_of_every_optimizer_passes_and_names_it(name):
-    config = Config(optimizer=Optimizer(name=name), compile=Compile(deterministic=True))
+def test_proof_with_another_optimizer_passes_and_names_it():
+    config = Config(optimizer=Optimizer(name="adamw"), compile=Compile(deterministic=True))
     proof = verify_resume.proof(config, 4, 4)
     assert (proof.passed, proof.error) == (True, None)
-    assert f"steps of {name} against" in proof.comparison
+    assert "steps of adamw against" in proof.comparison

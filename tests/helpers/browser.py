@@ -90,11 +90,6 @@ class Browser:
             time.sleep(0.05)
         return value
 
-    def press(self, key):
-        for kind in ("keyDown", "keyUp"):
-            code = {"Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[key]
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
-
     def media(self, **features):
         """Set features of media queries, as prefers_color_scheme="dark"."""
         named = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]

@@ -24,6 +24,7 @@ def test_confusion_of_a_thousand_classes_lists_the_worst_and_the_most_frequent_m
     assert [label.get_text() for label in bars.get_yticklabels()][:2] == ["c7", "c500"]
     assert len(bars.get_yticklabels()) == MAX_LIST_ROWS
     assert [label.get_text() for label in mistakes.get_yticklabels()] == ["c7 → c8", "c500 → c3"]
+    assert tables.classes_table(confusion).count(" of 50</td>") == MAX_LIST_ROWS
 
 
 def test_equally_frequent_wrong_predictions_are_all_named():

@@ -16,7 +16,7 @@ import pytest
 from helpers.report import write_result, write_run
 from helpers.watch import append, training_record
 
-from jaxdp.config import Data, Model, Optimizer, Reduce, Stop
+from jaxdp.config import Data, Optimizer, Stop
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
 from jaxdp.report import follow, run_history
@@ -79,11 +79,16 @@ def test_run_is_followed_from_its_beginning_to_its_end(tmp_path):
     assert status(run) == "waiting for a run in this directory"
 
 
-def test_killed_run_says_when_it_last_wrote(tmp_path, old):
+def test_run_that_is_killed_or_silent_says_when_it_last_wrote(tmp_path, old):
     run = WatchedRun(write_run(tmp_path), "run")
     for seconds, ago in ((100, "1 minute ago"), (601, "10 minutes ago"), (7200, "2 hours ago"), (3 * 86_400, "3 days ago")):
         old(tmp_path, seconds)
         assert status(run) == f"killed, or its process was lost, last log line {ago}"
+    with run_dir.lock_run_dir(tmp_path):
+        old(tmp_path, 500)
+        assert status(run) == "training"
+        old(tmp_path, 1000)
+        assert status(run) == "training, last log line 16 minutes ago"
 
 
 def test_killed_run_stands_out_and_gives_the_command_that_continues_it(tmp_path):
@@ -94,26 +99,15 @@ def test_killed_run_stands_out_and_gives_the_command_that_continues_it(tmp_path)
     assert text.endswith(f"jaxdp train --config '{path}/config.json' --workdir '{path}'")
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"data": Data(source="my_images")},
-        {"model": Model(name="my_net", classes=10)},
-        {"optimizer": Optimizer(name="my_rule")},
-        {"reduce": Reduce(strategy="my_ring")},
-    ],
-)
-def test_command_of_a_run_with_own_parts_is_not_given_as_its_config_registers_none(tmp_path, own):
-    assert card(WatchedRun(write_run(tmp_path, **own), "run")).hint == (
-        "To continue from its beginning, as it has saved no checkpoint, repeat its command."
-    )
-
-
-def test_command_of_a_run_with_callbacks_is_not_given_as_its_config_has_none(tmp_path):
-    path = write_run(tmp_path)
-    with closing(EventLog(path)) as log:
+def test_command_of_a_run_with_own_parts_or_callbacks_is_not_given_as_its_config_has_none(tmp_path):
+    changes = [{"data": Data(source="my_images")}, {"optimizer": Optimizer(name="my_rule")}, {}]
+    runs = [write_run(tmp_path / str(number), **own) for number, own in enumerate(changes)]
+    with closing(EventLog(runs[-1])) as log:
         log.on_start(SimpleNamespace(callbacks=Callbacks([], [Callback()])))
-    assert card(WatchedRun(path, "run")).hint.endswith(", repeat its command.")
+    for path in runs:
+        assert card(WatchedRun(path, "run")).hint == (
+            "To continue from its beginning, as it has saved no checkpoint, repeat its command."
+        )
 
 
 def test_run_of_another_machine_is_not_said_to_be_killed(tmp_path, monkeypatch, old):
@@ -123,15 +117,6 @@ def test_run_of_another_machine_is_not_said_to_be_killed(tmp_path, monkeypatch, 
     monkeypatch.setattr(run_history.socket, "gethostname", lambda: "another")
     found = card(run)
     assert (found.status, found.kind, found.hint) == ("not running here, last log line 2 hours ago", "unknown", "")
-
-
-def test_run_that_trains_without_a_log_line_for_long_says_so(tmp_path, old):
-    run = WatchedRun(write_run(tmp_path), "run")
-    with run_dir.lock_run_dir(tmp_path):
-        old(tmp_path, 500)
-        assert status(run) == "training"
-        old(tmp_path, 1000)
-        assert status(run) == "training, last log line 16 minutes ago"
 
 
 def test_end_of_a_session_is_shown_until_the_next_begins(tmp_path):
@@ -170,13 +155,9 @@ def test_last_lines_of_a_process_that_ends_are_not_of_another_machine(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.json", "{"),
-        ("config.json", '{"name": 3}'),
         ("config.json", "[" * 100_000),
         ("result.json", '{"accuracy": 1}'),
-        ("result.json", "\xff"),
         ("metrics.jsonl", None),
-        ("config.json", None),
     ],
 )
 def test_damaged_directory_is_shown_as_such_until_it_is_mended(tmp_path, name, content):
@@ -193,15 +174,6 @@ def test_damaged_directory_is_shown_as_such_until_it_is_mended(tmp_path, name, c
     assert status(run).startswith("killed")
 
 
-def test_directory_that_cannot_be_entered_is_not_taken_for_an_empty_one(tmp_path):
-    path = tmp_path / "loop"
-    path.symlink_to(path)
-    run = WatchedRun(path, "run")
-    assert status(run) == "its config.json cannot be read (Too many levels of symbolic links)"
-    path.unlink()
-    assert status(run) == "waiting for a run in this directory"
-
-
 def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
     run = WatchedRun(write_run(tmp_path), "run")
 
@@ -214,14 +186,8 @@ def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
         assert not run.refresh()  # no figure is drawn again
     assert run.refresh()
     assert status(run).startswith("killed")
-
-
-def test_unchanged_directory_is_not_read_again(tmp_path, monkeypatch):
-    run = WatchedRun(write_run(tmp_path), "run")
-    assert run.refresh()
     monkeypatch.setattr(follow, "read_directory", None)
-    assert not any(run.refresh() for _ in range(3))
-    assert run.problem is None
+    assert not any(run.refresh() for _ in range(3))  # an unchanged directory is not read again
 
 
 def test_watching_never_keeps_a_run_from_starting(tmp_path):

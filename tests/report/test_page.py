@@ -96,18 +96,14 @@ def test_page_of_a_killed_run_without_a_checkpoint_shows_what_was_logged(no_draw
     assert "no evaluation yet after 0.00 epochs" in write([run]).read_text()
 
 
-def test_page_of_a_running_run_skips_the_evaluation(no_drawing, tmp_path):
+def test_page_says_why_a_run_is_not_evaluated(no_drawing, tmp_path):
     run = write_run(tmp_path)
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = write([run]).read_text()
     assert ">still training</td>" in text
     assert "skipped: the run is still training and uses its devices" in text
-
-
-def test_page_of_a_run_with_images_from_python_asks_for_them(no_drawing, tmp_path):
-    config = read(write_run(tmp_path)).config
-    write_run(tmp_path, data=dataclasses.replace(config.data, source="given", eval_split=None))
+    write_run(tmp_path, data=Data(source="given", eval_split=None))
     assert "missing: the run was given its images from Python" in write(str(tmp_path)).read_text()
 
 

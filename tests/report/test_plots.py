@@ -1,10 +1,15 @@
-"""Figures of a report."""
+"""Figures of a report, and the values of their curves on hover."""
 
+import io
 import json
+import re
+from html import unescape
 
 import numpy as np
 import pytest
 from helpers.report import write_run
+from matplotlib.colors import to_rgb
+from PIL import Image
 
 from jaxdp.config import Phase
 from jaxdp.report import plots
@@ -35,38 +40,17 @@ def test_speeds_are_images_by_seconds_over_several_lines(tmp_path):
         {"samples": 10 * n, "epoch": float(n), "loss": 1.0, "images_per_second": 1e6 if n % 2 else 5.0} for n in range(99)
     ]
     (write_run(tmp_path) / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (line,) = plots.setting_figure([read(tmp_path)], "images_per_second").panel.lines
+    (line,) = plots.value_figure([read(tmp_path)], "images_per_second").panel.lines
     assert max(line.get_ydata()[3:-3]) < 15
 
 
-def with_rates(path, peak: float):
-    """A run whose log has a learning rate that rises to a peak."""
-    run = write_run(path)
-    with open(run / "metrics.jsonl", "a") as log:
-        for epoch, share in ((90.0, 0.5), (91.0, 1.0)):
-            log.write(json.dumps({"step": 2, "samples": 9, "epoch": epoch, "loss": 1.0, "learning_rate": share * peak}) + "\n")
-    return run
-
-
-@pytest.mark.parametrize(("peaks", "drawn"), [((10.0, 0.001), (1.0, 1.0)), ((1.0, 0.4), (1.0, 0.4))])
-def test_learning_rates_of_different_scale_are_fractions_of_their_peaks(tmp_path, peaks, drawn):
-    runs = read_all([with_rates(tmp_path / f"run-{peak}", peak) for peak in peaks])
-    figure = plots.setting_figure(runs, "learning_rate")
-    panel = figure.panel
-    assert [np.nanmax(line.get_ydata()) for line in panel.lines] == pytest.approx(drawn)
-    normalized = peaks != drawn
-    assert ("fraction" in panel.get_ylabel()) == normalized
-    texts = " ".join(text.get_text() for text in figure.legends[0].get_texts())
-    assert [f"{peak:g}" in texts.replace("run-" + str(peak), "") for peak in peaks] == [normalized] * 2
-
-
-@pytest.mark.parametrize(("speeds", "scale"), [((16.0, 200.0), "log"), ((100.0, 200.0), "linear")])
-def test_speeds_of_different_scale_are_on_a_labeled_log_axis(tmp_path, speeds, scale):
-    for speed in speeds:
-        record = {"step": 1, "epoch": 1.0, "loss": 1.0, "images_per_second": speed}
-        lines = [json.dumps(record | {"samples": samples}) + "\n" for samples in (64, 128)]
-        (write_run(tmp_path / f"{speed}") / "metrics.jsonl").write_text("".join(lines))
-    axes = plots.setting_figure(read_all([tmp_path / f"{speed}" for speed in speeds]), "images_per_second").panel
+@pytest.mark.parametrize(("highest", "scale"), [((16.0, 200.0), "log"), ((100.0, 200.0), "linear")])
+@pytest.mark.parametrize("name", ["images_per_second", "learning_rate"])
+def test_settings_of_different_scale_are_on_a_labeled_log_axis(tmp_path, name, highest, scale):
+    for value in highest:
+        records = [{"epoch": epoch, "loss": 1.0, name: value / epoch} for epoch in (1.0, 2.0)]
+        write_log(write_run(tmp_path / f"{value}"), records)
+    axes = plots.value_figure(read_all([tmp_path / f"{value}" for value in highest]), name).panel
     assert axes.get_yscale() == scale
     assert ("(log scale)" in axes.get_ylabel()) == (scale == "log")
 
@@ -79,7 +63,7 @@ def test_batch_steps_are_where_the_config_says_and_else_at_the_first_line_that_h
     run = write_run(tmp_path, epochs=30.0, batch=(Phase(64, until_epoch=10.0), Phase(128)))
     batches = {1.0: 64, 8.0: 64, 13.0: 128, 20.0: 128, 25.0: 256, 30.0: 256}
     write_log(run, [{"epoch": epoch, "loss": 1.0, "global_batch": batch} for epoch, batch in batches.items()])
-    (line,) = plots.setting_figure([read(run)], "global_batch").panel.lines
+    (line,) = plots.value_figure([read(run)], "global_batch").panel.lines
     assert line.get_drawstyle() == "steps-post"
     assert [*zip(*line.get_data(), strict=True)] == [(0.0, 64), (10.0, 128), (25.0, 256), (30.0, 256)]
 
@@ -96,10 +80,44 @@ def test_every_number_that_callbacks_log_has_a_panel(tmp_path):
     write_log(second, [{"epoch": 1.0, "loss": 1.0, "weight norm": None, "note": "text", "key": 10**400, "recall": 10**400}])
     runs = read_all([first, second])
     assert plots.logged_names(runs) == ["weight norm", "recall"]
-    assert [line.get_drawstyle() for line in plots.setting_figure(runs, "global_batch").panel.lines] == ["steps-post"]
-    (line,) = plots.logged_figure(runs, "recall").panel.lines
+    assert [line.get_drawstyle() for line in plots.value_figure(runs, "global_batch").panel.lines] == ["steps-post"]
+    (line,) = plots.value_figure(runs, "recall").panel.lines
     assert [*zip(*line.get_data(), strict=True)] == [(2.0, 0.25)]
     assert [figure.panel.get_title() for _, group, figure in plots._figures(runs, ()) if group == "logged"] == [
         "weight norm",
         "recall",
     ]
+
+
+def circles(layer: str) -> list[tuple[int, int, str]]:
+    found = re.findall(r'<circle cx="(-?\d+)" cy="(-?\d+)" r="7"><title>(.*?)</title></circle>', layer)
+    return [(int(x), int(y), unescape(text)) for x, y, text in found]
+
+
+def test_layer_has_a_title_on_each_drawn_point(tmp_path):
+    figure = plots.metric_figure([read(write_run(tmp_path), "<a>")], "accuracy", "epoch")
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    picture = np.asarray(Image.open(png).convert("RGB"), float) / 255
+    layer = plots.layer(figure)
+    height, width, _ = picture.shape
+    assert f'viewBox="0 0 {width} {height}"' in layer
+    assert "<a>" not in layer
+    accuracies = [(x, y, text) for x, y, text in circles(layer) if "held-out accuracy" in text]
+    assert [text for *_, text in accuracies[:4]] == [
+        f"<a>: held-out accuracy {value} % after {epoch} epochs"
+        for value, epoch in ((50, 20), (70, 40), (76.01, 60), (75.9, 80))
+    ]
+    for x, y, _ in accuracies:
+        np.testing.assert_allclose(picture[y, x], to_rgb(plots.BLUE), atol=0.02)
+
+
+def test_layer_of_long_curves_is_limited_and_keeps_both_ends():
+    figure = plots.Plot("title")
+    for name in ("first", "second"):
+        values = [float(n) for n in range(100_000)]
+        plots._draw_line(figure.panel, values, values, style={}, label=(name, "", "epochs"))
+    texts = [text for *_, text in circles(plots.layer(figure))]
+    assert len(texts) == plots.MAX_POINTS
+    assert texts[0] == "first 0 after 0 epochs"
+    assert texts[-1] == "second 1e+05 after 1e+05 epochs"

@@ -4,14 +4,12 @@ import dataclasses
 import json
 import re
 
-import numpy as np
 import pytest
 from helpers.report import write_result, write_run
 
 from jaxdp.config import Stop
 from jaxdp.recipes import load_config
 from jaxdp.report import tables
-from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
 from jaxdp.report.run_history import PARTS, read, read_all
 
 
@@ -88,10 +86,3 @@ def test_curves_note_names_the_runs_of_each_kind_of_labels(tmp_path):
 
 def test_time_table_without_a_result_says_not_measured(tmp_path):
     assert tables.time_table([read(write_run(tmp_path))]).count(">not measured</td>") == len(PARTS) + 1
-
-
-def test_classes_table_of_many_classes_folds_all_but_the_worst():
-    names = [str(number) for number in range(30)]
-    table = tables.classes_table(Confusion(np.eye(30, dtype=np.int64), names, "a checkpoint"))
-    worst, folded = table.split("<details>")
-    assert (worst.count("1 of 1"), folded.count("1 of 1")) == (MAX_LIST_ROWS, 30 - MAX_LIST_ROWS)

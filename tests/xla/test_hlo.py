@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.xla.hlo import num_bytes, read_schedule
+from jaxdp.xla.hlo import read_schedule
 
 MODULE = """HloModule small, is_scheduled=true
 
@@ -58,10 +58,6 @@ def test_read_schedule_collective_in_loop_of_unknown_length_raises_value_error()
         read_schedule(unknown, 4)
     without = "\n".join(line for line in unknown.splitlines() if "collective-permute" not in line).replace("%moved", "%x")
     assert read_schedule(without, 4).kernels == 3  # counted once
-
-
-def test_num_bytes_of_tuple_type_sums_all_arrays():
-    assert num_bytes("(f32[2,3]{1,0}, bf16[]{}, (u8[7]{0}))") == 24 + 2 + 7
 
 
 @pytest.mark.parametrize(("strategy", "permutes"), [("torus", 0), ("hierarchical", 0), ("ring", 14)])

@@ -3,35 +3,26 @@
 import contextlib
 import dataclasses
 import hashlib
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
-from helpers import one_phase_run
 from helpers.doctor import run_check
-from helpers.processes import ONE_PHASE
 from helpers.runs import train_shown
 from safetensors.numpy import load_file
 
 import jaxdp
 from jaxdp import models
-from jaxdp.cli import main
 from jaxdp.config import Finetune, Optimizer, Phase, Reduce
-from jaxdp.distributed.preemption import SignalHandler, Stopped
 from jaxdp.doctor import cuda
-from jaxdp.doctor.verify_resume import StopAfterStep
 from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
-from jaxdp.models import resnet
 from jaxdp.records import read_log
 from jaxdp.training.step_compiler import mesh_of, trace_train_step
-from jaxdp.xla.jax_options import OWN, REFUSED, own_options, set_aside
+from jaxdp.xla.jax_options import OWN, own_options, set_aside
 
 OTHERS = {
     "jax_enable_x64": True,
@@ -111,20 +102,11 @@ def test_others_name_every_option_and_differ():
 
 def test_run_is_the_same_to_the_bit_with_every_option_set(tiny, tmp_path):
     expected = outcome(tiny, tmp_path / "plain")
-    with set_globally(others()):
-        assert outcome(tiny, tmp_path / "global") == expected
-        assert set_aside() == others()
-    with set_for_this_thread(others()):
-        assert outcome(tiny, tmp_path / "thread") == expected
-        assert set_aside() == others()
+    for where in (set_globally, set_for_this_thread):
+        with where(others()):
+            assert outcome(tiny, tmp_path / where.__name__) == expected
+            assert set_aside() == others()
     assert set_aside() == {}
-
-
-def test_run_under_x64_continues_without_it_to_the_same_bits(tiny, tmp_path):
-    expected = outcome(tiny, tmp_path / "plain")
-    with jax.enable_x64(True), pytest.raises(Stopped):
-        train_shown(tiny, tmp_path / "resumed", callbacks=[StopAfterStep()], signals=SignalHandler())
-    assert outcome(tiny, tmp_path / "resumed") == expected
 
 
 @pytest.mark.slow
@@ -140,7 +122,6 @@ def test_fine_tuning_is_the_same_to_the_bit_with_every_option_set(tiny_resnet, t
 
 CONFIGS = {
     "lars": {"optimizer": Optimizer(name="lars", average_decay=0.9, label_smoothing=0.1, clip_norm=1.0)},
-    "adamw, bfloat16": {"optimizer": Optimizer(name="adamw"), "model.dtype": "bfloat16"},
     "lamb, float16": {
         "optimizer": Optimizer(name="lamb", loss="binary", label_smoothing=0.1, loss_scale="dynamic"),
         "model.dtype": "float16",
@@ -148,17 +129,25 @@ CONFIGS = {
     "sgd, drop-path": {"optimizer": Optimizer(name="sgd"), "model.drop_path": 0.2, "model.squeeze_excitation": True},
     "ring": {"reduce": Reduce(strategy="ring")},
     "sharded": {"reduce": Reduce(strategy="torus", update="sharded")},
-    "accumulation": {"batch": (Phase(global_batch=16, per_worker_batch=2),)},
-    "digits, mixup": {"data.augmentation": "digits", "data.mix": "mixup"},
-    "paper, cutmix": {"data.augmentation": "paper", "data.mix": "cutmix"},
+    "accumulation, mixup": {
+        "batch": (Phase(global_batch=16, per_worker_batch=2),),
+        "data.augmentation": "digits",
+        "data.mix": "mixup",
+    },
+    "adamw, bfloat16, cutmix": {
+        "optimizer": Optimizer(name="adamw"),
+        "model.dtype": "bfloat16",
+        "data.augmentation": "paper",
+        "data.mix": "cutmix",
+    },
     "crop, RandAugment": {
         "data.augmentation": "random_resized_crop",
         "data.stored_size": 20,
         "data.auto_augment": "rand_augment",
     },
     "padding, TrivialAugment": {"data.augmentation": "pad_and_crop", "data.auto_augment": "trivial_augment"},
-    "timm's RandAugment": {"data.auto_augment": "rand_augment_increasing"},
-    "jitter, erasing": {
+    "timm's RandAugment, jitter, erasing": {
+        "data.auto_augment": "rand_augment_increasing",
         "augment.color_jitter": (0.4, 0.4, 0.4, 0.1),
         "augment.erase_probability": 0.5,
     },
@@ -195,17 +184,6 @@ def test_every_array_of_a_step_states_its_dtype(tiny_resnet, changes):
     assert [*float64_values(traced.jaxpr)] == []
 
 
-def test_plan_is_the_same_with_every_option_set(capsys, monkeypatch):
-    monkeypatch.setitem(resnet.BLOCKS, 18, resnet.BLOCKS[resnet.TWO_BLOCKS])
-    command = ["plan", "--model.depth", "18", "--devices", "4", "--wire", "--network", "1e-5,1e9", "--json"]
-    printed = []
-    for options in ({}, others()):
-        with set_globally(options):
-            main.main(command)
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-
-
 def test_own_options_hold_in_a_decorated_function_and_are_undone_after_an_error():
     @own_options()
     def dtype_and_fail():
@@ -218,14 +196,10 @@ def test_own_options_hold_in_a_decorated_function_and_are_undone_after_an_error(
         assert jax.numpy.ones(()).dtype == np.float64
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("jax_random_seed_offset", 3), ("jax_disable_most_optimizations", True), ("jax_error_checking_behavior_nan", "raise")],
-)
-def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(tiny, tmp_path, name, value):
-    assert name in REFUSED
-    with set_globally({name: value}), pytest.raises(ConfigError, match=f"^{name}={value!r}: .* changes or breaks a run"):
+def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(tiny, tmp_path):
+    with set_globally({"jax_random_seed_offset": 3}), pytest.raises(ConfigError) as error:
         train_shown(tiny, tmp_path / "run", screen=Quiet())
+    assert (error.value.field, error.value.value) == ("jax_random_seed_offset", 3)
     assert not (tmp_path / "run/checkpoints").exists()
 
 
@@ -242,23 +216,3 @@ def test_run_and_doctor_name_the_options_without_effect(tiny, tmp_path):
     line = "these options of JAX have no effect on a run: jax_enable_x64=True, jax_debug_nans=True"
     assert lines.count(line) == 1
     assert line in message
-
-
-@pytest.mark.slow
-def test_command_with_options_in_the_environment_trains_the_same_bits(tmp_path):
-    one_phase_run.config()  # registers its network
-    command = [sys.executable, "-m", "jaxdp", "train", *ONE_PHASE, "--mesh.cpu-devices", "1", "--epochs", "2"]
-    variables = {
-        "JAX_ENABLE_X64": "1",
-        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
-        "JAX_NUMPY_RANK_PROMOTION": "raise",
-        "JAX_DEBUG_NANS": "1",
-        "JAX_DEFAULT_PRNG_IMPL": "rbg",
-        "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
-    }
-    for name, extra in (("plain", {}), ("set", variables)):
-        done = subprocess.run([*command, "--workdir", tmp_path / name], env=os.environ | extra, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    assert "jax_enable_x64=True" in done.stdout
-    states = [load_run(tmp_path / name).state for name in ("plain", "set")]
-    jax.tree.map(np.testing.assert_array_equal, *states)
