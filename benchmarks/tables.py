@@ -25,6 +25,8 @@ import large_batch
 import loaders
 import lr_range
 import network
+import object_storage_data
+import object_storage_runs
 import process_failures
 import staleness
 import startup
@@ -285,6 +287,9 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "input": of("input_vs_peers", loaders.decoders_table),
     "loader": of("loader_augmentations", loaders.augmentations_table),
     "chaos": of("chaos", chaos.table, "chaos.py"),
+    "object_storage_data": of("object_storage_data", object_storage_data.table),
+    "object_reads": of("object_storage_data", object_storage_data.reads_table),
+    "object_storage_runs": of("object_storage_runs", object_storage_runs.table),
     "process_failures": of("process_failures", process_failures.table, "process_failures.py"),
     "cuts": of("network", network.cuts_table, "cluster/network.py", "cuts"),
 }

@@ -1,0 +1,221 @@
+"""Throughput of the loader with images on a local disk and at a URL, with 50 ms for each request.
+
+    apt-get install haproxy && pip install -e '.[cloud,cloud-test]'
+    python benchmarks/object_storage_data.py [--repeats 5] [--kinds gcs s3]
+
+JPEGs of 400x350 pixels in a folder to random crops of 224x224 in batches of 64. The loader has one core. The server, and
+haproxy, which delays every request, have another one, so that they take no time from it, as on a machine of their own. Rounds
+alternate between the disk, the URL without local copies ("cold"), with copies of all images ("warm"), and with a cache of a
+quarter of the data ("small cache"), each with a consumer that takes as many images as it gets and with one of a fixed rate.
+Then single objects are read as fast as possible, with and without obstore. Writes benchmarks/results/object_storage_data.json,
+in which kinds that were not measured stay as they are.
+"""
+
+import dataclasses
+import functools
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from common import ROOT, made_on, markdown, options, read, write
+
+import jaxdp
+from jaxdp.bench.environment import provenance
+from jaxdp.bench.input import make_images
+from jaxdp.cloud.location import CONNECTIONS, open_location
+from jaxdp.config import Storage
+from jaxdp.data import prefetch, sources
+from jaxdp.data.loader import DecodedImages
+from jaxdp.data.transforms import training_transform
+
+sys.path.insert(0, str(ROOT / "tests"))
+from delay_proxy import DelayProxy
+from helpers.object_storage import object_storage
+from helpers.remote_data import upload
+
+IMAGES, BATCH = 6144, 64
+WARM_UP = 32  # batches until the images that were read ahead during the start are used up
+SERVERS = {"gcs": "fake-gcs-server", "s3": "rclone"}
+LATENCY, PACED = 0.05, 400  # seconds for each request; images/s of the paced consumer
+
+
+def prepare(folder: Path) -> None:
+    """Write the images."""
+    make_images(folder / "folder/train", IMAGES)
+    make_images(folder / "folder/val", 4)
+
+
+def measure(directory: str, cache: Path, *, gigabytes: float, pace: float | None, threads: int) -> dict:
+    """Images a second of one epoch from the end of the warm-up on, and seconds until the first batch.
+
+    pace: images a second that the consumer takes, None for as many as it gets.
+    """
+    flags = ["--data.source", "folder", "--data.directory", f"{directory}/folder", "--data.threads", str(threads)]
+    config = jaxdp.load_config("imagenet_goyal_256", flags)
+    config = dataclasses.replace(config, storage=Storage(directory=str(cache), cache_gigabytes=gigabytes))
+    began, cpu = time.perf_counter(), time.process_time()
+    opened = sources.open_split(config, "train")
+    transform, size = training_transform(config)
+    loader = DecodedImages(opened, transform=transform, size=size, classes=2, threads=threads)
+    rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) // BATCH * BATCH).reshape(-1, BATCH)]
+    prefetch.read_ahead(loader, (prefetch.sample_ids(0, row.order, len(loader)) for row in rows))
+    batches = prefetch.Prefetcher(lambda row: prefetch.load_images(loader, 0, row), rows)
+    counted = first = waited = 0.0
+    while batches.next() is not None:
+        now = time.perf_counter()
+        counted += 1
+        if counted == 1:
+            first = now - began
+        if counted == WARM_UP:
+            start, waited = now, batches.wait_seconds
+        if pace and counted >= WARM_UP:
+            time.sleep(max(0.0, start + (counted - WARM_UP + 1) * BATCH / pace - now))
+    end = time.perf_counter() if not pace else max(now, start + (counted - WARM_UP) * BATCH / pace)
+    images = (counted - WARM_UP) * BATCH
+    return {
+        "images_per_second": images / (end - start),
+        "first_batch_seconds": first,
+        "waited_seconds": batches.wait_seconds - waited,
+        "cpu_milliseconds": 1000 * (time.process_time() - cpu) / len(loader),
+    }
+
+
+def compare(folder: Path, storage, *, pace: float | None, threads: int) -> dict[str, dict]:
+    """Name of a case -> measurement, one after the other. All of a case's requests are counted."""
+    data = sum(file.stat().st_size for file in (folder / "folder").rglob("*") if file.is_file()) / 1e9
+    results = {}
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as small:
+        cases = {
+            "disk": (str(folder), cache, 100.0),
+            "cold": (storage.url, cache, 100.0),
+            "warm": (storage.url, cache, 100.0),
+            "filling a small cache": (storage.url, small, data / 4),
+            "small cache": (storage.url, small, data / 4),
+        }
+        for name, (directory, local, gigabytes) in cases.items():
+            storage.proxy.forget()
+            results[name] = measure(directory, Path(local), gigabytes=gigabytes, pace=pace, threads=threads)
+            results[name]["requests"] = storage.proxy.requests()
+    return results
+
+
+def read_objects(storage) -> dict[str, dict]:
+    """Client -> objects a second, and milliseconds of its processor time for each, reading all images of the folder."""
+    fast = open_location(f"{storage.url}/folder/train", "data.directory", notice=print)
+    sizes = fast.sizes()
+    names = sorted(sizes)
+    clients = {"obstore": fast, type(fast.fs).__module__.partition(".")[0]: dataclasses.replace(fast, reader=None)}
+    results = {}
+    for client, location in clients.items():
+        read = functools.partial(location.read, verified=True)
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            list(pool.map(read, names[:CONNECTIONS]))  # connects
+            began, cpu = time.perf_counter(), time.process_time()
+            list(pool.map(read, names))
+            seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        results[client] = {
+            "objects_per_second": len(names) / seconds,
+            "cpu_milliseconds": 1000 * cpu / len(names),
+            "kilobytes": sum(sizes.values()) / len(names) / 1000,
+        }
+    assert not fast.reader.fallbacks
+    return results
+
+
+def pin(process: int, cores: set[int]) -> None:
+    """Let the threads of a process, and those that they start, run on these cores alone."""
+    for task in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(task), cores)
+
+
+def table(record: dict) -> str:
+    """Images a second of every case, against the disk, and requests."""
+    medians, cases, rows = record["medians"], ("cold", "warm", "small cache"), []
+    for prefix in dict.fromkeys(name.rpartition(", ")[0] for name in medians):
+        kind, pace = prefix.split(", ")
+        disk = medians[f"{prefix}, disk"]["images_per_second"]
+        found = [medians[f"{prefix}, {case}"] for case in cases]
+        rates = [f"{row['images_per_second']:,.0f} ({100 * (row['images_per_second'] / disk - 1):+.0f} %)" for row in found]
+        data = f"{kind.upper()} ({SERVERS[kind]})"
+        consumer = f"{record['paced_rate']} images/s" if pace == "paced" else "as fast as it gets"
+        rows.append((data, consumer, f"{disk:,.0f}", *rates, ", ".join(f"{row['requests']:,.0f}" for row in found)))
+    columns = "data", "consumer", "disk", "URL, no copies", "URL, all copies", "URL, cache of a quarter"
+    return markdown(
+        (*columns, "requests of these"),
+        rows,
+        f"Images/s of an epoch of {record['images']:,} images, medians of {len(next(iter(record['rounds'].values())))} "
+        f"alternating rounds, with {1000 * record['latency_seconds']:.0f} ms for each request. The loader has one core; server "
+        "and proxy have another.",
+        f"By `benchmarks/object_storage_data.py` on {made_on(record)}.",
+    )
+
+
+def reads_table(record: dict) -> str:
+    """What a read of an object costs, by client."""
+    rows = []
+    for name, row in record["reads"].items():
+        kind, client = name.split(", ")
+        rows.append((kind.upper(), client, f"{row['objects_per_second']:,.0f}", f"{row['cpu_milliseconds']:.2f} ms"))
+    latency = f"{1000 * record['latency_seconds']:.0f} ms for each request"
+    return markdown(
+        ("storage", "client", "objects/s", "processor time for each"),
+        rows,
+        f"Objects of {row['kilobytes']:.0f} kB on average, {CONNECTIONS} at a time, {latency}.",
+        f"By `benchmarks/object_storage_data.py` on {made_on(record)}.",
+    )
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=["s3", "gcs"], default=["gcs", "s3"])
+    arguments = parser.parse_args()
+    rounds, reads = defaultdict(list), defaultdict(list)
+    record = read("object_storage_data", {"rounds": {}, "reads": {}})
+    rounds.update((name, row) for name, row in record["rounds"].items() if name.partition(",")[0] not in arguments.kinds)
+    kept = {name: row for name, row in record["reads"].items() if name.partition(",")[0] not in arguments.kinds}
+    own, servers = sorted(os.sched_getaffinity(0))[:2]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        pin(os.getpid(), {own})
+        for kind in arguments.kinds:
+            make_proxy = functools.partial(DelayProxy, seconds=LATENCY)
+            with object_storage(kind, make_proxy=make_proxy, rclone=kind == "s3") as storage:
+                pin(storage.process.pid, {servers})
+                pin(storage.proxy.process.pid, {servers})
+                os.environ.update(storage.environment)
+                upload(folder / "folder", storage, "folder")
+                for number, pace in product(range(arguments.repeats), (None, PACED)):
+                    for case, result in compare(folder, storage, pace=pace, threads=1).items():
+                        name = f"{kind}, {'paced' if pace else 'full speed'}, {case}"
+                        rounds[name].append(result)
+                        print(number, name, {key: round(value, 2) for key, value in result.items()}, flush=True)
+                for number in range(arguments.repeats):
+                    for client, result in read_objects(storage).items():
+                        reads[f"{kind}, {client}"].append(result)
+                        print(number, kind, client, {key: round(value, 2) for key, value in result.items()}, flush=True)
+    settings = {"images": IMAGES, "batch": BATCH, "latency_seconds": LATENCY, "paced_rate": PACED}
+    record = settings | {
+        "medians": {name: median_of(results) for name, results in rounds.items()},
+        "reads": kept | {name: median_of(results) for name, results in reads.items()},
+        "rounds": rounds,
+        "load_average": os.getloadavg()[0],
+        "provenance": provenance(),
+    }
+    write("object_storage_data", record)
+
+
+def median_of(results: list[dict]) -> dict:
+    return {key: statistics.median(result[key] for result in results) for key in results[0]}
+
+
+if __name__ == "__main__":
+    main()
