@@ -135,7 +135,7 @@ def test_hugging_face_reads_the_metadata(trained):
         evaluation["eval_accuracy"],
         "image-classification",
     )
-    assert (card.data.model_name, card.data.library_name) == ("goyal.1", "jaxdp")
+    assert (card.data.model_name, card.data.library_name) == ("1.5", "jaxdp")
 
 
 def test_names_with_special_characters_are_shown_as_they_are(trained):
