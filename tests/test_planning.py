@@ -2,11 +2,8 @@ import dataclasses
 import math
 from fractions import Fraction
 
-import flax.linen as nn
 import pytest
-from flax import nnx
 
-from jaxdp import register_model
 from jaxdp.config import Config, Data, Evaluation, Finetune, Mesh, Model, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
@@ -212,32 +209,6 @@ def test_frozen_stages_normalize_as_in_evaluation_and_need_no_second_value():
     config = small(32, Phase(1))
     frozen = dataclasses.replace(config, finetune=Finetune(weights="any", frozen_stages=5))
     assert make_plan(frozen, examples=5000, devices=1).phases[0].normalized_values is None
-
-
-class LinenVector(nn.Module):
-    @nn.compact
-    def __call__(self, x, train):
-        return nn.Dense(2)(nn.BatchNorm(use_running_average=not train, name="norm")(x.mean((1, 2))))
-
-
-class NnxVector(nnx.Module):
-    def __init__(self, classes, *, rngs):
-        self.norm, self.head = nnx.BatchNorm(3, rngs=rngs), nnx.Linear(3, classes, rngs=rngs)
-
-    def __call__(self, x):
-        return self.head(self.norm(x.mean((1, 2))))
-
-
-@pytest.mark.parametrize("module", [LinenVector(), NnxVector])
-def test_flax_modules_that_normalize_single_values_are_refused(module):
-    register_model("vector", module)
-    config = small(32, Phase(4), name="vector")
-    with pytest.raises(ConfigError, match=r"=1: norm has one value .*global-batch 8 --batch.0.per-worker-batch 2, or --model"):
-        make_plan(config, examples=5000, devices=4)
-    synchronized = dataclasses.replace(config, model=dataclasses.replace(config.model, norm="synchronized"))
-    assert make_plan(synchronized, examples=5000, devices=4).phases[0].normalized_values == 4
-    assert make_plan(config, examples=5000, devices=2).phases[0].normalized_values == 2
-    assert make_plan(config, examples=5000, devices=1).phases[0].normalized_values == 4
 
 
 def test_a_warm_up_that_lowers_the_rate_is_refused():

@@ -18,7 +18,6 @@ class Evaluate:
       jaxdp evaluate --workdir runs/digits
       jaxdp evaluate --workdir runs/digits --checkpoint best --json
       jaxdp evaluate --weights resnet50.safetensors --data.source folder --data.directory pictures
-      jaxdp evaluate --weights resnet50.safetensors --data.source imagenet2012 --real-labels real.json
       jaxdp evaluate --weights resnet50.safetensors --data.source imagenet_v2/matched-frequency
     """
 
@@ -32,8 +31,6 @@ class Evaluate:
     number of samples as listed by `jaxdp checkpoints`"""
     config: str | None = None
     """Recipe file (.py) that registers the model, data and loss of the run, if they are not jaxdp's"""
-    real_labels: str | None = None
-    """File real.json with the ReaL labels of ImageNet's validation set, for the share of predictions that fit the image"""
     json: Switch = False
     """Output as one JSON document on stdout"""
 
@@ -52,10 +49,10 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.inference.evaluate import evaluate, evaluate_weights
 
     if options.weights is None:
-        result = evaluate(options.run, options.workdir, options.checkpoint, real_labels=options.real_labels)
+        result = evaluate(options.run, options.workdir, options.checkpoint)
         source = f"checkpoint {result['checkpoint']}, epoch {result['epoch']:.2f}"
     else:
-        result, source = evaluate_weights(options.weights, options.run, real_labels=options.real_labels)
+        result, source = evaluate_weights(options.weights, options.run)
     if options.json:
         print(json.dumps(result, indent=2))
         return
@@ -65,5 +62,3 @@ def run(arguments: list[str], program: str) -> None:
         f"{result['eval_examples']} held-out images)  held-out loss {result['eval_loss']:.4f}  "
         f"{source}"
     )
-    if "real_accuracy" in result:
-        print(f"ReaL accuracy {100 * result['real_accuracy']:.2f} %  ({result['real_examples']} images with labels)")

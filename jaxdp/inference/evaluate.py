@@ -17,7 +17,6 @@ from jaxdp.data.image_folder import normalized
 from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
-from jaxdp.inference.real_labels import RealLabels
 from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import CLASSES, class_names, read_run_text, run_config
 from jaxdp.training import evaluation
@@ -33,22 +32,17 @@ def evaluate(
     checkpoint: str = "result",
     *,
     datasets: tuple[Any, Any] | None = None,
-    real_labels: str | Path | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint of the run in `workdir` on all held-out images.
 
     config: the run's config with changes, such as other data or another evaluation split; None for the run's own. checkpoint:
     result (the newest, or with early stopping the best), newest, best, or its number of samples. datasets: as for
-    `jaxdp.train`. real_labels: the file of ImageNet's ReaL labels (see `jaxdp.inference.real_labels`). observer: receives every
-    batch and the classes predicted for it (see `jaxdp.training.evaluation.Observer`), not together with `real_labels`.
+    `jaxdp.train`. observer: receives every batch and the classes predicted for it (see `jaxdp.training.evaluation.Observer`).
 
-    Returns eval_accuracy and eval_top5 in [0, 1], eval_loss, eval_examples, samples, epoch and checkpoint (its path); with
-    `real_labels` also real_accuracy and real_examples. Raises ConfigError if the run, the checkpoint or the data cannot be
-    used.
+    Returns eval_accuracy and eval_top5 in [0, 1], eval_loss, eval_examples, samples, epoch and checkpoint (its path). Raises
+    ConfigError if the run, the checkpoint or the data cannot be used.
     """
-    if observer is not None and real_labels is not None:
-        raise ConfigError("observer", reason="real_labels observe the evaluation too", hint="give one of the two")
     config = validate(run_config(workdir) if config is None else config, trains=False)
     LOSSES.check(config.optimizer.loss)
     source = config.data.source
@@ -60,24 +54,18 @@ def evaluate(
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     data = open_datasets(config, datasets, may_lack_classes=True)
     _check_class_order(workdir, config, data.classes)
-    real = None if real_labels is None else RealLabels(real_labels, data.evaluation)
-    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, observer=real if observer is None else observer)
-    result |= real.result if real else {}
+    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, observer=observer)
     return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": manifest.location}
 
 
 @own_options()
 def evaluate_weights(
-    path: str | Path,
-    config: Config | None = None,
-    *,
-    datasets: tuple[Any, Any] | None = None,
-    real_labels: str | Path | None = None,
+    path: str | Path, config: Config | None = None, *, datasets: tuple[Any, Any] | None = None
 ) -> tuple[dict[str, Any], str]:
     """Evaluate a safetensors file of ResNet weights on all held-out images, prepared as belongs to the weights.
 
     config: from `jaxdp.inference.load_run.weights_config`, with changes, such as the directory of the images; None for that
-    function's. datasets, real_labels: as for `evaluate`.
+    function's. datasets: as for `evaluate`.
 
     Returns (eval_accuracy, eval_top5, eval_loss and eval_examples as of `evaluate`, the file's content and preprocessing in one
     line). Raises ConfigError if the file or the data cannot be used.
@@ -88,9 +76,7 @@ def evaluate_weights(
         raise ConfigError("data.source", config.data.source, reason="weights come without images", hint=hint)
     loaded = load_weights(path, config)
     data = open_datasets(loaded.config, datasets, may_lack_classes=True)
-    observer = None if real_labels is None else RealLabels(real_labels, data.evaluation)
-    result = _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh, observer=observer)
-    return result | (observer.result if observer else {}), loaded.words
+    return _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh), loaded.words
 
 
 class Confusion:

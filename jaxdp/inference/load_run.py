@@ -95,18 +95,15 @@ def _list_local(workdir: Path) -> list[tuple[dict[str, Any], Manifest | None]]:
     """Rows of `list_checkpoints`, without names, and valid manifests."""
     rows = []
     for path in reversed(checkpoint_paths(workdir / CHECKPOINTS)):
-        manifest = None
-        row: dict[str, Any] = {"path": str(path), "samples": int(path.name)}
-        row |= dict.fromkeys(("epoch", "steps", "accuracy", "bytes", "error"))
+        manifest, error = None, None
         try:
             manifest = read_manifest(path)
-            row |= _facts(manifest)
             verify_files(manifest)
-        except CheckpointError as error:
-            row["error"] = str(error)
+        except CheckpointError as raised:
             if not os.path.lexists(path):  # removed meanwhile by a running training process
                 continue
-        rows.append((row, manifest))
+            error = str(raised)
+        rows.append((_row(str(path), int(path.name), manifest, error=error), manifest))
     return rows
 
 
@@ -119,29 +116,29 @@ def _list_remote(url: str) -> list[tuple[dict[str, Any], Manifest | None]]:
     rows = []
     remote, names, manifests = list_manifests(url)
     for name in reversed(names):
-        row: dict[str, Any] = {"path": remote.url_of(name), "samples": name.samples}
-        row |= dict.fromkeys(("epoch", "steps", "accuracy", "bytes", "error"))
-        manifest = manifests[name]
-        if isinstance(manifest, Manifest):
-            row |= _facts(manifest)
+        manifest, error = manifests[name], None
+        if isinstance(manifest, str):
+            manifest, error = None, manifest
+        else:
             with temporary_directory(Storage()) as folder, storage_errors(url, "--workdir"):
                 try:
                     remote.download_checkpoint(name, Path(folder))
-                except CorruptCheckpoint as error:
-                    row["error"] = str(error)
-                except ObjectNotFoundError as error:
+                except CorruptCheckpoint as raised:
+                    error = str(raised)
+                except ObjectNotFoundError as raised:
                     if not remote.location.sizes(name.path(MANIFEST)):
                         continue  # removed meanwhile by a training process
-                    row["error"] = f"{error.filename} is missing"
-        else:
-            row["error"] = manifest
-        rows.append((row, manifest if isinstance(manifest, Manifest) else None))
+                    error = f"{raised.filename} is missing"
+        rows.append((_row(remote.url_of(name), name.samples, manifest, error=error), manifest))
     return rows
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    steps = manifest.metadata["progress"]["steps"]
-    return {"epoch": manifest.epoch, "steps": steps, "accuracy": manifest.accuracy, "bytes": manifest.num_bytes}
+def _row(path: str, samples: int, manifest: Manifest | None, *, error: str | None) -> dict[str, Any]:
+    facts: dict[str, Any] = dict.fromkeys(("epoch", "steps", "accuracy", "bytes"))
+    if manifest is not None:
+        steps = manifest.metadata["progress"]["steps"]
+        facts = {"epoch": manifest.epoch, "steps": steps, "accuracy": manifest.accuracy, "bytes": manifest.num_bytes}
+    return {"path": path, "samples": samples, **facts, "error": error}
 
 
 def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: str = "--checkpoint") -> Manifest:

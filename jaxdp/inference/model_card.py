@@ -3,13 +3,13 @@
 https://huggingface.co/docs/hub/model-cards describes the block.
 """
 
-import ast
 import dataclasses
 import hashlib
+import json
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +19,9 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Phase
 from jaxdp.data.datasets import pixel_stats
-from jaxdp.errors import ConfigError, plural
-from jaxdp.files import CONFIG, check_output, config_directories, expand_user, is_url, read_text, write_output
+from jaxdp.errors import plural, printable
+from jaxdp.files import CONFIG, expand_user, is_url, write_output
 from jaxdp.inference.load_run import load_checkpoint, open_checkpoint
-from jaxdp.inference.markdown import escape, table, yaml_string
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
 from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text
@@ -32,6 +31,9 @@ from jaxdp.xla.jax_options import own_options
 
 # The name is above the table; paths and addresses of a machine are not for a card, but finetune.digest is.
 OMITTED = ("name", "data.directory", "finetune.weights", "storage.directory", "logging.mlflow")
+# What has a meaning within a line of CommonMark or GitHub's Markdown; a backslash takes it away.
+SPECIAL = re.compile(r"([\\`*_{\[\]<>&|~$#]|:(?=/)|(?<=www)\.)")
+LONGEST = 1000  # characters of a text
 
 
 class _Facts(NamedTuple):
@@ -75,7 +77,7 @@ def write_card(
             config,
             class_names(folder, config.model.class_count),
             read_result(folder, read_result_text(folder)) if (folder / RESULT).exists() else None,
-            digest=_file_digest(Path(exported["output"])) if exported else _weights_digest(manifest),
+            digest=hashlib.sha256(Path(exported["output"]).read_bytes()).hexdigest() if exported else _weights_digest(manifest),
             exported=Path(exported["output"]).name if exported else None,
             is_best=checkpoint == "best" or (best is not None and best["samples"] == manifest.samples),
         )
@@ -85,9 +87,22 @@ def write_card(
 
 def check_card_path(card: str | Path, overwrite: bool) -> Path:
     """The path of a card to write. Raises ConfigError if it does not end in .md or cannot be written."""
-    if Path(card).suffix != ".md":
-        raise ConfigError("--card", str(card), reason="must end in .md")
-    return check_output(card, overwrite, "--card")
+    return weights.check_output_path(card, overwrite, suffix=".md", field="--card")
+
+
+def _escape(text: object) -> str:
+    """Text that a Markdown document shows verbatim, in one line, also in a table."""
+    return SPECIAL.sub(r"\\\1", printable(text, LONGEST))
+
+
+def _yaml_string(text: object) -> str:
+    """Text as a double-quoted scalar of YAML, in one line: a JSON string of printable characters is one."""
+    return json.dumps(printable(text, LONGEST), ensure_ascii=False)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *([_escape(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 @own_options()
@@ -96,23 +111,18 @@ def _weights_digest(manifest: Manifest) -> str:
     return weights.digest_of(weights.named_tensors(*jax.device_get(load_checkpoint(manifest, manifest.config).state.evaluated)))
 
 
-def _file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _metadata(facts: _Facts) -> str:
     """The block of metadata in YAML, with an index of the results."""
     config, evaluation = facts.config, facts.manifest.metadata.get("evaluation")
     tags = ["image-classification", "jax", "flax", config.model.name]
     lines = ["---", "library_name: jaxdp", "pipeline_tag: image-classification", "tags:"]
-    lines += [f"- {yaml_string(tag)}" for tag in tags]
+    lines += [f"- {_yaml_string(tag)}" for tag in tags]
     if evaluation:
         names = {"accuracy": "eval_accuracy", "top_5_accuracy": "eval_top5"}
-        split = [f"      split: {yaml_string(config.data.eval_split)}"] * (config.data.eval_split is not None)
-        lines += ["metrics:", "- accuracy", "model-index:", f"- name: {yaml_string(config.name)}", "  results:", "  - task:"]
+        split = [f"      split: {_yaml_string(config.data.eval_split)}"] * (config.data.eval_split is not None)
+        lines += ["metrics:", "- accuracy", "model-index:", f"- name: {_yaml_string(config.name)}", "  results:", "  - task:"]
         lines += ["      type: image-classification", "      name: Image Classification", "    dataset:"]
-        lines += [f"      {key}: {yaml_string(config.data.source)}" for key in ("type", "name")]
+        lines += [f"      {key}: {_yaml_string(config.data.source)}" for key in ("type", "name")]
         lines += [*split, "    metrics:"]
         for kind, name in names.items():
             if name in evaluation:
@@ -123,9 +133,10 @@ def _metadata(facts: _Facts) -> str:
 def _sections(facts: _Facts) -> Iterable[str]:
     manifest, config, model = facts.manifest, facts.config, facts.config.model
     count = sum(math.prod(shape) for name, (_, shape, _) in manifest.arrays.items() if name.startswith(".params"))
-    yield f"# {escape(config.name)}"
+    yield f"# {_escape(config.name)}"
+    classes = plural(len(facts.classes), "class")
     yield (
-        f"{escape(model.title)} with {count:,} parameters, which classifies images into {plural(len(facts.classes), 'class')}. "
+        f"{_escape(model.title)} with {count:,} parameters, which classifies images into {classes}. "
         "It was trained with jaxdp, synchronous data-parallel training in JAX and Flax; these are the weights after epoch "
         f"{manifest.epoch:.2f} (checkpoint {manifest.samples})."
     )
@@ -134,18 +145,18 @@ def _sections(facts: _Facts) -> Iterable[str]:
     yield "## Use and limits"
     yield _use(facts)
     yield "## Data"
-    yield table(["fact", "value"], _data_rows(facts))
+    yield _table(["fact", "value"], _data_rows(facts))
     yield "A fingerprint is a digest of labels, file names and a few images."
     yield "## Training"
     yield from _recipe(config)
     yield "## Devices and time"
-    yield table(["fact", "value"], _compute_rows(facts))
+    yield _table(["fact", "value"], _compute_rows(facts))
     yield "## Versions"
-    yield table(["package", "version"], manifest.metadata.get("versions", {}).items())
+    yield _table(["package", "version"], manifest.metadata.get("versions", {}).items())
     yield "## Digest"
     yield from _digest(facts)
     yield "## Classes"
-    yield table(["number", "name"], enumerate(facts.classes))
+    yield _table(["number", "name"], enumerate(facts.classes))
 
 
 def _accuracy(facts: _Facts) -> Iterable[str]:
@@ -161,14 +172,14 @@ def _accuracy(facts: _Facts) -> Iterable[str]:
             correct = round(images * evaluation[name])
             low, high = binomtest(correct, images).proportion_ci(0.95, method="wilson")
             rows.append([title, f"{100 * evaluation[name]:.2f} %", f"{100 * low:.2f} % to {100 * high:.2f} %", f"{correct:,}"])
-    yield table(["", "share", "95 % confidence interval", f"of {images:,} held-out images"], rows)
+    yield _table(["", "share", "95 % confidence interval", f"of {images:,} held-out images"], rows)
     yield (
         f"Held-out loss (mean cross entropy): {evaluation['eval_loss']:.4f}. The intervals are Wilson's score intervals. They "
         "account for the number of held-out images, not for other seeds or other data."
     )
     if facts.is_best:
         yield (
-            f"This checkpoint was chosen among those of its run by {escape(facts.config.stop.metric)} on the same held-out "
+            f"This checkpoint was chosen among those of its run by {_escape(facts.config.stop.metric)} on the same held-out "
             "images, so its accuracy on new images may be lower."
         )
 
@@ -189,7 +200,7 @@ def _use(facts: _Facts) -> str:
         f"- Input: RGB images, {prepared}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "
         f"red, green and blue.\n- Output: a score (logit) for each of {plural(len(facts.classes), 'class')}. Every image is "
         "assigned to one of them, also an image of something else.\n"
-        f"- Accuracy was measured on the held-out images of {escape(source)} only.{remark} Other data, calibration, "
+        f"- Accuracy was measured on the held-out images of {_escape(source)} only.{remark} Other data, calibration, "
         "robustness and bias were not measured."
     )
 
@@ -203,7 +214,7 @@ def _data_rows(facts: _Facts) -> list[tuple[str, str]]:
 
 
 def _recipe(config: Config) -> Iterable[str]:
-    yield f"Recipe {escape(config.name)}. Fields of the config that differ from the defaults of jaxdp:"
+    yield f"Recipe {_escape(config.name)}. Fields of the config that differ from the defaults of jaxdp:"
     values, defaults = flatten(dataclasses.asdict(config)), flatten(dataclasses.asdict(Config()))
     defaults |= {
         f"batch.{index}.{name}": value
@@ -211,22 +222,7 @@ def _recipe(config: Config) -> Iterable[str]:
         for name, value in dataclasses.asdict(Phase()).items()
     }
     changed = [(name, value) for name, value in values.items() if value != defaults.get(name) and name not in OMITTED]
-    yield table(["field", "value"], changed)
-    if source := recipe_source(config.name):
-        yield f"The recipe of this name in jaxdp cites: {escape(source)}"
-
-
-def recipe_source(name: str) -> str | None:
-    """What jaxdp's recipe of this name states as its source, in its docstring; None for other names and recipes without."""
-    for directory in config_directories()[1:]:  # jaxdp's own, not those of the current directory
-        if (path := directory / f"{name}.py").is_file():
-            text = ast.get_docstring(ast.parse(read_text(path))) or ""
-            stated = re.search(
-                r"^Source: (.+?)(?= Our choices|\n\n|\n[A-Z]\w+[^\n]*: |\nPublished|\Z)", text, re.DOTALL | re.MULTILINE
-            )
-            words = " ".join(stated[1].split()) if stated else "none"
-            return None if words.startswith("none") else words
-    return None
+    yield _table(["field", "value"], changed)
 
 
 def _compute_rows(facts: _Facts) -> list[tuple[str, str]]:
@@ -247,13 +243,14 @@ def _compute_rows(facts: _Facts) -> list[tuple[str, str]]:
 
 
 def _digest(facts: _Facts) -> Iterable[str]:
+    digest = f"```text\n{facts.digest}\n```"
     if facts.exported is None:
         yield (
             "Digest of the weights that evaluation uses, of names, shapes and values. `jaxdp evaluate --weights` prints that "
             "of a file of ResNet weights, in any format:"
         )
-        yield f"```text\n{facts.digest}\n```"
+        yield digest
         return
-    yield f"SHA-256 of the file {escape(facts.exported)}:"
-    yield f"```text\n{facts.digest}\n```"
+    yield f"SHA-256 of the file {_escape(facts.exported)}:"
+    yield digest
     yield f"```bash\nsha256sum {shlex.quote(facts.exported) if facts.exported.isprintable() else 'FILE'}\n```"

@@ -50,17 +50,8 @@ class Model:
     def apply(
         self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
     ) -> tuple[jax.Array, dict]:
-        """(logits [B, classes] float32, moments) of images [B, H, W, 3].
-
-        moments: in training the structure of batch_stats with `mean` and `square` (mean square) of this batch; else {}. key:
-        of drop-path in training; one for the batch, or [B], one for each image.
-        """
-        variables = {"params": params, "batch_stats": batch_stats}
-        if not train:
-            logits: Any = self.module.apply(variables, images, train=False)
-            return logits, {}
-        logits, changed = self.module.apply(variables, images, train=True, key=key, mutable=["moments"])
-        return logits, changed["moments"]
+        """(logits, moments); see `Network.apply`. key: of drop-path in training."""
+        return self.apply_segment(params, batch_stats, images, segment=None, train=train, key=key)
 
     def apply_segment(
         self,
@@ -68,11 +59,11 @@ class Model:
         batch_stats: dict,
         x: jax.Array,
         *,
-        segment: tuple[str, ...],
+        segment: tuple[str, ...] | None,
         train: bool = True,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, dict]:
-        """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment."""
+        """(output of a segment for its input x, moments). segment: None for the whole network."""
         variables = {"params": params, "batch_stats": batch_stats}
         if not train:
             y: Any = self.module.apply(variables, x, train=False, segment=segment)

@@ -1,9 +1,5 @@
 """Batch normalization (Ioffe & Szegedy, arXiv 1502.03167) of a tensor: moments of the batch, output and gradient."""
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import jax
@@ -22,14 +18,6 @@ class Fusion(NamedTuple):
 
     axes: tuple[str, ...] = ()
     convolution: str = "direct"
-
-
-class Coefficients(NamedTuple):
-    """The gradient of a normalized tensor with respect to x is factor * masked + slope * x + constant. All [C] float32."""
-
-    factor: jax.Array
-    slope: jax.Array
-    constant: jax.Array
 
 
 class Normalization(NamedTuple):
@@ -60,19 +48,19 @@ class Normalization(NamedTuple):
 
     def gradient(
         self, total: jax.Array, product: jax.Array, *, count: int, axes: tuple[str, ...]
-    ) -> tuple["Normalization", Coefficients]:
-        """(gradient with respect to the parameters, coefficients of the gradient with respect to x).
+    ) -> tuple["Normalization", tuple[jax.Array, jax.Array, jax.Array]]:
+        """(gradient with respect to the parameters, (factor, slope, constant), [C] float32 each).
 
         total: the sum of the cotangent behind the ReLU, product: that of the cotangent times x, [C] float32, each over `count`
-        positions of this device; axes: mesh axes over which the statistics are synchronized. The gradient with respect to x
-        includes the path through mean and var; their own is zero.
+        positions of this device; axes: mesh axes over which the statistics are synchronized. The gradient with respect to x,
+        factor * masked + slope * x + constant, includes the path through mean and var; their own is zero.
         """
         scale_gradient = (product - self.mean * total) * self.inverse_std
         total_mean, scale_mean = mean_over(axes, (total / count, scale_gradient / count))
         slope = -self.factor * self.inverse_std * scale_mean
         zero = jnp.zeros_like(self.mean)
-        coefficients = Coefficients(self.factor, slope, -(self.factor * total_mean + slope * self.mean))
-        return Normalization(scale_gradient, total, zero, zero), coefficients
+        constant = -(self.factor * total_mean + slope * self.mean)
+        return Normalization(scale_gradient, total, zero, zero), (self.factor, slope, constant)
 
 
 class BatchNormTerm(NamedTuple):
@@ -129,37 +117,3 @@ def sums(*values: jax.Array) -> list[jax.Array]:
 def mean_over(axes: tuple[str, ...], values: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The mean over mesh axes, marked as varying over them again so that its type is the same as without axes."""
     return lax.pcast(lax.pmean(values, axes), axes, to="varying") if axes else values
-
-
-_counted: ContextVar[dict[str, int] | None] = ContextVar("counted", default=None)
-
-
-@contextmanager
-def counting_values() -> Iterator[dict[str, int]]:
-    """A context in which traces of networks in training count the values of a channel that each layer averages over, by its
-    name."""
-    counts: dict[str, int] = {}
-    token = _counted.set(counts)
-    try:
-        yield counts
-    finally:
-        _counted.reset(token)
-
-
-def is_counting() -> bool:
-    """Whether the context is that of `counting_values`."""
-    return _counted.get() is not None
-
-
-def count_values(
-    layer: str, shape: Sequence[int], *, channels: int | Sequence[int] = -1, axes: str | Sequence[str] | None = None
-) -> None:
-    """Count the values of a channel in a layer's input, for `counting_values`.
-
-    channels: the axis or axes of the channels; axes: mesh axes over which the statistics are synchronized.
-    """
-    if (counts := _counted.get()) is not None:
-        kept = {axis % len(shape) for axis in ([channels] if isinstance(channels, int) else channels)}
-        devices = lax.axis_size(axes) if axes else 1
-        values = devices * math.prod(size for axis, size in enumerate(shape) if axis not in kept)
-        counts[layer] = min(values, counts.get(layer, values))

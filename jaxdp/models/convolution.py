@@ -1,13 +1,18 @@
-"""Convolution and max pooling, each in two implementations that compute the same numbers; average pooling.
+"""Convolution and max pooling, each in two implementations that compute the same numbers; average pooling; BlurPool.
 
 `convolve` is either "direct", one `conv_general_dilated` as accelerators want it, or "product": XLA's CPU backend is slow for
 1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. `jaxdp.models.CONVOLUTIONS` selects it.
 `max_pool` has a hand-written gradient that stores the index of each window's maximum in a byte, because the gradient that JAX
 derives is slow on every backend. `custom_vjp` selects it.
+
+BlurPool is anti-aliasing before subsampling (Zhang, arXiv 1904.11486, section 3). `model.blur_pool` places the filter as one of
+three public implementations. "activations" is that of timm's `resnetblur50`: behind the ReLU of a strided 3x3 convolution,
+which then has stride 1, and behind the maxima of the stem. "convolutions" is FFCV's: before each strided convolution of at
+least 16 channels. "convolutions_and_pool" is MosaicML Composer's: that, and behind the maxima of the stem.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +20,9 @@ from jax import lax
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 SMALL_MAP = 4  # largest output side, in pixels, that is computed as a product of patches
+BLURRED_POOLS = ("activations", "convolutions_and_pool")  # the forms that blur behind the maxima of the stem
+LEAST_CHANNELS = 16  # of a convolution's input that FFCV and Composer blur: not the image
+Padding = Literal["constant", "reflect"]
 
 
 def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: str = "direct") -> jax.Array:
@@ -152,3 +160,28 @@ def _max_pool_backward(stride: int, residuals: tuple[jax.Array, jax.Array], cota
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+
+
+def blur(images: jax.Array, stride: int = 1, *, padding: Padding = "constant") -> jax.Array:
+    """Convolve every channel with [1 2 1] x [1 2 1] / 16: [B, H, W, C] to [B, ceil(H / stride), ceil(W / stride), C].
+
+    padding: of one pixel on every side, with zeros or the pixel beside the edge. Computed in float32.
+    """
+    blurred = images.astype(jnp.float32)
+    for axis in (1, 2):
+        size = blurred.shape[axis]
+        padded = jnp.pad(blurred, [(int(n == axis),) * 2 for n in range(4)], mode=padding)
+        # Slices and not a convolution: XLA fuses them with the ReLU before them.
+        before, here, after = (lax.slice_in_dim(padded, k, k + size, stride, axis) for k in range(3))
+        blurred = 0.25 * (before + after) + 0.5 * here
+    return blurred.astype(images.dtype)
+
+
+def blurs_input(form: str, channels: int, stride: int) -> bool:
+    """Whether a form of BlurPool blurs the input, of so many channels, of a convolution with this stride."""
+    return form.startswith("convolutions") and stride > 1 and channels >= LEAST_CHANNELS
+
+
+def pool_padding(form: str) -> Padding:
+    """The padding of the blur behind the maxima of the stem."""
+    return "reflect" if form == "activations" else "constant"

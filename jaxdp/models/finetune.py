@@ -7,16 +7,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from jaxdp import models
 from jaxdp.config import RESNET, Config
 from jaxdp.errors import ConfigError, kind_of, plural
-from jaxdp.models.resnet import HEAD
 from jaxdp.models.weights import (
     NETWORK_FIELDS,
     TREES,
     NamedTensors,
-    Weights,
     digest_of,
     flag_of,
     listed,
@@ -66,7 +65,7 @@ def saved_digest(config: Config, saved: Config) -> str | None:
 
 def read_weights(
     config: Config, saved_digest: str | None = None, given: NamedTensors | None = None
-) -> tuple[Config, Weights | NamedTensors | None]:
+) -> tuple[Config, NamedTensors | None]:
     """The config with the digest of the given parameters, and these; None if the run starts from the seed.
 
     saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the parameters: if the file is
@@ -83,20 +82,25 @@ def read_weights(
     if given is None and finetune.weights is None:
         reason = "it is of parameters that are not given"
         raise ConfigError("finetune.digest", finetune.digest, reason=reason, hint=f"give {FIELD}, or {ARGUMENT} in Python")
-    weights = given or _read_file(config)
+    weights = given or _read_file(config, str(finetune.weights))
     if finetune.digest not in (None, weights.digest):
         reason = f"its digest is {weights.digest}, but finetune.digest is {finetune.digest!r}"
         raise _error(config, reason, "use the file of that digest, or omit finetune.digest for a new run")
-    if isinstance(weights, Weights):
-        _check_network(config, weights)
-        _check_classifier_bias(config, weights)
     return with_digest(config, weights.digest), weights
 
 
-def _read_file(config: Config) -> Weights | NamedTensors:
-    path = config.finetune.weights
-    assert path is not None
-    return read(path, FIELD, blur_pool=config.model.blur_pool) if config.model.name == RESNET else read_named(path, FIELD)
+def _read_file(config: Config, path: str) -> NamedTensors:
+    """The tensors of a file. Raises ConfigError for a file of another ResNet than the config's."""
+    if config.model.name != RESNET:
+        return read_named(path, FIELD)
+    weights = read(path, FIELD, blur_pool=config.model.blur_pool)
+    for name in [name for name in NETWORK_FIELDS if name != "classes"]:
+        in_file, expected = getattr(weights.model, name), getattr(config.model, name)
+        if in_file != expected:
+            reason = f"it has the {name} {in_file!r}, but model.{name} is {expected!r}"
+            raise ConfigError(FIELD, path, reason=reason, hint=f"use {flag_of(name, in_file)}, or other weights")
+    tensors = named_tensors(weights.params, weights.batch_stats)
+    return NamedTensors(weights.path, tensors, weights.digest, (weights.describe(),))
 
 
 def with_digest(config: Config, digest: str | None) -> Config:
@@ -104,28 +108,7 @@ def with_digest(config: Config, digest: str | None) -> Config:
     return dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, digest=digest))
 
 
-def _check_network(config: Config, weights: Weights) -> None:
-    """Raise ConfigError for a file of another ResNet than the config's."""
-    for name in [name for name in NETWORK_FIELDS if name != "classes"]:
-        in_file, expected = getattr(weights.model, name), getattr(config.model, name)
-        if in_file != expected:
-            raise ConfigError(
-                FIELD,
-                config.finetune.weights,
-                reason=f"it has the {name} {in_file!r}, but model.{name} is {expected!r}",
-                hint=f"use {flag_of(name, in_file)}, or other weights",
-            )
-
-
-def _check_classifier_bias(config: Config, weights: Weights) -> None:
-    """Raise ConfigError for an initial bias of a classifier that is the file's; once the number of classes is known."""
-    if config.model.classifier_bias != "zero" and keeps_head(config, weights):
-        reason = f"not used: the run starts with the classifier of {weights.path}"
-        hint = "omit it"
-        raise ConfigError("model.classifier_bias", config.model.classifier_bias, reason=reason, hint=hint)
-
-
-def is_missing(config: Config, weights: Weights | NamedTensors | None) -> bool:
+def is_missing(config: Config, weights: NamedTensors | None) -> bool:
     """Whether a run that began from given parameters is resumed without them."""
     return config.finetune.digest is not None and weights is None
 
@@ -138,40 +121,20 @@ def missing_file_warning(config: Config) -> str:
     return f"{finetune.weights} no longer exists; the run does not need it to resume, and keeps its digest {finetune.digest}"
 
 
-def keeps_head(config: Config, weights: Weights) -> bool:
-    """Whether the run starts with the classifier of the file."""
-    return weights.model.classes == config.model.classes
-
-
-def initial_values(config: Config, weights: Weights | NamedTensors | None) -> InitialValues | None:
+def initial_values(config: Config, given: NamedTensors | None) -> InitialValues | None:
     """The given parameters and statistics that a run starts from; None if the config says that there are none.
 
-    A classifier for another number of classes is left out. Raises ConfigError if the run lacks its parameters, if they are of
-    another network, and for an initial bias of a classifier that is the file's.
+    Tensors that the model lacks are left out, and those that are not given follow the seed, as a classifier for another number
+    of classes does; the line about them lists all these. Raises ConfigError if the run lacks its parameters, for a tensor of
+    another shape, if no tensor matches, and for an initial bias of a classifier that is given.
     """
     if config.finetune.digest is None:
         return None
-    if weights is None and config.finetune.weights is None:
-        raise ConfigError(ARGUMENT, reason="not given, and the run has no checkpoint to resume from", hint="give it again")
-    if weights is None:
-        reason = "file not found, and the run has no checkpoint to resume from"
-        raise ConfigError(FIELD, config.finetune.weights, reason=reason, hint="restore the file")
-    if isinstance(weights, NamedTensors):
-        return _matching_values(config, weights)
-    _check_classifier_bias(config, weights)
-    params, head = weights.params, "with its classifier"
-    if not keeps_head(config, weights):
-        params = {name: tree for name, tree in params.items() if name not in HEAD}
-        head = f"with a new classifier for {plural(config.model.class_count, 'class')}"
-    tensors = named_tensors(params, weights.batch_stats)
-    return InitialValues(tensors, f"starting from {weights.path} ({weights.describe()}), {head}")
-
-
-def _matching_values(config: Config, given: NamedTensors) -> InitialValues:
-    """Those of the given tensors that the model has. The others, and tensors that are not given, are listed.
-
-    Raises ConfigError for a tensor of another shape, unless that follows from the number of classes, and if none matches.
-    """
+    if given is None:
+        what, hint = (
+            ("not given", "give it again") if config.finetune.weights is None else ("file not found", "restore the file")
+        )
+        raise _error(config, f"{what}, and the run has no checkpoint to resume from", hint)
     shapes = _shapes(config)
     tensors = given.tensors if given.rooted else _with_root(given.tensors, shapes)
     used = {name: tensor for name, tensor in tensors.items() if name in shapes}
@@ -189,13 +152,14 @@ def _matching_values(config: Config, given: NamedTensors) -> InitialValues:
     if asks_for_bias and not different and of_classes <= used.keys():
         reason = f"not used: the run starts with the classifier of {given.source}"
         raise ConfigError("model.classifier_bias", config.model.classifier_bias, reason=reason, hint="omit it")
+    words = [f"{len(used) - len(different)} of the model's {plural(len(shapes), 'tensor')}", *given.notes]
+    for names, what in (
+        (different, f"new for {plural(config.model.class_count, 'class')}"),
+        (shapes.keys() - used.keys(), "not given, so from the seed"),
+        (tensors.keys() - shapes.keys(), "not in the model, so left out"),
+    ):
+        words += [f"{what}: {listed(names)}"] * bool(names)
     used = {name: tensor for name, tensor in used.items() if name not in different}
-    words = [f"{len(used)} of the model's {plural(len(shapes), 'tensor')}", *given.notes]
-    words += [f"new for {plural(config.model.class_count, 'class')}: {listed(different)}"] * bool(different)
-    absent = shapes.keys() - used.keys() - different
-    words += [f"not given, so from the seed: {listed(absent)}"] * bool(absent)
-    left_out = tensors.keys() - shapes.keys()
-    words += [f"not in the model, so left out: {listed(left_out)}"] * bool(left_out)
     return InitialValues(used, f"starting from {given.source} ({'; '.join(words)})")
 
 
@@ -208,7 +172,7 @@ def _error(config: Config, reason: str, hint: str) -> ConfigError:
 def _shapes(config: Config) -> dict[str, Shape]:
     """The shapes of the model's tensors by name."""
     shape = (config.data.image_size, config.data.image_size, 3)
-    trees = jax.eval_shape(lambda: models.create(config.model, platform="any").init(jax.random.key(0), shape))
+    trees = models.initial_shapes(models.create(config.model, platform="any"), shape)
     return {name: leaf.shape for name, leaf in named_tensors(*trees).items()}
 
 
@@ -243,14 +207,5 @@ def _with_root(tensors: dict[str, np.ndarray], shapes: dict[str, Shape]) -> dict
 
 def module_variables(params: dict, batch_stats: dict) -> dict[str, Any]:
     """The trees of a state as those of the module: without the first part of names, and without stages."""
-    trees = {"params": params, "batch_stats": batch_stats}
-    if not any(name.split("/")[0] == ROOT for name in params):  # a ResNet
-        return trees
-    variables: dict[str, Any] = {"params": {}, "batch_stats": {}}
-    for name, leaf in named_tensors(params, batch_stats).items():
-        tree, *path = without_root(name).split("/")
-        node = variables[tree]
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = leaf
-    return variables
+    named = {without_root(name): leaf for name, leaf in named_tensors(params, batch_stats).items()}
+    return {"params": {}, "batch_stats": {}} | unflatten_dict(named, sep="/")

@@ -16,7 +16,6 @@ from flax import nnx
 from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxdp.models.batch_norm import count_values, is_counting
 from jaxdp.network import ROOT
 from jaxdp.parallel.mesh import AXES
 
@@ -181,19 +180,16 @@ class NnxNet(FlaxNet):
         path, key = self.paths[index], jax.random.key(0) if key is None else key
         module = self._merge(params, batch_stats, key)
         module.train() if train else module.eval()
-        inputs: dict[Path, tuple[nnx.BatchNorm, tuple[int, ...]]] = {}
-        for name, layer in nnx.iter_modules(module):
+        for _, layer in nnx.iter_modules(module):
             if train and isinstance(layer, nnx.BatchNorm):
                 layer.momentum = 0.0  # the statistics become those of this batch
                 if self.synchronized:
                     layer.axis_name = AXES  # type: ignore[assignment]
-                if is_counting():
-                    _record_input(layer, _names(name), inputs)
         called: Any = module.stages()[index] if path else module  # type: ignore[attr-defined]
         arguments: dict[str, Any] = _mode_arguments(called.__call__, train)
         if "rngs" in inspect.signature(called.__call__).parameters:
             arguments["rngs"] = nnx.Rngs(jax.random.fold_in(key, len(self.random) + index))  # unlike those of `_merge`
-        constants, given = _constants(module), _values(module, nnx.BatchStat)
+        constants = _constants(module)
         y = called(x, **arguments)
         if not train:
             return y, {}
@@ -201,9 +197,6 @@ class NnxNet(FlaxNet):
             if constants.get(name, value) is not value:
                 raise UnusableModule(f"the call changes {'/'.join(name)}, which a run cannot keep", "change no variables")
         changed = {name: value for name, value in _values(module, nnx.BatchStat).items() if name[: len(path)] == path}
-        for name, (layer, shape) in inputs.items():
-            if changed.get((*name, "mean")) is not given[*name, "mean"]:  # it does not use its running averages
-                count_values("/".join(name), shape, channels=layer.axis, axes=layer.axis_name)
         return y, unflatten_dict(changed)
 
     def _merge(self, params: dict, batch_stats: dict, key: jax.Array) -> nnx.Module:
@@ -328,24 +321,12 @@ def _statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path]) -> A
         if not train:
             return next_fun(*args, **kwargs)
         copy = layer.clone(parent=None, name=None, momentum=0.0, axis_name=axes or layer.axis_name)
-        count_values("/".join(layer.path), next(iter(given.values())).shape, channels=layer.axis, axes=copy.axis_name)
         y, changed = copy.apply(layer.variables, *args, **kwargs, mutable=["batch_stats"])
         for name, value in changed["batch_stats"].items():
             layer.put_variable("batch_stats", name, value)
         return y
 
     return nn.intercept_methods(intercept)
-
-
-def _record_input(layer: nnx.BatchNorm, name: Path, inputs: dict[Path, tuple[nnx.BatchNorm, tuple[int, ...]]]) -> None:
-    """Store the shape of the layer's input when it is called, from its `promote_dtype`, which receives it."""
-    promote = layer.promote_dtype
-
-    def record(arrays: tuple, **options: Any) -> tuple:
-        inputs[name] = (layer, arrays[0].shape)
-        return promote(arrays, **options)
-
-    layer.promote_dtype = record  # type: ignore[assignment]
 
 
 def _holds_array(module: nnx.Module) -> bool:

@@ -39,7 +39,7 @@ def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
     beside = Path(path).parent / TIMM_FILE
     try:
         if METADATA in metadata:
-            return checked(_renamed(json.loads(metadata[METADATA])))
+            return checked(json.loads(metadata[METADATA]))
         if TIMM in metadata:
             return _of_timm(json.loads(metadata[TIMM]))
         if beside.exists():
@@ -65,22 +65,17 @@ def _of_timm(stated: Any) -> Preprocessing:
     """
     if not isinstance(stated, dict):
         raise ValueError(f"{TIMM} is {json.dumps(stated)[:60]}, not an object")
-    for name in ("input_size", "interpolation", "crop_pct", "mean", "std"):
-        if name in stated and stated[name] is None:
-            raise ValueError(f"{name} is null")
+    if nulls := [name for name in ("input_size", "interpolation", "crop_pct", "mean", "std") if stated.get(name, 0) is None]:
+        raise ValueError(f"{nulls[0]} is null")
     if stated.get("crop_mode") not in (None, "center"):
         raise ValueError(f"crop_mode is {stated['crop_mode']!r}, not 'center'")
 
     def side(name: str) -> int | None:
-        if stated.get(name) is None:
+        if (size := stated.get(name)) is None:
             return None
-        size = stated[name]
-        if not (isinstance(size, list) and len(size) == 3 and size[0] == 3):
-            raise ValueError(f"{name} is {json.dumps(size)[:60]}, not [3, height, width]")
-        _, height, width = size
-        if height != width:
-            raise ValueError(f"{name} is {height}x{width}, not square")
-        return height
+        if not (isinstance(size, list) and len(size) == 3 and size[0] == 3 and size[1] == size[2]):
+            raise ValueError(f"{name} is {json.dumps(size)[:60]}, not [3, side, side]")
+        return size[1]
 
     trained_at, ratio = side("input_size"), stated.get("test_crop_pct") or stated.get("crop_pct")
     if ratio and ratio > 1:
@@ -94,11 +89,6 @@ def _of_timm(stated: Any) -> Preprocessing:
             "std": stated.get("std") or (),
         }
     )
-
-
-def _renamed(stated: dict[str, Any]) -> dict[str, Any]:
-    """With the crop ratio under the name that it had in earlier files."""
-    return {"eval_resize" if name == "eval_crop" else name: value for name, value in stated.items()}
 
 
 def checked(stated: dict[str, Any]) -> Preprocessing:

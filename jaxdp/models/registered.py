@@ -22,8 +22,10 @@ from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.registration import model_hint
 
 CLASS_COUNTS = ("classes", "num_classes")  # parameters of a module class, which then takes these in place of the config
-CONFIG_HINT = "the class was called with the model config; name its parameter `classes`, or register a function of (config)"
-CALL_HINT = f"a Flax module is called with images [B, H, W, 3] and those of {', '.join(MODE_ARGUMENTS)} that it takes"
+CALL_HINT = (
+    f"a Flax module is called with images [B, H, W, 3] and those of {', '.join(MODE_ARGUMENTS)} that it takes, its class with "
+    "the number of classes if it has a parameter `classes`, else with the model config"
+)
 
 
 class FunctionPair:
@@ -79,7 +81,7 @@ class RegisteredModel:
     def apply(
         self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
     ) -> tuple[jax.Array, dict]:
-        """(logits [B, classes] float32, moments) of images [B, H, W, 3]. key: of dropout, in training.
+        """(logits, moments); see `Network.apply`. key: of dropout, in training.
 
         Raises ConfigError if the model fails, or returns logits of another shape, or moments of other layers than batch_stats.
         """
@@ -100,10 +102,7 @@ class RegisteredModel:
         train: bool = True,
         key: jax.Array | None = None,
     ) -> tuple[Any, dict]:
-        """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment.
-
-        Raises ConfigError as `apply` does.
-        """
+        """(output of a segment for its input x, moments). Raises ConfigError as `apply` does."""
         index = self.segments.index(segment)
         with _errors_in_one_line(self.name):
             y, moments = self.net.apply_segment(params, batch_stats, x, index=index, train=train, key=key)
@@ -133,10 +132,7 @@ class RegisteredModel:
         return logits.astype(jnp.float32)
 
     def check_training(self, params: Any, batch_stats: Any, image_shape: tuple[int, int, int]) -> None:
-        """Trace the model in training mode, so that its errors appear before the run. params, batch_stats: arrays or shapes.
-
-        Raises ConfigError as `apply` does.
-        """
+        """Trace the model in training mode, so that its errors appear before the run. params, batch_stats: arrays or shapes."""
 
         def logits(params: dict, batch_stats: dict, images: jax.Array) -> jax.Array:
             return self.apply(params, batch_stats, images, train=True, key=jax.random.key(0))[0]
@@ -188,7 +184,7 @@ def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, An
 
     A module class that has a parameter `classes` or `num_classes` takes that, and `dtype`, in place of the config.
     """
-    is_module = _is_module_class(build)
+    is_module = inspect.isclass(build) and issubclass(build, (nn.Module, nnx.Module))
     given: list = [config]
     named: dict[str, Any] = {}
     try:
@@ -218,15 +214,6 @@ def _check_receives_nothing(config: ModelConfig, registered: str) -> None:
             raise ConfigError(f"model.{field}", value, reason=reason, hint=hint)
 
 
-def _is_module_class(build: Any) -> bool:
-    return inspect.isclass(build) and issubclass(build, (nn.Module, nnx.Module))
-
-
-def _expects_no_config(build: Any) -> bool:
-    """Whether the parameters of a class of Flax modules, which is called with the model config, name something else."""
-    return _is_module_class(build) and {"config", *CLASS_COUNTS}.isdisjoint(inspect.signature(build).parameters)
-
-
 @contextmanager
 def _errors_in_one_line(name: str, hint: str = CALL_HINT) -> Iterator[None]:
     """Turn an error of a registered model into a ConfigError that says where in the model it arose."""
@@ -238,7 +225,6 @@ def _errors_in_one_line(name: str, hint: str = CALL_HINT) -> Iterator[None]:
         raise ConfigError("model.name", name, reason=error.reason, hint=error.hint) from None
     except Exception as error:
         reason = f"the model fails{place_in_user_code(error)}: {type(error).__name__}: {first_line(error)}"
-        hint = CONFIG_HINT if _expects_no_config(MODELS.implementation(name)) else hint
         raise ConfigError("model.name", name, reason=reason, hint=hint) from error
 
 

@@ -18,10 +18,9 @@ from jax import lax
 
 from jaxdp.config import BlurPool
 from jaxdp.errors import ConfigError, one_of
-from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, count_values, moments, moments_in_one_reduction
-from jaxdp.models.blur import BLURRED_POOLS, blur, blurs_input, pool_padding
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
-from jaxdp.models.convolution import average_pool, convolve, max_pool
+from jaxdp.models.convolution import BLURRED_POOLS, average_pool, blur, blurs_input, convolve, max_pool, pool_padding
 from jaxdp.models.drop_path import block_rate, branch_factor
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
@@ -124,8 +123,6 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array | Projection) -> Term:
         features = (x.kernel if isinstance(x, Projection) else x).shape[-1:]
-        if self.train:
-            count_values("/".join(self.path), (x.h if isinstance(x, Projection) else x).shape, axes=self.fusion.axes)
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         scale = parameter(self, "scale", zeros if self.zero_scale else ones, shape=features)
         bias = parameter(self, "bias", zeros, shape=features)
@@ -233,8 +230,8 @@ class ResNet(nn.Module):
     (3x3); shortcut: "strided" or "pooled"; stem and shortcut of ResNet-D (He et al., arXiv 1812.01187, section 4) are the
     second ones; dtype: of activations; convolution: "direct" or "product"; axes: mesh axes of synchronized batch
     normalization; remat: recompute each block's activations in the backward pass; custom_vjp: use the hand-written gradients;
-    folds: fold batch normalization into the 1x1 convolutions before it; squeeze_excitation, blur_pool, drop_path: see the
-    modules of these names; classifier_bias: its initial value.
+    folds: fold batch normalization into the 1x1 convolutions before it; squeeze_excitation, drop_path: see the modules
+    of these names; blur_pool: see `jaxdp.models.convolution`; classifier_bias: its initial value.
     """
 
     depth: int

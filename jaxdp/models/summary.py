@@ -1,25 +1,20 @@
-"""Size and cost of a network, and what it normalizes over, from abstract traces."""
+"""Size and cost of a network, from an abstract trace, and over how many values it normalizes."""
 
-import contextlib
 import math
-from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
-from jax.sharding import PartitionSpec
 
 from jaxdp.choices import MODELS
 from jaxdp.config import RESNET, Config
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError
 from jaxdp.models import create, initial_shapes
-from jaxdp.models.batch_norm import counting_values
+from jaxdp.models.resnet import BLOCKS
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
-from jaxdp.parallel.mesh import abstract_mesh
 
 if TYPE_CHECKING:
     from jaxdp.models.registered import RegisteredModel
@@ -75,78 +70,27 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
     }
 
 
-def count_normalized(
-    config: ModelConfig, image_size: int, *, batch: int, mesh: tuple[int, int] = (1, 1), frozen_stages: int = 0
-) -> dict[str, int]:
-    """The number of values of a channel that each layer of batch normalization averages over in training, by its name.
-
-    batch: images of a worker; mesh: (vertical, horizontal), over whose devices a layer may be synchronized. Layers of
-    registered objects that are no Flax modules are not known. Raises ConfigError if a registered model fails.
-    """
-    trace = _count_in_resnet if config.name == RESNET else _count_in_layers  # other names may be registered again
-    return {**trace(config, image_size, batch, mesh=mesh, frozen_stages=frozen_stages)}
-
-
-def _count_in_layers(
-    config: ModelConfig, image_size: int, batch: int, *, mesh: tuple[int, int], frozen_stages: int
-) -> dict[str, int]:
-    model = create(config, platform="any")
-    images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
-    params, stats = initial_shapes(model, images.shape[1:])
-    frozen, trainable = model.split_frozen(frozen_stages)
-
-    def trace(params: dict, stats: dict, x: jax.Array) -> None:
-        for segment in (*frozen, *trainable):
-            train = segment not in frozen
-            x, _ = model.apply_segment(params, stats, x, segment=segment, train=train, key=jax.random.key(0))
-
-    everywhere = PartitionSpec()
-    mapped = jax.shard_map(trace, mesh=abstract_mesh(*mesh), in_specs=everywhere, out_specs=everywhere, check_vma=False)
-    with counting_values() as counts:
-        jax.eval_shape(mapped, params, stats, images)
-    return counts
-
-
-_count_in_resnet = lru_cache(_count_in_layers)
-
-
 def fewest_values(config: Config, phase: Phase) -> float:
-    """The fewest values of a channel over which batch normalization averages in a phase of a plan; infinity without it.
+    """The fewest values of a channel over which batch normalization averages in a phase of a plan: those of the last map of a
+    ResNet. Infinity where nothing is normalized, and for registered models.
 
-    Raises ConfigError for a layer with only one.
+    Raises ConfigError for only one.
     """
-    layer, values = _fewest(config, phase)
-    if values == 1:
-        raise _one_value(config, phase, layer)
-    return values
-
-
-def _fewest(config: Config, phase: Phase) -> tuple[str, float]:
-    """The layer of batch normalization that averages over the fewest values of a channel in a phase, and their number.
-
-    ("", infinity) without such layers, and if a registered model cannot be traced, which `model_summary` reports.
-    """
-    nothing, batch = ("", math.inf), phase.per_worker_batch
-    model = replace(config.model, classes=config.model.classes or 2)
-    frozen = config.finetune.frozen_stages
-    with contextlib.suppress(ConfigError):
-        counts = count_normalized(model, phase.image_size, batch=batch, mesh=phase.shape, frozen_stages=frozen)
-        return min(counts.items(), key=lambda count: count[1], default=nothing)
-    return nothing
-
-
-def _one_value(config: Config, phase: Phase, layer: str) -> ConfigError:
-    """The error for a phase in which a layer normalizes single values, with the smallest batch that works."""
-    flag, size = f"--batch.{phase.index}.", phase.image_size
+    model, size, batch = config.model, phase.image_size, phase.per_worker_batch
+    stages = len(BLOCKS[model.depth])
+    if model.name != RESNET or config.finetune.frozen_stages > stages:
+        return math.inf
+    side = -(-size // 2 ** (stages - 1 if model.stem == "small" else stages + 1))
+    values = batch * side**2 * (phase.devices if model.norm == "synchronized" else 1)
+    if values > 1:
+        return values
+    flag = f"--batch.{phase.index}."
     larger = f"{flag}per-worker-batch 2"
     if phase.accumulation % 2:
         larger = f"{flag}global-batch {2 * phase.global_batch} {larger}"
-    hints = [larger]
-    if phase.devices > 1 and config.model.norm == "per_worker":
-        hints.append("--model.norm synchronized")
-    field, batch = f"batch.{phase.index}.per_worker_batch", phase.per_worker_batch
-    reason = f"{layer} has one value of each channel with images of {size}x{size}, and batch normalization needs two"
-    return ConfigError(field, batch, reason=reason, hint=f"use {', or '.join(hints)}")
+    hints = [larger, "--model.norm synchronized"] if phase.devices > 1 else [larger]
+    reason = f"the last map has one value of each channel with images of {size}x{size}, and batch normalization needs two"
+    raise ConfigError(f"batch.{phase.index}.per_worker_batch", batch, reason=reason, hint=f"use {', or '.join(hints)}")
 
 
 def _multiply_adds(jaxpr: Jaxpr) -> int:

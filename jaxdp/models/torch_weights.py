@@ -19,22 +19,29 @@ MODULES |= {"stem_conv3": "conv1.6"}
 COUNTER = "num_batches_tracked"  # PyTorch stores it for each batch normalization; evaluation does not use it
 
 
+TO_TORCH = {4: (3, 2, 0, 1), 2: (1, 0)}  # axes by number of dimensions: of kernels and the classifier
+FROM_TORCH = {4: (2, 3, 1, 0), 2: (1, 0)}
+
+
 def torch_name(name: str) -> str:
     """torchvision's name of a jaxdp tensor: layer1.0.bn1.weight for params/layer1_0/bn1/scale."""
     _, *modules, leaf = name.split("/")
-    return ".".join([*(MODULES.get(module, module.replace("_", ".")) for module in modules), LEAVES[leaf]])
+    return ".".join([*(MODULES.get(module, module.replace("_", ".")) for module in modules), LEAVES.get(leaf, leaf)])
+
+
+def torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a tensor in `to_torch_layout`."""
+    return tuple(shape[axis] for axis in TO_TORCH.get(len(shape), range(len(shape))))
 
 
 def to_torch_layout(tensor: np.ndarray) -> np.ndarray:
     """[H, W, in, out] to [out, in, H, W] and [in, out] to [out, in]; vectors unchanged."""
-    axes = {4: (3, 2, 0, 1), 2: (1, 0)}.get(tensor.ndim)
-    return np.ascontiguousarray(tensor.transpose(axes)) if axes else tensor
+    return np.ascontiguousarray(tensor.transpose(TO_TORCH.get(tensor.ndim)))
 
 
 def from_torch_layout(tensor: np.ndarray) -> np.ndarray:
     """The inverse of `to_torch_layout`."""
-    axes = {4: (2, 3, 1, 0), 2: (1, 0)}.get(tensor.ndim)
-    return np.ascontiguousarray(tensor.transpose(axes)) if axes else tensor
+    return np.ascontiguousarray(tensor.transpose(FROM_TORCH.get(tensor.ndim)))
 
 
 def to_torch(tensors: dict[str, np.ndarray], steps: int) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save as serialize
 
@@ -25,28 +26,18 @@ from jaxdp.errors import ConfigError, first_line, plural
 from jaxdp.files import check_local, check_output, expand_user, read_regular, write_output
 from jaxdp.models import preprocessing
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
-from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layout, torch_name
+from jaxdp.models.torch_weights import COUNTER, from_torch_layout, torch_name, torch_shape
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
 # The fields of config.Model that the weights depend on.
 NETWORK_FIELDS = ("depth", "width", "stem", "shortcut", "classes", "squeeze_excitation", "blur_pool")
-BLOCK = re.compile(r"^(?:params/)?layer(\d+)[._](\d+)[./]")
-EXCITATION = {"jaxdp": "params/layer1_0/se/fc1/kernel", "torchvision": "layer1.0.se.fc1.weight"}
-THIRD_CONV = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")
-BLUR_FILTER = re.compile(r"\.aa\.filt|filt2d|\.filt$|blur_filter")  # of timm, Composer and FFCV
-POOLED = re.compile(r"^(?:params/)?layer\d+[._]\d+[./](?:downsample\.2|pooled_conv)[./]")
-# The first kernel, and that of a deep stem; the one of torchvision and timm is also the first one of each block.
-FIRST_KERNELS = {
-    "jaxdp": ("params/conv1/kernel", "params/stem_conv1/kernel"),
-    "torchvision": ("conv1.weight", "conv1.0.weight"),
-}
+BLOCK = re.compile(r"layer(\d+)\.(\d+)\.")
+POOLED = re.compile(r"layer\d+\.\d+\.downsample\.2\.")
+FIRST_KERNELS = ("conv1.weight", "conv1.0.weight")  # and that of a deep stem; the former is also the first one of each block
 LISTED = 10  # names of tensors in a message
 TREES = ("params/", "batch_stats/")
 ROUNDED = "rounded from float64 to float32"
-TORCH_NAME = re.compile(
-    r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|conv1\.[0-6]|layer\d+\.\d+\.se\.fc[12]|layer\d+\.\d+\.downsample\.[0-2]|fc)\.[a-z_]+"
-)
 
 
 class Tensor(NamedTuple):
@@ -165,8 +156,11 @@ def _parse_named(path: str, data: bytes) -> NamedTensors:
 def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     stored = _stored_tensors(data)
     stored, notes = _strip_prefix({name: tensor for name, tensor in stored.items() if name.split(".")[-1] != COUNTER})
-    naming = _naming(stored)
-    model = _network({name: tensor.shape for name, tensor in stored.items()}, naming)
+    naming = "jaxdp" if any(name.startswith(TREES) for name in stored) else "torchvision"
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    if naming == "jaxdp":
+        shapes = {torch_name(name): torch_shape(shape) for name, shape in shapes.items() if name.startswith(TREES)}
+    model = _network(shapes)
     try:
         stated = preprocessing.stated_blur_pool(path, preprocessing.metadata_of(data))
     except ValueError as error:
@@ -183,8 +177,8 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
         notes += (ROUNDED,)
     if stated is None:
         notes += (f"the file does not name its BlurPool; assumed: {blur_pool.replace('_', ' ')}",)
-    params, batch_stats = (_tree(tensors, part) for part in ("params", "batch_stats"))
-    return Weights(path, model, params, batch_stats, naming, digest_of(tensors), notes)
+    trees = unflatten_dict(tensors, sep="/")
+    return Weights(path, model, trees["params"], trees["batch_stats"], naming, digest_of(tensors), notes)
 
 
 def digest_of(tensors: dict[str, np.ndarray]) -> str:
@@ -211,8 +205,8 @@ def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[s
 
     Notes name the tensors without the prefix, such as `n_averaged` of torch.optim.swa_utils.AveragedModel: they are left out.
     """
-    ends = [(name, kernel) for kernel in FIRST_KERNELS["torchvision"] for name in stored if name.endswith(kernel)]
-    prefixes = sorted(prefix for name, kernel in ends if _is_network(stored, prefix := name.removesuffix(kernel)))
+    starts = {name.removesuffix(kernel) for kernel in FIRST_KERNELS for name in stored if name.endswith(kernel)}
+    prefixes = sorted(prefix for prefix in starts if f"{prefix}layer1.0.conv1.weight" in stored)  # not of one of its blocks
     if len(prefixes) > 1:
         reason = f"the file has the weights of {len(prefixes)} networks, with the prefixes {', '.join(map(repr, prefixes))}"
         raise _InvalidWeights(reason, "save only the tensors of one of them")
@@ -225,62 +219,47 @@ def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[s
     return {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}, tuple(notes)
 
 
-def _is_network(stored: dict[str, Tensor], prefix: str) -> bool:
-    """Whether the names with this prefix are those of a ResNet, and not of one of its blocks."""
-    return f"{prefix}layer1.0.conv1.weight" in stored
-
-
 def listed(names: Iterable[str]) -> str:
     """The first names of tensors in the order of the alphabet, and the number of others."""
     ordered = sorted(names)
     return ", ".join(map(repr, ordered[:LISTED])) + f" and {len(ordered) - LISTED} more" * (len(ordered) > LISTED)
 
 
-def _naming(stored: dict[str, Tensor]) -> str:
-    for naming, names in FIRST_KERNELS.items():
-        if any(name in stored for name in names):
-            return naming
-    if not stored:
-        raise _InvalidWeights("the file has no tensors")
-    foreign = min([name for name in stored if not TORCH_NAME.fullmatch(name)] or stored)
-    raise _InvalidWeights(
-        f"not a ResNet with known names: the file has tensors such as {foreign!r}",
-        "give torchvision's or timm's names ('conv1.weight', 'layer1.0.bn1.weight') or jaxdp's ('params/conv1/kernel')",
-    )
-
-
-def _network(shapes: dict[str, tuple[int, ...]], naming: str) -> ModelConfig:
-    """Depth, width, stem, shortcut and classes, from names and shapes."""
+def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
+    """Depth, width, stem, shortcut and classes, from torchvision's names and the shapes of its layouts."""
+    plain, deep = FIRST_KERNELS
+    kernel = deep if deep in shapes else plain
+    if kernel not in shapes:
+        found = f"tensors such as {min(shapes)!r}" if shapes else "no tensors"
+        hint = "give torchvision's or timm's names ('conv1.weight', 'layer1.0.bn1.weight') or jaxdp's ('params/conv1/kernel')"
+        raise _InvalidWeights(f"not a ResNet with known names: the file has {found}", hint)
     blocks = {match.groups() for match in map(BLOCK.match, shapes) if match}
     stages = Counter(int(stage) for stage, _ in blocks)
     counts = tuple(stages[stage] for stage in sorted(stages))
-    bottleneck = any(THIRD_CONV.match(name) for name in shapes)
+    bottleneck = "layer1.0.conv3.weight" in shapes
     depth = next((n for n in DEPTHS if BLOCKS[n] == counts and (n in BOTTLENECK_DEPTHS) == bottleneck), None)
     if depth is None:
         kind = "bottleneck" if bottleneck else "basic"
         known = ", ".join(map(str, DEPTHS))
         raise _InvalidWeights(f"ResNet stages of {counts} {kind} blocks match no ResNet of depth {known}")
-    head = "params/fc_bias" if naming == "jaxdp" else "fc.bias"
-    plain, deep = FIRST_KERNELS[naming]
-    kernel = deep if deep in shapes else plain
-    if head not in shapes or len(shapes[head]) != 1 or not shapes[head][0]:
-        raise _InvalidWeights(f"no classifier bias {head!r} of shape [classes]", "give weights with their classifier")
-    shape = shapes[kernel] if naming == "jaxdp" else (*shapes[kernel][2:], *shapes[kernel][1::-1])
+    head = shapes.get("fc.bias", ())
+    if len(head) != 1 or not head[0]:
+        raise _InvalidWeights("no classifier bias 'fc.bias' of shape [classes]", "give weights with their classifier")
     stems: dict[tuple[str, tuple[int, ...]], Stem] = {
-        (plain, (7, 7, 3)): "imagenet",
+        (plain, (3, 7, 7)): "imagenet",
         (plain, (3, 3, 3)): "small",
         (deep, (3, 3, 3)): "deep",
     }
-    stem = stems.get((kernel, shape[:3])) if len(shape) == 4 else None
+    stem = stems.get((kernel, shapes[kernel][1:]))
     if stem is None:
         raise _InvalidWeights(f"unknown stem: {kernel} has shape {shapes[kernel]}", "give a 7x7 or 3x3 stem over RGB")
     return ModelConfig(
         depth=depth,
-        width=shape[3] * (2 if stem == "deep" else 1),
+        width=shapes[kernel][0] * (2 if stem == "deep" else 1),
         stem=stem,
         shortcut="pooled" if any(map(POOLED.match, shapes)) else "strided",
-        classes=shapes[head][0],
-        squeeze_excitation=EXCITATION[naming] in shapes,
+        classes=head[0],
+        squeeze_excitation="layer1.0.se.fc1.weight" in shapes,
     )
 
 
@@ -288,13 +267,7 @@ def _check_names(stored: dict[str, Tensor], expected: set[str], model: ModelConf
     for names, kind in ((expected - stored.keys(), "missing"), (stored.keys() - expected, "unexpected")):
         if names:
             tensors = f"tensor {min(names)!r}" if len(names) == 1 else f"tensors, {min(names)!r} first"
-            if kind == "missing":
-                hint = "give a complete file"
-            elif any(map(BLUR_FILTER.search, names)):
-                hint = "remove the filters of BlurPool and rename what they wrap as torchvision does; give --model.blur-pool"
-            else:
-                hint = "give a file of the network alone: remove the tensors that it works without"
-            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", hint)
+            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", "give a file of the network alone")
 
 
 def _convert(name: str, stored: Tensor, *, shape: tuple[int, ...], naming: str) -> np.ndarray:
@@ -309,7 +282,7 @@ def _convert(name: str, stored: Tensor, *, shape: tuple[int, ...], naming: str) 
     if naming == "torchvision":
         tensor = from_torch_layout(tensor)
     if tensor.shape != shape:
-        expected = shape if naming == "jaxdp" else to_torch_layout(np.broadcast_to(np.float32(0), shape)).shape
+        expected = shape if naming == "jaxdp" else torch_shape(shape)
         raise _InvalidWeights(f"{name} has shape {stored.shape}, expected {expected}")
     if name.endswith(("/var", ".running_var")) and (tensor < 0).any():
         raise _InvalidWeights(f"{name} has a negative variance")
@@ -320,19 +293,6 @@ def named_tensors(params: dict, batch_stats: dict) -> dict:
     """The leaves of both trees by path, such as params/layer1_0/conv1/kernel."""
     trees = {"params": params, "batch_stats": batch_stats}
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(trees)}
-
-
-def _tree(tensors: dict[str, np.ndarray], part: str) -> dict:
-    """The inverse of `named_tensors` for one of its trees."""
-    tree: dict = {}
-    for name, tensor in tensors.items():
-        first, *modules, leaf = name.split("/")
-        if first == part:
-            node = tree
-            for module in modules:
-                node = node.setdefault(module, {})
-            node[leaf] = tensor
-    return tree
 
 
 def flag_of(name: str, value: Any) -> str:
@@ -346,11 +306,11 @@ def network_json(model: ModelConfig) -> str:
     return json.dumps({name: getattr(model, name) for name in NETWORK_FIELDS})
 
 
-def check_output_path(output: str | Path, overwrite: bool) -> Path:
-    """The path of a weight file to write. Raises ConfigError if it does not end in .safetensors or cannot be written."""
-    if Path(output).suffix != ".safetensors":
-        raise ConfigError("--output", str(output), reason="must end in .safetensors")
-    return check_output(output, overwrite)
+def check_output_path(output: str | Path, overwrite: bool, *, suffix: str = ".safetensors", field: str = "--output") -> Path:
+    """The path of a file to write. Raises ConfigError if it has another suffix or cannot be written."""
+    if Path(output).suffix != suffix:
+        raise ConfigError(field, str(output), reason=f"must end in {suffix}")
+    return check_output(output, overwrite, field)
 
 
 def save(output: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> int:

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Model
-from jaxdp.inference.export import FORMATS
+from jaxdp.inference.export import SUFFIXES
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = dict(re.findall(r"^\| (.*?\?) \| (.*) \|$", (ROOT / "docs/faq.md").read_text(), re.MULTILINE))
@@ -39,6 +39,6 @@ def test_python_version_is_the_declared_one():
 
 
 def test_export_writes_the_named_formats_only():
-    assert FORMATS == ("jaxdp", "torchvision", "timm", "stablehlo", "onnx")
+    assert tuple(SUFFIXES) == ("jaxdp", "torchvision", "timm", "stablehlo", "onnx")
     named = set(re.findall(r"--format (\w+)", ANSWERS["ONNX, TensorRT, TorchScript?"]))
     assert named == {"onnx"}

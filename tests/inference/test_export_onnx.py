@@ -62,13 +62,6 @@ def test_logits_of_every_variant_equal_evaluation_and_numpy(tiny_resnet, tmp_pat
         np.testing.assert_allclose(probabilities, softmax(of_numpy[:count]), atol=1e-6)
 
 
-def test_logits_of_a_whole_network_equal_evaluation(tiny_resnet, tmp_path):
-    model = Model(depth=101, width=8, classes=6, squeeze_excitation=True, blur_pool="activations")
-    session, logits = exported(dataclasses.replace(tiny_resnet, model=model), tmp_path)
-    images = random_images(3, 16)
-    assert_close(session.run(["logits"], {"images": images})[0], logits(images))
-
-
 @pytest.mark.parametrize("name", sorted(PREPARATIONS.keys() - {"plain"}))
 def test_preprocessing_on_the_device_is_included(tiny_resnet, tmp_path, name):
     data, side = PREPARATIONS[name]

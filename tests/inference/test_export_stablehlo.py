@@ -184,47 +184,40 @@ def test_model_that_no_file_can_hold_is_refused_in_one_line(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("output", "options", "message"),
+    ("output", "options", "field"),
     [
-        ("m.bin", {"format": "stablehlo"}, r"^--output='.*m.bin': must end in .jaxexport with --format stablehlo$"),
-        ("m.safetensors", {"format": "onnx"}, r"must end in .onnx with --format onnx$"),
-        ("m.safetensors", {"dtype": "bfloat16"}, r"^--dtype='bfloat16': used only with --format stablehlo; omit it$"),
-        ("m.onnx", {"format": "onnx", "dtype": "float16"}, r"^--dtype='float16': used only with --format stablehlo; omit it$"),
-        ("there.jaxexport", {"format": "stablehlo"}, r"file exists; use another file, or --overwrite$"),
-        ("m.jaxexport", {"format": "tflite"}, r"use one of: jaxdp, torchvision, timm, stablehlo, onnx$"),
+        ("m.bin", {"format": "stablehlo"}, "--output"),
+        ("m.safetensors", {"format": "onnx"}, "--output"),
+        ("m.safetensors", {"dtype": "bfloat16"}, "--dtype"),
+        ("there.jaxexport", {"format": "stablehlo"}, "--output"),
+        ("m.jaxexport", {"format": "tflite"}, "--format"),
     ],
 )
-def test_unusable_output_is_refused_before_the_run_is_loaded(tmp_path, monkeypatch, output, options, message):
+def test_unusable_output_is_refused_before_the_run_is_loaded(tmp_path, monkeypatch, output, options, field):
     monkeypatch.setattr(export_onnx, "check_installed", lambda: None)
     (tmp_path / "there.jaxexport").write_bytes(b"mine")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as refused:
         export(tmp_path / "none", tmp_path / output, **options)
+    assert refused.value.field == field
     assert (tmp_path / "there.jaxexport").read_bytes() == b"mine"
 
 
 def test_onnx_without_its_package_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(export_onnx.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^--format='onnx': the package onnx is not installed; pip install -e '.\[onnx\]'$"):
+    with pytest.raises(ConfigError, match=r"^--format='onnx': .*\[onnx\]"):
         export(tmp_path / "none", tmp_path / "m.onnx", format="onnx")
 
 
-def test_weights_beyond_the_limit_of_the_format_are_refused(tiny_resnet, tmp_path, monkeypatch):
-    save_random_run(tiny_resnet, tmp_path / "run")
-    monkeypatch.setattr(serving, "MOST_BYTES", 1000)
-    with pytest.raises(
-        ConfigError, match=r"^--format='stablehlo': the weights have [\d,]+ bytes, and a file .* 2 GiB; use jaxdp$"
-    ):
-        export(tmp_path / "run", tmp_path / "m.jaxexport", format="stablehlo")
-
-
-def test_existing_file_full_disk_and_pipe_are_treated_as_for_weights(tiny_resnet, tmp_path, capsys):
+def test_large_weights_and_a_full_disk_are_refused_and_a_pipe_is_written(tiny_resnet, tmp_path, capsys, monkeypatch):
     save_random_run(tiny_resnet, tmp_path / "run")
     file, full, pipe = (tmp_path / f"{name}.jaxexport" for name in ("m", "full", "pipe"))
     command = ["export", "--workdir", str(tmp_path / "run"), "--format", "stablehlo", "--output"]
-    file.write_bytes(b"mine")
-    main.main([*command, str(file), "--overwrite", "--json"])
-    metadata = json.loads(capsys.readouterr().out)["metadata"]
-    assert metadata == read(file)[1]
+    with monkeypatch.context() as patched:
+        patched.setattr(serving, "MOST_BYTES", 1000)
+        with pytest.raises(ConfigError, match=r"^--format='stablehlo': .* 2 GiB; use jaxdp$"):
+            export(tmp_path / "run", file, format="stablehlo")
+    main.main([*command, str(file), "--json"])
+    assert json.loads(capsys.readouterr().out)["metadata"] == read(file)[1]
 
     full.symlink_to("/dev/full")
     with pytest.raises(SystemExit):

@@ -19,9 +19,9 @@ from jaxdp.checkpoint.manifest import CorruptCheckpoint, read_manifest
 from jaxdp.cli import main
 from jaxdp.cloud.remote_run import RemoteRun
 from jaxdp.config import Checkpoint, Stop
-from jaxdp.errors import ConfigError, printable
+from jaxdp.errors import printable
 from jaxdp.inference.export import export
-from jaxdp.inference.model_card import recipe_source, write_card
+from jaxdp.inference.model_card import write_card
 from jaxdp.loggers.console import Quiet
 from jaxdp.models import weights
 
@@ -46,7 +46,7 @@ def trained(tiny, folder, tmp_path):
     if not (folder / "run").exists():
         config = dataclasses.replace(
             tiny,
-            name="goyal.1",
+            name="1.5",
             checkpoint=Checkpoint(keep=9),
             optimizer=dataclasses.replace(tiny.optimizer, average_decay=0.5),
             stop=Stop("eval_loss", patience=9),
@@ -86,11 +86,8 @@ def test_card_has_the_facts_of_the_run(trained):
     low, high = binomtest(correct, images).proportion_ci(0.95, method="wilson")
     _, cells = body(card)
     at = cells.index("accuracy")
-    assert cells[at + 1 : at + 4] == [
-        f"{100 * result.accuracy:.2f} %",
-        f"{100 * low:.2f} % to {100 * high:.2f} %",
-        str(correct),
-    ]
+    interval = f"{100 * low:.2f} % to {100 * high:.2f} %"
+    assert cells[at + 1 : at + 4] == [f"{100 * result.accuracy:.2f} %", interval, str(correct)]
     shown = rows(card)
     assert shown["training data, fingerprint"] == manifest.metadata["data"]["training data"] != ""
     assert shown["held-out data, fingerprint"].startswith("23 images, ")
@@ -121,7 +118,7 @@ def test_metadata_is_yaml_with_an_index_of_the_results(trained):
     assert {"image-classification", "jax", "flax", "normalized_linear"} == set(data["tags"])
     (index,) = data["model-index"]
     (entry,) = index["results"]
-    assert index["name"] == "goyal.1"
+    assert index["name"] == "1.5"  # text, not a number
     assert entry["dataset"] == {"type": "synthetic", "name": "synthetic"}
     values = {metric["type"]: metric["value"] for metric in entry["metrics"]}
     assert values == {"accuracy": evaluation["eval_accuracy"], "top_5_accuracy": evaluation["eval_top5"]}
@@ -138,7 +135,7 @@ def test_hugging_face_reads_the_metadata(trained):
         evaluation["eval_accuracy"],
         "image-classification",
     )
-    assert (card.data.model_name, card.data.library_name) == ("goyal.1", "jaxdp")
+    assert (card.data.model_name, card.data.library_name) == ("1.5", "jaxdp")
 
 
 def test_names_with_special_characters_are_shown_as_they_are(trained):
@@ -181,17 +178,11 @@ def test_card_has_no_paths_and_addresses_of_the_machine(trained):
 
 
 def test_best_checkpoint_at_a_url_that_is_removed_meanwhile_is_followed_by_the_next_best(trained, monkeypatch):
-    losses_and_accuracies = {56: (3.0, 0.9), 112: (2.0, 0.1), 160: (1.0, 0.1)}
-    for samples, (loss, accuracy) in losses_and_accuracies.items():
-        values = {"eval_loss": loss, "eval_accuracy": accuracy}
-
-        def replaced(text, values=values):
-            document = json.loads(text)
-            document["metadata"]["evaluation"] |= values
-            return json.dumps(document)
-
-        edit_manifest(trained / f"checkpoints/{samples}/manifest.json", replaced)
-
+    for samples, loss in {56: 3.0, 112: 2.0, 160: 1.0}.items():  # unlike the accuracies
+        edit_manifest(
+            trained / f"checkpoints/{samples}/manifest.json",
+            lambda text, loss=loss: re.sub(r'"eval_loss": [\d.]+', f'"eval_loss": {loss}', text),
+        )
     download = RemoteRun.download_checkpoint
 
     def remove(self, name, folder):
@@ -203,22 +194,11 @@ def test_best_checkpoint_at_a_url_that_is_removed_meanwhile_is_followed_by_the_n
     assert "(checkpoint 112)" in write_card(trained.as_uri(), trained.parent / "card.md", "best").read_text()
 
 
-@pytest.mark.parametrize("name", ["1.5", "true", "2026-01-01", "null", "a_b-c.d"])
-def test_any_name_of_a_run_stays_text_in_the_metadata(trained, name):
-    edit_manifest(
-        trained / "checkpoints/160/manifest.json", lambda text: text.replace('"name": "goyal.1"', f'"name": "{name}"')
-    )
-    assert front_matter(card_of(trained, "160"))["model-index"][0]["name"] == name
-
-
-def test_checkpoint_without_an_evaluation_has_no_accuracy(trained):
+def test_card_without_an_evaluation_or_the_end_of_the_run_says_so(trained):
     card = card_of(trained, "80")
     assert "These weights have not been evaluated" in card
     assert "model-index" not in front_matter(card)
     assert "confidence" not in card
-
-
-def test_card_of_an_unfinished_run_says_so(trained):
     (trained / "result.json").unlink()
     assert rows(card_of(trained, "112"))["the run"] == "not finished; 12 steps up to this checkpoint"
 
@@ -254,35 +234,21 @@ def test_export_writes_weights_and_card_or_only_a_card(trained, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "field"),
     [
-        ([], "--output: required; for example --output digits.safetensors, or --card README.md"),
-        (["--card", "x.txt"], "--card='x.txt': must end in .md"),
-        (["--card", "{old}"], "--card='{old}': file exists; use another file, or --overwrite"),
-        (["--card", "{old}", "--output", "{new}"], "--card='{old}': file exists; use another file, or --overwrite"),
-        (["--card", "x.md", "--format", "timm"], "--format='timm': not used without --output; leave it out, or give --output"),
+        ([], "--output"),
+        (["--card", "x.txt"], "--card"),
+        (["--card", "{old}", "--output", "{new}"], "--card"),
+        (["--card", "x.md", "--format", "timm"], "--format"),
     ],
 )
-def test_unusable_options_exit_with_2_and_one_line_and_write_nothing(trained, tmp_path, capsys, words, message):
+def test_unusable_options_exit_with_2_and_one_line_and_write_nothing(trained, tmp_path, capsys, words, field):
     old, new = tmp_path / "old.md", tmp_path / "new.safetensors"
     old.write_text("mine")
     words = [word.format(old=old, new=new) for word in words]
     with pytest.raises(SystemExit) as stopped:
         main.main(["export", "--workdir", str(trained), *words])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"jaxdp: {message.format(old=old)}"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"jaxdp: {field}")
     assert old.read_text() == "mine"
     assert not new.exists()
-
-
-def test_card_of_a_directory_without_a_run_raises(tmp_path):
-    with pytest.raises(ConfigError, match="it holds no run"):
-        write_card(tmp_path, tmp_path / "card.md")
-
-
-def test_sources_are_those_that_the_recipes_cite():
-    assert recipe_source("imagenet_goyal_256") == (
-        'Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv 1706.02677, sections 2 and 5.1.'
-    )
-    assert recipe_source("digits_vit") == "Dosovitskiy et al. (arXiv 2010.11929)."
-    assert [recipe_source(name) for name in ("finetune", "digits", "my_run")] == [None, None, None]

@@ -1,4 +1,4 @@
-"""Both implementations of convolution and max pooling."""
+"""Both implementations of convolution and max pooling, and BlurPool's filter."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.models.convolution import convolve, max_pool
+from jaxdp.models.convolution import blur, convolve, max_pool
 
 SHAPES = [(1, 1), (2, 2), (3, 4), (1, 6), (8, 9)]
 
@@ -60,24 +60,35 @@ def test_convolve_by_platform_is_the_product_on_a_cpu_only():
     np.testing.assert_array_equal(convolve(images, kernel, 2, method="by_platform"), convolve(images, kernel, 2))
 
 
-@partial(jax.jit, static_argnums=2)
-def pool_and_gradient(images, cotangent, custom_vjp):
-    value, vjp_fn = jax.vjp(lambda x: max_pool(x, custom_vjp=custom_vjp), images)
+@partial(jax.jit, static_argnums=(2, 3))
+def pool_and_gradient(images, cotangent, stride, custom_vjp):
+    value, vjp_fn = jax.vjp(lambda x: max_pool(x, stride, custom_vjp=custom_vjp), images)
     return value, vjp_fn(cotangent)[0]
 
 
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((7, 9), jnp.float32), ((1, 1), jnp.float32), ((2, 6), jnp.float32), ((2, 6), jnp.bfloat16)]
 )
-@pytest.mark.parametrize("tied", [False, True])
-def test_max_pool_custom_vjp_equals_the_one_that_jax_derives(shape, tied, dtype):
-    """With ties, both give the gradient to the first maximum. (Integers make bfloat16 sums exact.)"""
+def test_max_pool_custom_vjp_equals_the_one_that_jax_derives(shape, dtype, stride):
+    """With many ties, both give the gradient to the first maximum. (Integers make bfloat16 sums exact.)"""
     random = np.random.default_rng(2)
-    images = random.integers(0, 3 if tied else 2**7, (2, *shape, 4))
-    cotangent = random.integers(-8, 8, (2, -(-shape[0] // 2), -(-shape[1] // 2), 4))
-    results = []
-    for custom_vjp in (False, True):
-        results.append(pool_and_gradient(jnp.asarray(images, dtype), jnp.asarray(cotangent, dtype), custom_vjp))
+    images = jnp.asarray(random.integers(0, 3, (2, *shape, 4)), dtype)
+    cotangent = jnp.asarray(random.integers(-8, 8, (2, -(-shape[0] // stride), -(-shape[1] // stride), 4)), dtype)
+    results = [pool_and_gradient(images, cotangent, stride, custom_vjp) for custom_vjp in (False, True)]
     for a, b in zip(*results, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("padding", ["constant", "reflect"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_blur_is_the_binomial_filter_of_every_channel(stride, padding):
+    images = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), padding)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))[:, ::stride, ::stride]
+    expected = (windows * np.outer([1, 2, 1], [1, 2, 1]) / 16).sum((-1, -2))
+    blurred = jax.jit(partial(blur, stride=stride, padding=padding))
+    np.testing.assert_allclose(blurred(jnp.asarray(images, jnp.float32)), expected, rtol=0, atol=1e-6)
+    half = jnp.asarray(images, jnp.bfloat16)  # rounds once
+    np.testing.assert_array_equal(blurred(half), blurred(half.astype(jnp.float32)).astype(jnp.bfloat16))

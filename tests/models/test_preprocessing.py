@@ -81,14 +81,12 @@ def timm_logits(tensors, data, *, size, ratio):
     return torch_layout.logits(tensors, pixels[None].transpose(0, 3, 1, 2))[0]
 
 
-@pytest.mark.parametrize("form", ["metadata", "config.json", "old config.json"])
-def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
+@pytest.mark.parametrize("beside", [None, {"pretrained_cfg": A1}, A1], ids=["metadata", "config.json", "old config.json"])
+def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, beside):
     path = tmp_path / "model.safetensors"
-    save_file(tensors, path, {"pretrained_cfg": json.dumps(A1)} if form == "metadata" else {"format": "pt"})
-    if form == "config.json":
-        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet50", "pretrained_cfg": A1}))
-    elif form == "old config.json":
-        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet50"} | A1))
+    save_file(tensors, path, {"format": "pt"} if beside else {"pretrained_cfg": json.dumps(A1)})
+    if beside:
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet50"} | beside))
     stated = preprocessing.of_file(path)
     assert stated == Preprocessing(
         eval_size=288,
@@ -112,16 +110,14 @@ def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     ("change", "reason"),
     [
         ({"crop_mode": "squash"}, "crop_mode is 'squash', not 'center'"),
-        ({"input_size": [3, 32, 40]}, "input_size is 32x40, not square"),
-        ({"input_size": [1, 32, 32]}, r"input_size is \[1, 32, 32\], not \[3, height, width\]"),
+        ({"input_size": [3, 32, 40]}, r"input_size is \[3, 32, 40\], not"),
         ({"input_size": None}, "input_size is null"),
         ({"mean": [0.5]}, r"data.mean=\(0.5,\): must be three numbers"),
     ],
 )
 def test_preprocessing_that_cannot_be_followed_is_refused_in_one_line(tensors, tmp_path, change, reason):
     save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps(SMALL | change)})
-    expected = f"w.safetensors': the preprocessing that it or config.json beside it states cannot be used: {reason}.*; "
-    with pytest.raises(ConfigError, match=expected) as raised:
+    with pytest.raises(ConfigError, match=reason) as raised:
         preprocessing.of_file(tmp_path / "w.safetensors")
     assert "\n" not in str(raised.value)
 
@@ -137,28 +133,23 @@ def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, cap
     expected = dataclasses.replace(IN_FILE, eval_resize=44, eval_interpolation="bilinear")
     assert preprocessing.of_file(ours) == expected
     assert json.loads(capsys.readouterr().out)["preprocessing"]["eval_resize"] == 44
-    with pytest.raises(SystemExit):
-        main.main(["import", str(file), "--output", str(ours), "--overwrite", "--data.eval-size", "2"])
-    assert "data.eval_size=2: must be greater than or equal to 8" in capsys.readouterr().err
 
 
-def test_predictions_of_weights_are_those_of_published_preprocessing(file, tensors, pictures, tmp_path, capsys):
-    """Probabilities with the file's preprocessing, from the imported file too, and with flags in its place."""
+def test_predictions_and_evaluation_are_those_of_published_preprocessing(file, tensors, pictures, tmp_path, capsys):
+    """With the file's preprocessing, from the imported file too, and with a flag in its place."""
     ours, image = tmp_path / "ours.safetensors", pictures / "val/3/0.JPEG"
     main.main(["import", str(file), "--output", str(ours)])
-    for path, flags, size, ratio in ((file, [], 40, 0.8), (ours, ["--data.eval-size", "48"], 48, 0.8)):
+    for path, flags, size in ((file, [], 40), (ours, ["--data.eval-size", "48"], 48)):
         capsys.readouterr()
         main.main(["predict", "--weights", str(path), *flags, "--top", "6", "--json", str(image)])
         out, err = capsys.readouterr()
-        assert f"evaluated at {size}x{size} from a short side of {size / ratio:g}, bicubic, mean 0.5" in err
-        logits = timm_logits(tensors, image.read_bytes(), size=size, ratio=ratio)
+        assert f"evaluated at {size}x{size} from a short side of {size / 0.8:g}, bicubic, mean 0.5" in err
+        logits = timm_logits(tensors, image.read_bytes(), size=size, ratio=0.8)
         expected = np.exp(logits) / np.exp(logits).sum()
         (row,) = json.loads(out)["predictions"]
         for entry in row["top"]:
             assert entry["probability"] == pytest.approx(expected[entry["class"]], rel=1e-4)
 
-
-def test_evaluation_of_weights_counts_as_their_published_preprocessing(file, tensors, pictures, capsys):
     flags = ["--weights", str(file), "--data.source", "folder", "--data.directory", str(pictures)]
     main.main(["evaluate", *flags, "--json"])
     result = json.loads(capsys.readouterr().out)

@@ -43,13 +43,8 @@ def test_classifier_starts_from_the_frequency_of_its_classes():
     [
         ("depth", 19, "choose from 18, 34"),
         ("stem", "deeper", "did you mean deep"),
-        ("shortcut", "pool", "did you mean pooled"),
-        ("blur_pool", "all", "choose from none"),
-        ("convolution", "fast", "choose from direct"),
         ("classes", 0, "must be at least 1"),
-        ("width", -4, "must be at least 1"),
         ("momentum", 1.5, "must be from 0 to 1"),
-        ("drop_path", -0.1, "must be from 0 to 1"),
     ],
 )
 def test_module_with_a_value_that_it_does_not_know_is_refused(field, value, message):
@@ -92,15 +87,10 @@ def test_resnet_is_an_ordinary_module():
 
 
 # torchvision's published numbers
-@pytest.mark.parametrize(("depth", "parameters"), [(34, 21_797_672), (101, 44_549_160), (152, 60_192_808)])
+@pytest.mark.parametrize(("depth", "parameters"), [(18, 11_689_512), (34, 21_797_672), (101, 44_549_160), (152, 60_192_808)])
 def test_every_depth_has_the_published_parameters(depth, parameters):
     _, params, _ = abstract_params(Model(depth=depth, classes=1000), 32)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
-
-
-def test_summary_of_resnet_18_equals_published_size():
-    counted = summary(Model(depth=18, classes=1000), (224, 224, 3))
-    assert (counted["parameters"], round(counted["macs"] / 1e9, 3)) == (11_689_512, 1.814)
 
 
 def test_summary_of_resnet_50_equals_published_parameters_and_macs():
@@ -184,19 +174,16 @@ def test_init_is_he_with_small_classifier_and_zero_last_scales(monkeypatch):
     assert np.all(stats["bn1"]["var"] == 1)
 
 
-def test_params_moments_and_logits_of_a_bfloat16_model_are_float32():
-    model, params, stats = abstract_params(Model(depth=TWO_BLOCKS, width=4, stem="small", classes=3, dtype="bfloat16"), 8)
-    logits, moments = jax.eval_shape(lambda *trees: model.apply(*trees, jnp.ones((2, 8, 8, 3)), train=True), params, stats)
-    assert {leaf.dtype for leaf in jax.tree.leaves((params, stats, moments, logits))} == {jnp.dtype("float32")}
-
-
 @pytest.mark.usefixtures("direct_convolutions")
-def test_bfloat16_model_convolves_in_bfloat16():
+def test_bfloat16_model_convolves_in_bfloat16_and_all_that_it_returns_is_float32():
     config = Model(depth=TWO_BLOCKS, width=4, stem="small", classes=3, dtype="bfloat16")
-    model, params, stats = abstract_params(config, 8)
-    jaxpr = jax.make_jaxpr(lambda *trees: model.apply(*trees, jnp.ones((2, 8, 8, 3)), train=True)[0])(params, stats)
+    model, *trees = abstract_params(config, 8)
+    jaxpr, returned = jax.make_jaxpr(lambda *trees: model.apply(*trees, jnp.ones((2, 8, 8, 3)), train=True), return_shape=True)(
+        *trees
+    )
     kinds = {str(e.invars[0].aval.dtype) for e in jaxpr.jaxpr.eqns if e.primitive.name == "conv_general_dilated"}
     assert kinds == {"bfloat16"}
+    assert {leaf.dtype for leaf in jax.tree.leaves((trees, returned))} == {jnp.dtype("float32")}
 
 
 def test_apply_with_parameters_of_another_network_raises():
