@@ -278,6 +278,39 @@ def test_bias_is_float32_where_convolutions_are_products(dtype, std):
 round_to_bfloat16 = partial(rounded_to, jnp.bfloat16)
 
 
+def orthogonal_case(mean, constant_channels=0):
+    """A folded term whose kernel is orthogonal to the mean of its input, and a cotangent that correlates with its result."""
+    rng = np.random.default_rng(0)
+    (term,), _, cotangent = random_case("F", False, mean, 1.0, LARGE)
+    term["tensor"][..., :constant_channels] = mean
+    term["kernel"] -= term["kernel"].mean(0)
+    x = term["tensor"] @ term["kernel"]
+    deviation = (x - x.mean((0, 1, 2))) / x.std((0, 1, 2))
+    term["bias"] = np.where(rng.random(len(term["bias"])) < 0.5, 20.0, -20.0)  # no result is near the kink of the ReLU
+    return [term], None, cotangent + deviation
+
+
+def covariance_error(term):
+    """The relative error of the variance of a folded term's result, as docs/performance.md states it."""
+    size = np.abs(term["tensor"].mean((0, 1, 2))) @ np.abs(term["kernel"])
+    variance = (term["tensor"] @ term["kernel"]).var((0, 1, 2)) + 1e-5
+    return float(jnp.finfo(jnp.float32).eps) * float((size**2 / variance).max())
+
+
+@pytest.mark.parametrize(("mean", "constant_channels"), [(3.0, 0), (30.0, 0), (100.0, 0), (3.7, 16)])
+def test_error_of_float32_is_that_of_the_covariance(mean, constant_channels):
+    """The variance loses what |mean(h)| |W| exceeds the standard deviation of the result by, squared; docs state this."""
+    terms, shortcut, cotangent = orthogonal_case(mean, constant_channels)
+    (term,) = terms
+    expected, wanted = in_float64(terms, shortcut, cotangent)
+    found, gradient = value_and_gradient(jaxdp_bn_relu, *narrow((terms, shortcut, cotangent)))
+    limit = covariance_error(term)
+    assert errors([found], [expected])[0] <= limit
+    error = dict(zip(("bias", "kernel", "scale", "tensor"), errors(gradient, wanted), strict=True))
+    assert error.pop("kernel") <= 16 * limit  # a difference of two large products with the mean
+    assert max(error.values()) <= limit
+
+
 def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
     """As evaluation and the separate form compute the convolution."""
     (term,), *_ = random_case("F", False, 3.0, sizes=LARGE)

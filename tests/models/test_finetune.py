@@ -14,6 +14,7 @@ from helpers.torch_layout import write_tiny_weights
 from jax import lax
 from parallel.test_overlap import is_convolution, walk
 
+import jaxdp
 from jaxdp import ConfigError, models, train
 from jaxdp.analysis.traffic import step_traffic
 from jaxdp.config import Finetune, Mesh, Optimizer, Phase
@@ -29,6 +30,7 @@ from jaxdp.sizes import model_summary
 from jaxdp.training import loop
 from jaxdp.training.state import make_optimizer
 from jaxdp.training.step_compiler import StepCompiler, trace_train_step
+from jaxdp.validation import to_json
 
 
 def finetuned(config, **changes):
@@ -97,6 +99,21 @@ def test_finetuned_run_keeps_frozen_parts_and_resumes_exactly(tiny_resnet, tmp_p
     digest = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]["digest"]
     with pytest.raises(ConfigError, match=f"finetune.digest is '{digest}'; use the file of that digest"):
         train(finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0, digest=digest), tmp_path / "whole")
+
+
+def test_frozen_parts_of_given_parameters_stay_as_given_and_resume_without_them(tiny_resnet, tmp_path):
+    """Configured by flags, which do not know the parameters."""
+    saved = tmp_path / "config.json"
+    saved.write_text(to_json(short(tiny_resnet)))
+    config = jaxdp.load_config(saved, ["--finetune.frozen-stages", "2"])
+    model = models.create(config.model)
+    params, batch_stats = jax.jit(lambda: model.init(jax.random.key(5), (16, 16, 3)))()
+    given = {"params": params, "batch_stats": batch_stats}
+    train_until(config, tmp_path / "run", step=5, initial_params=given)
+    train(config, tmp_path / "run")
+    trained = jaxdp.load_params(tmp_path / "run", averaged=False)["params"]
+    same = {name: jax.tree.all(jax.tree.map(np.array_equal, trained[name], given["params"][name])) for name in trained}
+    assert same == {"conv1": True, "bn1": True, "layer1_0": True, "layer2_0": False, "fc_kernel": False, "fc_bias": False}
 
 
 def test_resume_without_the_weights_file_succeeds(tiny_resnet, tmp_path):
