@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.runs import outcome, outcome_of_whole_run, train_until
-from helpers.step import BATCH, PIXELS, assert_close, linear_config, make_batch, step_config
+from helpers.step import BATCH, PIXELS, assert_close, hyperparameters, linear_config, make_batch, step_config, with_parts
 
 import jaxdp
 from jaxdp import models, register_model, train
@@ -49,9 +49,8 @@ def ten_steps(config, mesh_shape, accumulation=1, steps=10):
     state = placement.place(state._replace(params=jax.tree.map(lambda p: p + 0.05, state.params)))
     step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
     batch, metrics = prefetch.to_global(make_batch(), mesh), []
-    rate = np.float32(RATES[config.optimizer.name])
     for _ in range(steps):
-        state, values = step(state, batch, {"learning_rate": rate, "momentum": np.float32(0.9), "seed": np.uint32(0)})
+        state, values = step(state, batch, hyperparameters(RATES[config.optimizer.name]))
         metrics.append({name: float(value) for name, value in values.items()})
     return jax.device_get(placement.gather_state(state)), metrics
 
@@ -59,13 +58,6 @@ def ten_steps(config, mesh_shape, accumulation=1, steps=10):
 def relative_difference(ours, expected):
     difference = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, ours, expected)
     return float(optax.tree.norm(difference) / optax.tree.norm(jax.tree.map(np.float64, expected)))
-
-
-def changed(config, **parts):
-    """The config with fields of its parts changed."""
-    return dataclasses.replace(
-        config, **{part: dataclasses.replace(getattr(config, part), **fields) for part, fields in parts.items()}
-    )
 
 
 UPDATES = {
@@ -128,7 +120,7 @@ def on_every_mesh():
 @pytest.mark.parametrize(("name", "mesh_shape", "dtype"), [*on_every_mesh()])
 def test_ten_steps_on_every_mesh_equal_those_with_a_replicated_update(small_net, name, mesh_shape, dtype):
     config = dataclasses.replace(step_config(), model=Model(name="small_net", classes=7, dtype=dtype))
-    assert_equal_steps(changed(config, **UPDATES[name]), mesh_shape)
+    assert_equal_steps(with_parts(config, **UPDATES[name]), mesh_shape)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +129,7 @@ def test_ten_steps_on_every_mesh_equal_those_with_a_replicated_update(small_net,
 )
 def test_ten_steps_of_a_resnet_equal_those_with_a_replicated_update(name, dtype):
     model = {"dtype": dtype, **UPDATES[name].get("model", {})}
-    assert_equal_steps(changed(changed(step_config(), **UPDATES[name]), model=model), (2, 4))
+    assert_equal_steps(with_parts(with_parts(step_config(), **UPDATES[name]), model=model), (2, 4))
 
 
 def assert_equal_steps(config, mesh_shape):
@@ -155,7 +147,7 @@ def assert_equal_steps(config, mesh_shape):
 
 
 def on_small_net(**parts):
-    return changed(step_config(), model={"name": "small_net"}, **parts)
+    return with_parts(step_config(), model={"name": "small_net"}, **parts)
 
 
 def test_ten_steps_with_accumulation_equal_those_with_a_replicated_update(small_net):
@@ -167,9 +159,9 @@ def test_ten_steps_with_accumulation_equal_those_with_a_replicated_update(small_
 @pytest.mark.slow
 def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(small_net, monkeypatch):
     """float16 gradients overflow at the first scales: these steps are skipped on all devices, the later ones are equal."""
-    config = changed(step_config(), model={"name": "small_net", "dtype": "float16"}, reduce={"wire_dtype": "float16"})
+    config = with_parts(step_config(), model={"name": "small_net", "dtype": "float16"}, reduce={"wire_dtype": "float16"})
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**22)
-    config = changed(config, optimizer={"loss_scale": "dynamic"})
+    config = with_parts(config, optimizer={"loss_scale": "dynamic"})
     expected, expected_metrics = ten_steps(config, (2, 4), 2)
     state, metrics = ten_steps(sharded(config), (2, 4), 2)
     skipped = [int(values["skipped_steps"]) for values in metrics]
@@ -228,8 +220,7 @@ def test_optimizer_state_of_a_compiled_step_is_a_part_of_the_replicated_one(norm
         placement, whole = state_of(config, mesh)
         step = make_train_step(config, models.create(config.model), mesh, pixel_stats=PIXELS, accumulation=2)
         batch = prefetch.to_global(make_batch(), mesh)
-        values = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(0)}
-        compiled = step.lower(placement.place(whole), batch, values).compile()
+        compiled = step.lower(placement.place(whole), batch, hyperparameters(0.1)).compile()
         others = sum(leaf.nbytes for leaf in jax.tree.leaves(batch)) / 8 + 12
         sizes[config.reduce.update] = compiled.memory_analysis().argument_size_in_bytes - others
         plan = make_plan(config, examples=100, devices=8)
@@ -253,7 +244,7 @@ def traffic(config, mesh_shape=(2, 4)):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sharded_step_gathers_parameters_in_the_dtype_of_the_network_and_no_gradients(dtype):
-    config = changed(step_config(), model={"dtype": dtype})
+    config = with_parts(step_config(), model={"dtype": dtype})
     params = abstract_state(config, models.create(config.model), abstract_mesh(2, 4)).params
     matrices = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
     vectors = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 1]
@@ -269,7 +260,7 @@ def test_sharded_step_gathers_parameters_in_the_dtype_of_the_network_and_no_grad
     ("optimizer", "calls"), [({}, 1), ({"name": "sgd"}, 1), ({"clip_norm": 1.0}, 1), ({"name": "lamb"}, 2)]
 )
 def test_norms_of_all_tensors_are_one_message_along_the_rows(optimizer, calls):
-    config = sharded(changed(step_config(), optimizer=optimizer))
+    config = sharded(with_parts(step_config(), optimizer=optimizer))
     along_rows = [one for one in traffic(config) if one.operation == "all-reduce" and one.axes == (HORIZONTAL,)]
     tensors = len(jax.tree.leaves(abstract_state(config, models.create(config.model), abstract_mesh(2, 4)).params))
     assert sum(one.count for one in along_rows) == calls
@@ -357,7 +348,7 @@ def test_shard_that_differs_between_rows_stops_the_save_and_names_its_device(run
 
 def refusal(config, **parts):
     with pytest.raises(ConfigError) as error:
-        jaxdp.validation.validate(sharded(changed(config, **parts)))
+        jaxdp.validation.validate(sharded(with_parts(config, **parts)))
     return str(error.value)
 
 
@@ -395,7 +386,7 @@ def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, small_n
 def test_optimizer_that_is_falsely_registered_as_elementwise_is_refused(run, tmp_path, build, reason):
     jaxdp.register_optimizer("mine", build, elementwise=True)
     with pytest.raises(ConfigError) as error:
-        train(changed(run, optimizer={"name": "mine"}), tmp_path / "run")
+        train(with_parts(run, optimizer={"name": "mine"}), tmp_path / "run")
     assert reason in str(error.value)
 
 
@@ -411,7 +402,7 @@ class WithScalar(nn.Module):
 def test_run_with_a_scalar_parameter_equals_the_replicated_one(run, tmp_path):
     register_model("scaled", WithScalar)
     config = dataclasses.replace(run, model=Model(name="scaled", classes=6), optimizer=Optimizer(name="sgd"))
-    config = changed(config, schedule={"learning_rate": 0.01})
+    config = with_parts(config, schedule={"learning_rate": 0.01})
     train(config, tmp_path / "sharded")
     train(dataclasses.replace(config, reduce=Reduce()), tmp_path / "whole")
     assert relative_difference(last_params(tmp_path / "sharded"), last_params(tmp_path / "whole")) < 1e-6
@@ -420,7 +411,7 @@ def test_run_with_a_scalar_parameter_equals_the_replicated_one(run, tmp_path):
 @pytest.mark.parametrize(("dtype", "changes"), [("bfloat16", {}), ("float32", {"bucket_bytes": 400, "overlap": False})])
 def test_messages_of_the_plan_are_those_of_the_step(dtype, changes):
     """Each all-gather of parameters, apart from padding."""
-    config = sharded(changed(step_config(), model={"dtype": dtype, "width": 8, "classes": 8}, reduce=changes))
+    config = sharded(with_parts(step_config(), model={"dtype": dtype, "width": 8, "classes": 8}, reduce=changes))
     planned = sorted(model_summary(config)["gathered_messages"])
     statistics = model_summary(config)["statistics_bytes"]
     found = [4 * one.operand_bytes for one in traffic(config) if one.operation == "all-gather" for _ in range(one.count)]
@@ -430,7 +421,7 @@ def test_messages_of_the_plan_are_those_of_the_step(dtype, changes):
 
 def test_registered_strategy_that_scatters_shards_the_update(run, tmp_path):
     jaxdp.register_strategy("mine", *stages_of("torus"), scatters=True)
-    train(changed(run, reduce={"strategy": "mine"}), tmp_path / "mine")
+    train(with_parts(run, reduce={"strategy": "mine"}), tmp_path / "mine")
     train(run, tmp_path / "torus")
     assert relative_difference(last_params(tmp_path / "mine"), last_params(tmp_path / "torus")) < 1e-6
     reversed_rows = [
@@ -440,7 +431,7 @@ def test_registered_strategy_that_scatters_shards_the_update(run, tmp_path):
     ]
     jaxdp.register_strategy("mine", *reversed_rows, scatters=True)
     with pytest.raises(ConfigError, match=r"of a row of the 2x2 mesh do not hold the sum's shards in order"):
-        train(changed(run, reduce={"strategy": "mine"}), tmp_path / "reversed")
+        train(with_parts(run, reduce={"strategy": "mine"}), tmp_path / "reversed")
     with pytest.raises(ConfigError, match="a strategy that scatters has a first and a last stage"):
         jaxdp.register_strategy("mine", stages_of("torus")[0], scatters=True)
 

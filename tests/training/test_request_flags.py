@@ -5,7 +5,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from helpers.step import BATCH, PIXELS, compiled_step, linear_config, make_batch
+from helpers.step import BATCH, PIXELS, compiled_step, hyperparameters, linear_config, make_batch
 
 from jaxdp import models
 from jaxdp.data import prefetch
@@ -18,7 +18,6 @@ from jaxdp.training.request_flags import BATCH_KEY, NONE, SAVE, STOP
 from jaxdp.training.state import create_state
 from jaxdp.xla.hlo import read_schedule
 
-HYPERPARAMETERS = {"learning_rate": np.float32(0.3), "momentum": np.float32(0.9), "seed": np.uint32(0)}
 SHAPE = (2, 4)
 
 
@@ -33,7 +32,7 @@ def training(config, by_device=None):
     mesh = make_mesh(*SHAPE)
     batch = make_batch() | ({} if by_device is None else {BATCH_KEY: requested(by_device)})
     state = create_state(config, models.create(config.model), mesh)
-    return compiled_step(config, SHAPE), (state, prefetch.to_global(batch, mesh), HYPERPARAMETERS)
+    return compiled_step(config, SHAPE), (state, prefetch.to_global(batch, mesh), hyperparameters(0.3))
 
 
 def evaluation(config, by_device=None):
