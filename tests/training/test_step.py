@@ -96,8 +96,7 @@ def test_gradient_with_synchronized_statistics_equals_one_device_with_the_whole_
 @pytest.mark.parametrize("norm", ["per_worker", pytest.param("synchronized", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(norm):
-    mesh_shape, config = (2, 4), step_config(norm)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm="folded"))
+    mesh_shape, config = (2, 4), with_parts(step_config(norm), model={"batch_norm": "folded"})
     workers = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
     found = distributed_gradients(config, mesh_shape, workers if norm == "per_worker" else 1)
     assert_same_gradient(found, reference(norm, step_config()))
@@ -108,9 +107,7 @@ BOTTLENECK = (2, 2, 1, 1)  # blocks: at the beginning of a stage and behind anot
 
 def bottleneck_config():
     """Bottleneck blocks, of which the first three stages fold; in the last stage the batch of a worker has too few rows."""
-    config = step_config()
-    changes = {"depth": 50, "width": 3, "batch_norm": "folded"}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+    return with_parts(step_config(), model={"depth": 50, "width": 3, "batch_norm": "folded"})
 
 
 @pytest.mark.slow
