@@ -49,7 +49,7 @@ MUTATIONS = {
         ("warm-up-off-by-start", "start + (peak - start) * epoch /", "start + peak * epoch /"),
     ),
     "optim/lars.py": (
-        "optim/test_lars.py optim/test_optimizer.py optim",
+        "optim/test_optimizer.py optim",
         ("decay-outside-ratio", "bottom = gradient_norm + weight_decay * weight_norm + eps", "bottom = gradient_norm + eps"),
         ("eps-dropped", "+ weight_decay * weight_norm + eps", "+ weight_decay * weight_norm"),
         ("ratio-inverted", "trust_coefficient * weight_norm / bottom", "trust_coefficient * bottom / weight_norm"),

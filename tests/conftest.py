@@ -25,6 +25,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.par
 import jax
 import pytest
 from helpers.linear import NormalizedLinear
+from helpers.shared_programs import SharedPrograms
 
 import jaxdp
 import jaxdp.data.sources  # noqa: F401 - it implements SOURCES, which tables_as_before copies
@@ -45,14 +46,15 @@ runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
 
 
+PROGRAMS = SharedPrograms()
 TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOURCES)
 
 
 @pytest.fixture(autouse=True)
 def tables_as_before(request):
     """Undo what a test registers, replaces or removes; the order of these tables is that of help texts and documents."""
-    patches = "monkeypatch" in request.fixturenames  # perhaps the blocks of a ResNet, which equal networks do not show
-    if patches:
+    PROGRAMS.enabled = "monkeypatch" not in request.fixturenames
+    if not PROGRAMS.enabled:  # the test patches perhaps the blocks of a ResNet, which equal networks do not show
         models.initial_shapes.cache_clear()
     tables = [part for table in TABLES for part in (table.entries, table.implementations)]
     entries = [list(table.items()) for table in tables]
@@ -61,8 +63,9 @@ def tables_as_before(request):
         if list(table.items()) != before:
             table.clear()
             table.update(before)
-    if patches:
+    if not PROGRAMS.enabled:
         models.initial_shapes.cache_clear()
+        PROGRAMS.enabled = True
 
 
 @pytest.fixture
@@ -77,24 +80,25 @@ def normalized_linear() -> None:
 
 
 @pytest.fixture
-def tiny(normalized_linear, monkeypatch, request) -> Config:
+def tiny(normalized_linear, request):
     """A run of a second: a linear network with batch normalization, synthetic images, four devices, a change of batch size.
 
     It draws no training.png, which would take as long as the rest; tests that need one request `plots`.
     """
-    if "plots" not in request.fixturenames:
-        monkeypatch.setattr(callbacks.Plot, "on_end", lambda *_: None)
-    return Config(
-        name="tiny",
-        epochs=3.0,
-        data=Data(source="synthetic", image_size=16, train_examples=50, eval_examples=23),
-        model=Model(name="normalized_linear", classes=6),
-        batch=(Phase(global_batch=8, until_epoch=1.5), Phase(global_batch=16)),
-        optimizer=Optimizer(label_smoothing=0.1),
-        schedule=Schedule(learning_rate=2.0, warmup_epochs=1.0),
-        mesh=Mesh(cpu_devices=4),
-        logging=Logging(every_steps=1, tensorboard=False),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if "plots" not in request.fixturenames:
+            patch.setattr(callbacks.Plot, "on_end", lambda *_: None)
+        yield Config(
+            name="tiny",
+            epochs=3.0,
+            data=Data(source="synthetic", image_size=16, train_examples=50, eval_examples=23),
+            model=Model(name="normalized_linear", classes=6),
+            batch=(Phase(global_batch=8, until_epoch=1.5), Phase(global_batch=16)),
+            optimizer=Optimizer(label_smoothing=0.1),
+            schedule=Schedule(learning_rate=2.0, warmup_epochs=1.0),
+            mesh=Mesh(cpu_devices=4),
+            logging=Logging(every_steps=1, tensorboard=False),
+        )
 
 
 @pytest.fixture

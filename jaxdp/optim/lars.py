@@ -15,12 +15,10 @@ def is_matrix_or_larger(params: Any) -> Any:
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
-def is_any(params: Any) -> Any:
-    """A tree of True."""
-    return jax.tree.map(lambda _: True, params)
-
-
-MASKS: dict[str, Callable[[Any], Any]] = {"weights": is_matrix_or_larger, "all": is_any}
+MASKS: dict[str, Callable[[Any], Any]] = {
+    "weights": is_matrix_or_larger,
+    "all": lambda params: jax.tree.map(lambda _: True, params),
+}
 """The tensors with trust ratio and decay, by `optimizer.adapt`."""
 
 

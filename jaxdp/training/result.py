@@ -3,6 +3,7 @@
 import dataclasses
 import platform
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,7 @@ def progress_now(run: "Run") -> Progress:
     return dataclasses.replace(run.progress, wall_seconds=run.clock.wall_seconds, bad_images=run.datasets.bad_images)
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a run's numbers depend on."""
     own = {"jaxdp": __version__, "python": platform.python_version()}

@@ -1,5 +1,6 @@
 """The command line as a person meets it: what is printed, where, and with which exit code."""
 
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,13 @@ SMALL = ["--model.depth", "18", "--model.width", "4", "--model.stem", "small", "
 IMAGES = ["--data.source", "synthetic", "--data.image-size", "12", "--data.train-examples", "700"]
 SMALL_PLAN = "plan --devices 4 --model.depth 18 --model.width 4 --epochs 1"  # of one phase
 QUICK = [*SMALL, *IMAGES, "--epochs", "1", "--batch.0.until-epoch", "0.5", "--schedule.warmup-epochs", "0.5"]
+
+
+@pytest.fixture
+def inside(tmp_path):
+    """The directory of a test, in which it runs."""
+    with contextlib.chdir(tmp_path):
+        yield tmp_path
 
 
 def failing(capsys, *arguments, code=2) -> str:
@@ -57,10 +65,9 @@ def failing(capsys, *arguments, code=2) -> str:
         ("--resume runs/none", "--resume='runs/none': "),
     ],
 )
-def test_train_with_an_invalid_config_exits_with_2_and_one_line(capsys, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_train_with_an_invalid_config_exits_with_2_and_one_line(capsys, inside, arguments, message):
     assert message in failing(capsys, "train", *arguments.split())
-    assert not list(tmp_path.iterdir())
+    assert not list(inside.iterdir())
 
 
 def test_main_outside_of_the_main_thread_needs_no_signal_handlers():
@@ -269,8 +276,7 @@ main.main(["doctor"])
         ("bench scaling --repeats 0", "--repeats=0: "),
     ],
 )
-def test_plan_bench_and_data_with_invalid_options_exit_with_one_line(capsys, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_plan_bench_and_data_with_invalid_options_exit_with_one_line(capsys, inside, arguments, message):
     assert message in failing(capsys, *arguments.split())
 
 
@@ -322,9 +328,8 @@ def test_plan_for_two_hosts_has_two_mesh_rows(capsys):
         ("train --rank 1", "--coordinator: "),
     ],
 )
-def test_command_with_a_missing_run_or_program_exits_with_one_line(capsys, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_command_with_a_missing_run_or_program_exits_with_one_line(capsys, inside, arguments, message):
     for name, content in (("broken", b"{"), ("binary", b"\xff\xfe\x00")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_bytes(content)
+        (inside / name).mkdir()
+        (inside / name / "config.json").write_bytes(content)
     assert message in failing(capsys, *arguments.split())

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from helpers.runs import Recorder, train_shown, train_until
+from helpers.runs import Recorder, damage, train_shown, train_until
 
 from jaxdp.callbacks import checks
 from jaxdp.checkpoint import manifest
@@ -29,17 +29,6 @@ from jaxdp.session import train
 
 def names(workdir):
     return sorted(path.name for path in (workdir / "checkpoints").iterdir())
-
-
-def flip(file):
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
-def damage(path):
-    """Flip one bit of a checkpoint's largest file."""
-    flip(max((file for file in (path / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size))
 
 
 def test_temporary_read_errors_quarantine_no_checkpoint(tiny, tmp_path, monkeypatch):

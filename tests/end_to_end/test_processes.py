@@ -444,7 +444,7 @@ def test_sigterm_while_waiting_for_rank_0_exits_with_75_and_mentions_a_checkpoin
     assert err == f"jaxdp: stopped by SIGTERM before the first step of this session; {resume}\n"
 
 
-def test_train_after_a_failure_of_the_group_raises(tmp_path):
+def test_train_after_a_failure_of_the_group_raises_and_a_configuration_that_differs_is_not_restarted(tmp_path):
     body = f"""
         import dataclasses
         other = dataclasses.replace(config, seed=rank)
@@ -454,19 +454,9 @@ def test_train_after_a_failure_of_the_group_raises(tmp_path):
             print("first:", error, flush=True)
         jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
     """
-    out, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 2)
+    out, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body), restarts=1), 2)
     assert "seed: 0 on rank 0, 1 on rank 1" in out
     assert "the processes of this run have failed before" in err
-
-
-def test_a_program_whose_processes_differ_exits_with_2_and_is_not_restarted(tmp_path):
-    body = f"""
-        import dataclasses
-        other = dataclasses.replace(config, seed=rank)
-        jaxdp.train(other, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
-    """
-    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body), restarts=1), 2)
-    assert "seed: 0 on rank 0, 1 on rank 1" in err
     assert "restarting" not in err
 
 

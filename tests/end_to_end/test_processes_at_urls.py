@@ -14,7 +14,7 @@ from jaxdp.cloud.location import open_location
 from jaxdp.cloud.remote_run import RemoteRun, download_checkpoint, download_run_files
 
 pytestmark = pytest.mark.slow
-SAVES = [*LONG, "--checkpoint.every-epochs", "0.375"]
+SAVES = [*LONG, "--checkpoint.every-epochs", "0.75"]
 
 
 def start(folder, url, port):

@@ -1,6 +1,5 @@
 """Headless Chromium for tests, controlled by the DevTools protocol over pipes."""
 
-import base64
 import json
 import os
 import shutil
@@ -94,8 +93,3 @@ class Browser:
         """Set features of media queries, as prefers_color_scheme="dark"."""
         named = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=named)
-
-    def screenshot(self, path):
-        """Write the whole page as PNG."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(data))

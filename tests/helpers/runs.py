@@ -50,6 +50,14 @@ def train_until(config, workdir, step=None, evaluated=None, **options):
     return recorder
 
 
+def damage(path):
+    """Flip a bit of the largest file of a folder, such as a checkpoint."""
+    file = max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
 def read_records(workdir):
     """The records of metrics.jsonl, whose fields are all described."""
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

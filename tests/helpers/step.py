@@ -37,6 +37,18 @@ def linear_config(**changes) -> Config:
     return dataclasses.replace(step_config(**changes), model=Model(name="normalized_linear", classes=7))
 
 
+def with_parts(config, **parts):
+    """The config with fields of its parts changed: model={"dtype": ...}."""
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **fields) for name, fields in parts.items()}
+    )
+
+
+def hyperparameters(rate, momentum=0.9, seed=0):
+    """The third argument of a step."""
+    return {"learning_rate": np.float32(rate), "momentum": np.float32(momentum), "seed": np.uint32(seed)}
+
+
 def make_batch():
     random = np.random.default_rng(0)
     labels = random.integers(0, 7, BATCH).astype(np.int32)

@@ -18,7 +18,8 @@ from helpers.strategies import vector_traffic
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxdp.analysis.traffic import normalization_messages, step_traffic, table
+from jaxdp import models
+from jaxdp.analysis.traffic import normalization_messages, plan_traffic, step_traffic, table
 from jaxdp.config import Config, Data, Finetune, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh
@@ -26,6 +27,7 @@ from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES
+from jaxdp.training.step_compiler import trace_train_step
 from jaxdp.xla.hlo import replica_groups
 
 ELEMENTS = 100_001
@@ -72,15 +74,12 @@ def test_hierarchical_lowered_keeps_two_all_reduces():
 
 
 def test_plan_traffic_groups_phases_with_equal_collectives():
-    from jaxdp.analysis.traffic import plan_traffic
-
     config = Config(
         data=Data(source="synthetic", image_size=16),
         model=Model(depth=6, width=8, stem="small", classes=7, norm="synchronized"),
-        batch=(Phase(64, until_epoch=1.0, per_worker_batch=8), Phase(256, until_epoch=2.0, per_worker_batch=8), Phase(64)),
+        batch=(Phase(64, 1.0, per_worker_batch=8), Phase(256, 2.0, per_worker_batch=8), Phase(64, per_worker_batch=8)),
         epochs=3.0,
     )
-    config = dataclasses.replace(config, batch=(*config.batch[:2], Phase(64, per_worker_batch=8)))
     traffic = plan_traffic(make_plan(config, examples=4096, devices=8))
     assert [one.phases for one in traffic] == [(0, 2), (1,)]  # four micro-batches normalize together four times as often
     assert traffic[1].sent_bytes[0] > traffic[0].sent_bytes[0]
@@ -141,11 +140,10 @@ def tiny_traffic(devices=8, **changes) -> collectives.StepTraffic:
 
 
 def test_step_traffic_accumulation_sends_the_same_messages():
-    config = Config(batch=(Phase(global_batch=64, per_worker_batch=8),))
-    assert tiny_traffic().collectives == tiny_traffic(batch=config.batch).collectives
+    assert tiny_traffic().collectives == tiny_traffic(batch=(Phase(64, per_worker_batch=8),)).collectives
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("strategy", ["psum", "torus"])
 def test_step_traffic_gradients_use_wire_dtype_and_statistics_float32(strategy):
     step = tiny_traffic(reduce=Reduce(strategy=strategy, wire_dtype="float16", bucket_bytes=None, overlap=False))
     first = [
@@ -261,9 +259,6 @@ def resnet50(vertical, horizontal):
 
 
 def traced_on(config, phase, mesh):
-    from jaxdp import models
-    from jaxdp.training.step_compiler import trace_train_step
-
     return trace_train_step(config, models.create(config.model, platform="any"), phase, mesh=mesh)
 
 

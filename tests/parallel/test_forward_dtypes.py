@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.step import step_config
+from helpers.step import step_config, with_parts
 
 from jaxdp import models, register_model
 from jaxdp.config import Model, Phase
@@ -27,9 +27,7 @@ def dtypes_of(config):
 )
 @pytest.mark.usefixtures("direct_convolutions")
 def test_resnet_in_bfloat16_uses_its_matrices_in_bfloat16_and_batch_normalization_in_float32(changes):
-    config = step_config()
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16", **changes))
-    params, dtypes = dtypes_of(config)
+    params, dtypes = dtypes_of(with_parts(step_config(), model={"dtype": "bfloat16", **changes}))
     for (path, leaf), dtype in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(dtypes), strict=True):
         assert dtype == (BFLOAT16 if leaf.ndim > 1 else FLOAT32), jax.tree_util.keystr(path)
 

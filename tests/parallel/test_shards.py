@@ -33,9 +33,10 @@ def test_parts_of_a_tensor_are_its_values_in_order_and_zeros(parts):
         assert len(shard_shape(tensor.shape, parts)) == max(1, tensor.ndim)
 
 
-@pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (8, 1)])
-@pytest.mark.parametrize("bucket_bytes", [None, 64])
-@pytest.mark.parametrize("in_one_copy", [False, True])
+@pytest.mark.parametrize(
+    ("mesh_shape", "bucket_bytes", "in_one_copy"),
+    [((2, 4), None, False), ((2, 4), 64, True), ((1, 8), 64, False), ((8, 1), None, True)],
+)
 def test_gathered_tensors_equal_the_tensors_that_were_sharded(mesh_shape, bucket_bytes, in_one_copy):
     mesh, whole = make_mesh(*mesh_shape), tensors()
 
@@ -59,8 +60,7 @@ def test_gathered_tensors_travel_in_the_dtype_in_which_they_are_returned():
     assert [(one.shape, one.dtype) for one in jax.eval_shape(mapped, shards)] == [(one.shape, one.dtype) for one in whole]
 
 
-@pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (8, 1)])
-@pytest.mark.parametrize("bucket_bytes", [None, 64])
+@pytest.mark.parametrize(("mesh_shape", "bucket_bytes"), [((2, 4), 64), ((1, 8), None), ((8, 1), 64)])
 def test_reduced_shards_are_the_shards_of_the_sum(mesh_shape, bucket_bytes):
     """Integers, so that the sum of NumPy is exact."""
     mesh, random = make_mesh(*mesh_shape), np.random.default_rng(1)

@@ -12,6 +12,7 @@ import pytest
 from helpers.processes import ROOT, launch, wait_for_exit
 from helpers.runs import Interrupted, Recorder, outcome, outcome_of_whole_run, train_shown, train_until
 from PIL import Image
+from sklearn.metrics import precision_score, recall_score
 
 import jaxdp
 from jaxdp import Callback, ConfigError, Stopped, TrainingError, train
@@ -133,27 +134,12 @@ def test_run_saves_evaluates_and_stops_after_the_step_that_is_running(rare, tmp_
 
 
 class Predicts(Callback):
+    """Predictions of the held-out images, whose 23 do not divide among four devices."""
+
     def after_evaluation(self, run, evaluation):
-        source = run.datasets.evaluation
-        images, labels = source.batch(np.arange(23), np.arange(23))
-        self.logits, self.params = run.predict(images), run.params
-        self.accuracy = (self.logits.argmax(-1) == labels).mean(), evaluation["eval_accuracy"]
-
-
-@pytest.mark.parametrize("update", ["replicated", "sharded"])
-def test_predictions_and_parameters_are_those_of_the_checkpoint(rare, tmp_path, update):
-    """23 images do not divide among four devices."""
-    config = dataclasses.replace(
-        rare,
-        optimizer=dataclasses.replace(rare.optimizer, average_decay=0.9),
-        reduce=dataclasses.replace(rare.reduce, update=update),
-    )
-    callback = Predicts()
-    train(config, tmp_path, callbacks=[callback])
-    assert callback.accuracy[0] == callback.accuracy[1]
-    params, _ = load_run(tmp_path)[0].evaluated
-    jax.tree.map(np.testing.assert_array_equal, callback.params, params)
-    assert (callback.logits.shape, callback.logits.dtype) == ((23, 6), np.float32)
+        self.images, self.labels = run.datasets.evaluation.batch(np.arange(23), np.arange(23))
+        self.logits, self.params = run.predict(self.images), run.params
+        self.accuracy = (self.logits.argmax(-1) == self.labels).mean(), evaluation["eval_accuracy"]
 
 
 class FailsAfterStep(Callback):
@@ -262,28 +248,26 @@ def examples_of_the_page():
 
 
 @pytest.mark.parametrize("update", ["replicated", "sharded"])
-def test_examples_of_the_page_give_the_values_of_numpy_and_sklearn(rare, tmp_path, update):
-    from sklearn.metrics import precision_score, recall_score
-
-    config = dataclasses.replace(rare, reduce=dataclasses.replace(rare.reduce, update=update))
-    names, seen = examples_of_the_page(), {}
-
-    class Sees(Callback):
-        def after_evaluation(self, run, evaluation):
-            images, seen["labels"] = run.datasets.evaluation.batch(np.arange(23), np.arange(23))
-            seen["logits"] = run.predict(images)
-            seen["images"] = images
-
-    train(config, tmp_path, callbacks=[names[name]() for name in ("PerClass", "WorstMistakes", "GradientNorms")] + [Sees()])
+def test_predictions_are_those_of_the_checkpoint_and_examples_of_the_page_agree_with_sklearn(rare, tmp_path, update):
+    config = dataclasses.replace(
+        rare,
+        optimizer=dataclasses.replace(rare.optimizer, average_decay=0.9),
+        reduce=dataclasses.replace(rare.reduce, update=update),
+    )
+    names, seen = examples_of_the_page(), Predicts()
+    train(config, tmp_path, callbacks=[names[name]() for name in ("PerClass", "WorstMistakes", "GradientNorms")] + [seen])
+    assert seen.accuracy[0] == seen.accuracy[1]
+    jax.tree.map(np.testing.assert_array_equal, seen.params, load_run(tmp_path)[0].evaluated[0])
+    assert (seen.logits.shape, seen.logits.dtype) == ((23, 6), np.float32)
     records = read_log(tmp_path / "metrics.jsonl")
     (evaluation,) = [record for record in records if "eval_loss" in record]
-    labels, predicted = seen["labels"], seen["logits"].argmax(-1)
+    labels, predicted = seen.labels, seen.logits.argmax(-1)
     for name, score in (("precision", precision_score), ("recall", recall_score)):
         expected = score(labels, predicted, labels=range(6), average=None, zero_division=0)
         np.testing.assert_allclose([evaluation[f"{name}_{label}"] for label in range(6)], expected, rtol=1e-12)
-    shifted = np.exp(seen["logits"] - seen["logits"].max(1, keepdims=True), dtype=np.float64)
+    shifted = np.exp(seen.logits - seen.logits.max(1, keepdims=True), dtype=np.float64)
     worst = np.argsort((shifted / shifted.sum(1, keepdims=True))[np.arange(23), labels])[:8]
-    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "worst.png")), np.concatenate(seen["images"][worst], axis=1))
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "worst.png")), np.concatenate(seen.images[worst], axis=1))
     by_tensor = [record for record in records if "gradient_norm/net/kernel" in record]
     assert [record["step"] for record in by_tensor] == [1, 11]
     for record in by_tensor:

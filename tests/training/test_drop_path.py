@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.step import PIXELS, assert_close, distributed_gradients, initial_params, make_batch, step_config
+from helpers.step import PIXELS, assert_close, distributed_gradients, initial_params, make_batch, step_config, with_parts
 
 from jaxdp import models
 from jaxdp.config import Model
@@ -19,8 +19,7 @@ RATE = 0.5
 
 
 def drop_path_config(norm="synchronized"):
-    config = step_config(norm)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, drop_path=RATE))
+    return with_parts(step_config(norm), model={"drop_path": RATE})
 
 
 @pytest.mark.parametrize("of_each_image", [False, True])

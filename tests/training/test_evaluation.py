@@ -43,9 +43,7 @@ def trained():
     return model, jax.tree.map(lambda p: p + 0.1, params), stats
 
 
-@pytest.mark.parametrize(
-    ("mesh_shape", "batch"), [((1, 1), (53, 53)), ((2, 4), (16, 16)), ((1, 3), (20, 21)), ((8, 1), (100, 104))]
-)
+@pytest.mark.parametrize(("mesh_shape", "batch"), [((1, 1), (53, 53)), ((1, 3), (20, 21)), ((2, 4), (100, 104))])
 def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_shape, batch):
     model, params, stats = trained
     mesh = make_mesh(*mesh_shape)

@@ -171,12 +171,16 @@ def test_train_in_a_locked_directory_raises(tiny, tmp_path):
     assert refused
 
 
-def test_non_finite_loss_raises_with_step_samples_and_learning_rate(tiny_resnet, tmp_path):
-    config = dataclasses.replace(
-        tiny_resnet,
-        optimizer=dataclasses.replace(tiny_resnet.optimizer, name="sgd"),
-        schedule=dataclasses.replace(tiny_resnet.schedule, learning_rate=1e15),
+def with_rate(config, rate, **schedule):
+    """The config with plain SGD, whose updates grow with the learning rate."""
+    optimizer = dataclasses.replace(config.optimizer, name="sgd")
+    return dataclasses.replace(
+        config, optimizer=optimizer, schedule=dataclasses.replace(config.schedule, learning_rate=rate, **schedule)
     )
+
+
+def test_non_finite_loss_raises_with_step_samples_and_learning_rate(tiny_resnet, tmp_path):
+    config = with_rate(tiny_resnet, 1e15)
     with pytest.raises(
         TrainingError, match=r"is (nan|inf) at step [23] \(samples (16|24), learning rate .*e\+14\): lower sched"
     ):
@@ -186,13 +190,7 @@ def test_non_finite_loss_raises_with_step_samples_and_learning_rate(tiny_resnet,
 
 def test_non_finite_parameters_after_the_last_step_raise(tiny_resnet, tmp_path):
     """One step with a huge learning rate: its loss is finite, its updated parameters are not."""
-    config = dataclasses.replace(
-        tiny_resnet,
-        epochs=0.1,
-        batch=(Phase(8),),
-        optimizer=dataclasses.replace(tiny_resnet.optimizer, name="sgd"),
-        schedule=dataclasses.replace(tiny_resnet.schedule, learning_rate=1e15, warmup_epochs=0.0),
-    )
+    config = with_rate(dataclasses.replace(tiny_resnet, epochs=0.1, batch=(Phase(8),)), 1e15, warmup_epochs=0.0)
     with pytest.raises(TrainingError, match=r"held-out loss is (nan|inf) after the last step \(1, samples 8\)"):
         train(config, tmp_path)
     assert not (tmp_path / "result.json").exists()
@@ -238,32 +236,20 @@ def test_train_in_a_directory_without_config_raises_and_changes_nothing(tiny, tm
     assert train(tiny, folder, resume="never").workdir == f"{folder}-2"
 
 
-def test_train_after_an_attempt_without_steps_accepts_another_config(tiny, tmp_path, monkeypatch):
-    """After an out-of-memory error, the user follows its advice in the same directory."""
-
-    def exhausted(self, mesh, phase):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(step_compiler.StepCompiler, "_compile_train", exhausted)
-        with pytest.raises(ConfigError, match="out of memory"):
-            train(tiny, tmp_path)
-    other = dataclasses.replace(tiny, batch=(Phase(8, 1.5, per_worker_batch=1), Phase(16)))
-    assert train(other, tmp_path).steps == 15
-
-
-def test_out_of_memory_raises_and_suggests_a_smaller_batch(tiny, tmp_path, monkeypatch):
+def test_out_of_memory_suggests_a_smaller_batch_which_the_directory_of_the_attempt_accepts(tiny, tmp_path, monkeypatch):
     def exhausted(self, mesh, phase):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes.\nmore")
 
-    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", exhausted)
     config = dataclasses.replace(tiny, batch=(Phase(48),))
-    with pytest.raises(ConfigError) as error:
-        train(config, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(step_compiler.StepCompiler, "_compile_train", exhausted)
+        with pytest.raises(ConfigError) as error:
+            train(config, tmp_path)
     message = str(error.value)
     assert message.startswith("batch.0.per_worker_batch=12: out of memory (RESOURCE_EXHAUSTED")
     assert "try --batch.0.per-worker-batch 6, which keeps the global batch 48 by accumulating 2 micro-batches" in message
     assert "\n" not in message
+    assert train(dataclasses.replace(config, batch=(Phase(48, per_worker_batch=6),)), tmp_path).steps == 4
 
 
 def test_phases_on_different_numbers_of_devices_equal_one_device(tiny, tmp_path):
@@ -288,24 +274,18 @@ def test_train_with_invalid_arguments_raises(tmp_path):
 
 
 def test_phases_of_one_mesh_share_the_evaluation_program_with_the_rows_of_the_largest_batch(tiny):
-    from jaxdp.planning import make_plan
-    from jaxdp.training.step_compiler import StepCompiler
-
     plan = make_plan(tiny, examples=50, devices=4)  # batches of 8 and 16
-    programs = StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
+    programs = step_compiler.StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
     assert [programs.evaluation_rows(phase) for phase in plan.phases] == [(12, 12)] * 2  # two batches, spread evenly
     programs.close()
 
 
 def test_hyperparameters_of_each_phase_follow_the_plan(tiny, monkeypatch):
     """The noise-scale rule with momentum 0.5 at a batch of 8 gives 1 - 0.5 * 8 / 16 at a batch of 16."""
-    from jaxdp.planning import make_plan
-    from jaxdp.training.step_compiler import StepCompiler
-
     optimizer = dataclasses.replace(tiny.optimizer, momentum=0.5, momentum_rule="noise_scale")
     monkeypatch.setattr("jaxdp.schedules.MOMENTUM_BATCH", 8)
     plan = make_plan(dataclasses.replace(tiny, optimizer=optimizer), examples=50, devices=4)
-    programs = StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
+    programs = step_compiler.StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
     for phase, momentum in zip(plan.phases, (0.5, 0.75), strict=True):
         hyperparameters = programs.hyperparameters(phase, programs.plan.learning_rate(phase.first_sample))
         assert float(hyperparameters["momentum"]) == pytest.approx(momentum)

@@ -1,6 +1,5 @@
 """16-bit compute with float32 parameters, loss scaling, clipping, averaged weights, statistics and rematerialization."""
 
-import dataclasses
 import functools
 
 import jax
@@ -15,28 +14,25 @@ from helpers.step import (
     assert_close,
     assert_replicated,
     compiled_step,
+    distributed_gradients,
+    hyperparameters,
     initial_params,
     linear_config,
     make_batch,
     step_config,
+    with_parts,
 )
 
 from jaxdp import TrainingError, models, train
 from jaxdp.callbacks import checks
-from jaxdp.config import Model
+from jaxdp.config import Model, Optimizer
 from jaxdp.data import prefetch
+from jaxdp.data.augment import augment, normalize
 from jaxdp.errors import ConfigError
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.state import create_state
+from jaxdp.training.state import Average, TrainState, create_state
 from jaxdp.validation import from_json, to_json
-
-
-def with_parts(config, **parts):
-    """The config with fields of its parts changed: model={"dtype": ...}."""
-    return dataclasses.replace(
-        config, **{name: dataclasses.replace(getattr(config, name), **fields) for name, fields in parts.items()}
-    )
 
 
 def run(config, steps=1, rate=0.1, change=lambda state: state, mesh_shape=(2, 2)):
@@ -45,8 +41,7 @@ def run(config, steps=1, rate=0.1, change=lambda state: state, mesh_shape=(2, 2)
     state = change(create_state(config, model, mesh)._replace(params=initial_params(config)[0]))
     before = jax.tree.map(np.asarray, state)
     for _ in range(steps):
-        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
-        state, metrics = step(state, prefetch.to_global(make_batch(), mesh), hyperparameters)
+        state, metrics = step(state, prefetch.to_global(make_batch(), mesh), hyperparameters(rate))
     return before, state, {name: value.item() for name, value in metrics.items()}
 
 
@@ -202,6 +197,19 @@ def test_clipping_scales_the_gradient_to_the_norm():
     assert_close(loose, expected, 1e-6)
 
 
+def test_average_over_many_steps_weights_the_last_ones_most_and_its_weights_sum_to_one():
+    decay, steps = 0.99, 1200
+    values = 3 + np.random.default_rng(0).normal(size=steps)
+    weights = decay ** np.arange(steps)[::-1]
+    expected = [(weights[-n:] * values[:n]).sum() / weights[-n:].sum() for n in range(1, steps + 1)]
+    zero = np.zeros((), np.float32)
+    average, found = Average({"w": zero}, {}, zero), []
+    for value in values:
+        average = average.include({"w": np.float32(value)}, {}, Optimizer(average_decay=decay))
+        found.append(float(TrainState({"w": zero}, {}, (), average, ()).evaluated[0]["w"]))
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
 def test_average_is_the_bias_corrected_mean_of_all_steps():
     """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
     decay, steps = 0.75, 3
@@ -218,14 +226,10 @@ def test_average_is_the_bias_corrected_mean_of_all_steps():
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
     """Equal to the mean over single workers up to float32 rounding, far below that of 16 bits."""
-    from helpers.step import distributed_gradients
-
     config = with_parts(step_config(), model={"dtype": dtype})
     model = models.create(config.model)
     params, stats = initial_params(config)
     _, together = distributed_gradients(config, (2, 4), 2)
-    from jaxdp.data.augment import augment, normalize
-
     moments, of_batch = [], jax.jit(lambda images: model.apply(params, stats, images, train=True)[1]["bn1"])
     for start in range(0, BATCH, PER_WORKER):
         part = {name: rows[start : start + PER_WORKER] for name, rows in make_batch().items()}

@@ -7,10 +7,19 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder, outcome, outcome_of_whole_run, read_records, tensorboard_scalars, train_shown, train_until
+from helpers.runs import (
+    Recorder,
+    damage,
+    outcome,
+    outcome_of_whole_run,
+    read_records,
+    tensorboard_scalars,
+    train_shown,
+    train_until,
+)
 
 import jaxdp
-from jaxdp import ConfigError, Stopped, TrainingError, train
+from jaxdp import ConfigError, Stopped, TrainingError, models, train
 from jaxdp.callbacks import checks
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
@@ -18,11 +27,13 @@ from jaxdp.checkpoint.orbax_io import load_state
 from jaxdp.config import Checkpoint, Data, Mesh, Phase, Stop
 from jaxdp.data.loader import DataError
 from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.inference.load_run import choose_checkpoint
+from jaxdp.inference.load_run import choose_checkpoint, load_run
 from jaxdp.loggers.console import Quiet
 from jaxdp.optim import loss_scale
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.records import read_log
 from jaxdp.report import report
+from jaxdp.training.state import abstract_state
 
 
 @pytest.mark.parametrize(
@@ -198,15 +209,9 @@ def test_resume_on_another_mesh_keeps_the_schedule_and_agrees_in_parameters(tiny
     here, there = schedule_of("here"), schedule_of("there")
     assert here == there
     assert len(here) - 10 >= 20
-    expected, resumed = (parameters(tmp_path / d, config) for d in ("here", "there"))
+    expected, resumed = (load_run(tmp_path / name, config=config)[0].params for name in ("here", "there"))
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(resumed), strict=True):
         np.testing.assert_allclose(np.linalg.norm(a - b), 0, atol=1e-4 * max(np.linalg.norm(a), 1e-3))
-
-
-def parameters(workdir, config):
-    from jaxdp.inference.load_run import load_run
-
-    return jax.tree.map(np.asarray, load_run(workdir, config=config)[0].params)
 
 
 def test_resume_with_a_changed_config_raises_unless_accepted(tiny, tmp_path):
@@ -331,25 +336,10 @@ def test_resume_from_an_invalid_origin_raises_one_line(tiny, tmp_path):
 # damage
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(bytes(data))
-
-
-def abstract_of(config):
-    from jaxdp import models
-    from jaxdp.parallel.mesh import make_mesh
-    from jaxdp.training.state import abstract_state
-
-    mesh = make_mesh(2, 2)
-    return mesh, abstract_state(config, models.create(config.model), mesh)
-
-
 def test_resume_with_a_damaged_checkpoint_equals_an_uninterrupted_run(tiny, tmp_path):
     train_until(tiny, tmp_path / "run", step=13)
     newest = checkpoint_paths(tmp_path / "run/checkpoints")[0]
-    flip(max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size))
+    damage(newest)
     screen = Recorder()
     train_shown(tiny, tmp_path / "run", screen=screen)
     assert any("skipped the checkpoint" in text for text in screen.lines)
@@ -363,7 +353,7 @@ def test_load_state_of_changed_arrays_with_matching_files_raises(tiny, tmp_path)
     ours, theirs = (latest_valid(tmp_path / str(seed) / "checkpoints") for seed in (0, 1))
     forged = dataclasses.replace(theirs, arrays=ours.arrays)
     with pytest.raises(CorruptCheckpoint, match=r"the checksum of the array .* does not match"):
-        load_state(forged, abstract_of(tiny)[1])
+        load_state(forged, abstract_state(tiny, models.create(tiny.model), make_mesh(2, 2)))
 
 
 def test_resume_with_all_checkpoints_damaged_raises_and_changes_nothing(tiny, tmp_path):
@@ -376,20 +366,21 @@ def test_resume_with_all_checkpoints_damaged_raises_and_changes_nothing(tiny, tm
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
+class OneBroken:
+    broken = True
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 7 and self.broken:
+            return b"broken", 0
+        return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
+
+
 def test_resume_after_a_bad_image_equals_an_uninterrupted_run(tiny, tmp_path):
-    class Source:
-        broken = True
-
-        def __len__(self):
-            return 40
-
-        def __getitem__(self, index):
-            if index == 7 and self.broken:
-                return b"broken", 0
-            return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
-
     config = dataclasses.replace(tiny, batch=(Phase(8),), data=Data(image_size=80, augmentation="none"))
-    source = Source()
+    source = OneBroken()
     with pytest.raises(
         DataError, match=r"training image 7 cannot be used: .*; (the last valid checkpoint|there is no checkpoint)"
     ):
@@ -401,20 +392,12 @@ def test_resume_after_a_bad_image_equals_an_uninterrupted_run(tiny, tmp_path):
 
 
 def test_resume_with_skipped_images_keeps_their_list(tiny, tmp_path):
-    class Source:
-        def __len__(self):
-            return 40
-
-        def __getitem__(self, index):
-            if index == 7:
-                return b"broken", 0
-            return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
-
     data = Data(image_size=80, augmentation="none", on_bad_image="skip")
     config = dataclasses.replace(tiny, epochs=2.0, batch=(Phase(8),), data=data)
     config = dataclasses.replace(config, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
-    train_until(config, tmp_path / "cut", datasets=(Source(), Source()), step=7)
-    train(config, tmp_path / "cut", datasets=(Source(), Source()))
-    train(config, tmp_path / "whole", datasets=(Source(), Source()))
+    datasets = (OneBroken(), OneBroken())
+    train_until(config, tmp_path / "cut", datasets=datasets, step=7)
+    train(config, tmp_path / "cut", datasets=datasets)
+    train(config, tmp_path / "whole", datasets=datasets)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert list(outcome(tmp_path / "cut")[1]["bad_images"]) == ["training image 7", "evaluation image 7"]

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import optax
 import pytest
-from helpers.runs import Recorder, outcome, read_records, train_shown, train_until
+from helpers.runs import Recorder, damage, outcome, read_records, train_shown, train_until
 
 import jaxdp
 from jaxdp import ConfigError, train
@@ -117,12 +117,7 @@ def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
         train(longer(short, 2.0), tmp_path, schedule_from_now=True)
 
 
-def test_warm_up_of_a_recipe_is_not_scaled_to_the_length_of_the_whole_run():
-    """Phases are: their ends are epochs of the run."""
-
-
 def test_epochs_scale_a_recipe_in_python_as_on_the_command_line():
-
     recipe = Config(epochs=10.0, batch=(Phase(8, 5.0), Phase(16)), schedule=Schedule(warmup_epochs=1.0))
     flags = ["--epochs", "20"]
     in_python, of_command = (adapt(recipe, [*flags, *more]).config for more in ([], ["--schedule-from-now"]))
@@ -133,8 +128,7 @@ def test_epochs_scale_a_recipe_in_python_as_on_the_command_line():
 def test_damaged_newest_checkpoint_begins_the_new_schedule_at_the_one_before(short, tmp_path):
     train_shown(short, tmp_path, screen=Quiet())
     newest, older, *_ = checkpoint_paths(tmp_path / "checkpoints")
-    file = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    file.write_bytes(bytes(file.stat().st_size))
+    damage(newest)
     continued(longer(short, 2.0), tmp_path)
     assert run_config(tmp_path).schedule.from_epoch == int(older.name) / 50 == 0.8
     assert rates(tmp_path)[50] == 0.0  # the first of the warm-up, 40 images seen

@@ -17,10 +17,12 @@ from helpers.step import (
     assert_replicated,
     compiled_step,
     distributed_gradients,
+    hyperparameters,
     initial_params,
     linear_config,
     make_batch,
     step_config,
+    with_parts,
 )
 from jax.sharding import PartitionSpec
 
@@ -59,6 +61,15 @@ def reference(norm, config):
     return mean[1], mean[0][0], mean[0][1]
 
 
+def assert_same_gradient(found, reference):
+    """found: of `distributed_gradients`, the same on every device. reference: (gradient, loss, moments)."""
+    (gradient, report), (expected, loss, moments) = found, reference
+    assert_close(gradient, expected, 1e-5)
+    assert_close(report["moments"], moments, 1e-5)
+    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert_replicated((gradient, report))
+
+
 def case(name, shape, quick):
     """A strategy on a mesh; all but the one on mesh `quick` run with the slow tests."""
     return pytest.param(name, shape, marks=[] if shape == quick else pytest.mark.slow)
@@ -72,40 +83,23 @@ CASES = [case(name, shape, (4, 2) if name == "torus" else (2, 4)) for name in ST
 def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(normalized_linear, mesh_shape, strategy):
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
     config_of = step_config if strategy == "torus" else linear_config
-    gradient, report = distributed_gradients(config_of(strategy=strategy), mesh_shape, accumulation)
-    expected, loss, moments = reference("per_worker", config_of())
-    assert_close(gradient, expected, 1e-5)
-    assert_close(report["moments"], moments, 1e-5)
-    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
-    assert_replicated((gradient, report))
+    found = distributed_gradients(config_of(strategy=strategy), mesh_shape, accumulation)
+    assert_same_gradient(found, reference("per_worker", config_of()))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "mesh_shape"),
-    [case("torus", shape, (2, 4)) for shape in ((2, 4), (1, 8), (8, 1))]
-    + [(name, (2, 4)) for name in STRATEGIES if name != "torus"],
-)
-def test_gradient_with_synchronized_statistics_equals_one_device_with_the_whole_batch(strategy, mesh_shape):
-    gradient, report = distributed_gradients(step_config("synchronized", strategy), mesh_shape, 1)
-    expected, loss, moments = reference("synchronized", step_config())
-    assert_close(gradient, expected, 1e-5)
-    assert_close(report["moments"], moments, 1e-5)
-    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
-    assert_replicated((gradient, report))
+@pytest.mark.parametrize("mesh_shape", [(2, 4), *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((1, 8), (8, 1)))])
+def test_gradient_with_synchronized_statistics_equals_one_device_with_the_whole_batch(mesh_shape):
+    found = distributed_gradients(step_config("synchronized"), mesh_shape, 1)
+    assert_same_gradient(found, reference("synchronized", step_config()))
 
 
 @pytest.mark.parametrize("norm", ["per_worker", pytest.param("synchronized", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(norm):
-    mesh_shape, config = (2, 4), step_config(norm)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm="folded"))
+    mesh_shape, config = (2, 4), with_parts(step_config(norm), model={"batch_norm": "folded"})
     workers = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
-    gradient, report = distributed_gradients(config, mesh_shape, workers if norm == "per_worker" else 1)
-    expected, loss, moments = reference(norm, step_config())
-    assert_close(gradient, expected, 1e-5)
-    assert_close(report["moments"], moments, 1e-5)
-    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
-    assert_replicated((gradient, report))
+    found = distributed_gradients(config, mesh_shape, workers if norm == "per_worker" else 1)
+    assert_same_gradient(found, reference(norm, step_config()))
 
 
 BOTTLENECK = (2, 2, 1, 1)  # blocks: at the beginning of a stage and behind another of it, folded and with too few rows
@@ -113,9 +107,7 @@ BOTTLENECK = (2, 2, 1, 1)  # blocks: at the beginning of a stage and behind anot
 
 def bottleneck_config():
     """Bottleneck blocks, of which the first three stages fold; in the last stage the batch of a worker has too few rows."""
-    config = step_config()
-    changes = {"depth": 50, "width": 3, "batch_norm": "folded"}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+    return with_parts(step_config(), model={"depth": 50, "width": 3, "batch_norm": "folded"})
 
 
 @pytest.mark.slow
@@ -124,23 +116,15 @@ def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch
     """Worker after worker."""
     monkeypatch.setitem(resnet.BLOCKS, 50, BOTTLENECK)
     config, batch = bottleneck_config(), make_batch()
-    gradient, report = distributed_gradients(config, (4, 2), BATCH // PER_WORKER // 8)
+    found = distributed_gradients(config, (4, 2), BATCH // PER_WORKER // 8)
     images = normalize(jax.jit(functools.partial(augment, config))(batch["images"], batch["positions"]), *PIXELS)
     parts = [(images[i : i + PER_WORKER], batch["labels"][i : i + PER_WORKER]) for i in range(0, BATCH, PER_WORKER)]
-    expected, loss, moments = mean_gradient(initial_params(config)[0], parts, 50, config.optimizer.label_smoothing)
-    assert_close(gradient, expected, 1e-5)
-    assert_close(report["moments"], moments, 1e-5)
-    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
-    assert_replicated((gradient, report))
+    assert_same_gradient(found, mean_gradient(initial_params(config)[0], parts, 50, config.optimizer.label_smoothing))
 
 
 def with_options(form, options):
     """The config of a test with a form of batch normalization, and fields of its parts changed."""
-    config = step_config()
-    parts = options | {"model": {"batch_norm": form} | options.get("model", {})}
-    return dataclasses.replace(
-        config, **{part: dataclasses.replace(getattr(config, part), **fields) for part, fields in parts.items()}
-    )
+    return with_parts(step_config(), **options | {"model": {"batch_norm": form} | options.get("model", {})})
 
 
 # Options that change the program of the folded form: the test compares it with the separate form under the same option.
@@ -168,14 +152,13 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_with_an_option(
     assert float(ours["loss"]) == pytest.approx(float(report["loss"]), rel=1e-6)
 
 
-def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
+def stepped(config, mesh_shape, rates=(0.3, 0.2)):
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
     step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
     state = create_state(config, model, mesh)
     for rate in rates:
-        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(momentum), "seed": np.uint32(config.seed)}
-        state, metrics = step(state, prefetch.to_global(make_batch(), mesh), hyperparameters)
+        state, metrics = step(state, prefetch.to_global(make_batch(), mesh), hyperparameters(rate))
     return state, metrics
 
 
@@ -263,8 +246,8 @@ def test_random_numbers_of_a_step_follow_the_seed_that_it_is_given(normalized_li
 
     def loss(config, seed):
         state = create_state(linear_config(), models.create(config.model), mesh)
-        hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(seed)}
-        return float(compiled_step(config, (2, 2))(state, prefetch.to_global(batch, mesh), hyperparameters)[1]["loss"])
+        _, metrics = compiled_step(config, (2, 2))(state, prefetch.to_global(batch, mesh), hyperparameters(0.1, seed=seed))
+        return float(metrics["loss"])
 
     assert loss(linear_config(), 1) == loss(linear_config(seed=1), 1) != loss(linear_config(), 0)
 
@@ -282,9 +265,5 @@ def test_the_state_is_donated(normalized_linear):
     mesh, model = make_mesh(2, 4), models.create(config.model)
     state = create_state(config, model, mesh)
     step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=2)
-    step(
-        state,
-        prefetch.to_global(make_batch(), mesh),
-        {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(0)},
-    )
+    step(state, prefetch.to_global(make_batch(), mesh), hyperparameters(0.1))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.opt_state)))
