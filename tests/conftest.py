@@ -53,7 +53,7 @@ TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOUR
 @pytest.fixture(autouse=True)
 def tables_as_before(request):
     """Undo what a test registers, replaces or removes; the order of these tables is that of help texts and documents."""
-    PROGRAMS.enabled = "monkeypatch" not in request.fixturenames
+    PROGRAMS.enabled = {"monkeypatch", "own_programs"}.isdisjoint(request.fixturenames)
     if not PROGRAMS.enabled:  # the test patches perhaps the blocks of a ResNet, which equal networks do not show
         models.initial_shapes.cache_clear()
     tables = [part for table in TABLES for part in (table.entries, table.implementations)]
@@ -66,6 +66,11 @@ def tables_as_before(request):
     if not PROGRAMS.enabled:
         models.initial_shapes.cache_clear()
         PROGRAMS.enabled = True
+
+
+@pytest.fixture
+def own_programs() -> None:
+    """Runs of the test compile what they need, though another test has compiled it."""
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdp.choices import LOSSES, MODELS, OPTIMIZERS
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training import start
 from jaxdp.training.state import replicate
@@ -52,8 +52,14 @@ class SharedPrograms:
 
 def relevant(config):
     """All that a program may depend on: the config without what only the loop reads, and the functions that it names."""
-    names = (OPTIMIZERS, config.optimizer.name), (LOSSES, config.optimizer.loss), (MODELS, config.model.name)
-    used = tuple(table.implementations[name] for table, name in (*names, (STRATEGIES, config.reduce.strategy)))
+    named = (
+        (OPTIMIZERS, config.optimizer.name),
+        (LOSSES, config.optimizer.loss),
+        (MODELS, config.model.name),
+        (STRATEGIES, config.reduce.strategy),
+        (AUTO_AUGMENTS, config.data.auto_augment),
+    )
+    used = tuple(table.implementations.get(name) for table, name in named)
     default = type(config)()
     phases = tuple(dataclasses.replace(phase, until_epoch=None) for phase in config.batch)
     loop = ("name", "seed", "epochs", "schedule", "evaluation", "checkpoint", "logging", "stop", "storage")

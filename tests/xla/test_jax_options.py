@@ -24,6 +24,8 @@ from jaxdp.records import read_log
 from jaxdp.training.step_compiler import mesh_of, trace_train_step
 from jaxdp.xla.jax_options import OWN, own_options, set_aside
 
+pytestmark = pytest.mark.usefixtures("own_programs")
+
 OTHERS = {
     "jax_enable_x64": True,
     "jax_numpy_dtype_promotion": "strict",
