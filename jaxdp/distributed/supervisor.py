@@ -268,7 +268,7 @@ class Follower:
         deadline = time.monotonic() + EXIT_SECONDS
         while time.monotonic() < deadline and not (self._written and self._written.left and self._others_left()):
             time.sleep(0.02)
-        self._let_others_exit()
+        _let_others_exit(self.cluster.rank)
 
     def check_board(self, own: Record) -> Verdict | None:
         """Called by the watchdog: says once that the board does not answer. The verdict if this process then stands still."""
@@ -354,9 +354,13 @@ class Follower:
             supervisor.print_report(tuple(verdict.report(alive, limits)))
         elif now - self._began >= limits.start_seconds:
             found = found or verdict.missing(self._records, processes, limits.start_seconds)
-            found = found and replace(found, reason=found.reason + self._other_coordinator())
+            found = found and replace(
+                found, reason=found.reason + _other_coordinator(self.supervisor.record.run, self._strangers)
+            )
         elif now - self._began >= limits.late_seconds:
-            supervisor.print_report((verdict.waiting(alive, processes, limits) + self._other_coordinator(),))
+            supervisor.print_report(
+                (verdict.waiting(alive, processes, limits) + _other_coordinator(self.supervisor.record.run, self._strangers),)
+            )
         if found is not None and supervisor.record.verdict is None:
             found = self._placed(found)
             supervisor.update(verdict=found)
@@ -369,7 +373,7 @@ class Follower:
             if now - self._began >= limits.start_seconds:
                 run, seconds = self.supervisor.record.run, limits.start_seconds
                 reason = f"rank 0 did not start at {run} within {seconds:g} s, or does not share --workdir"
-                return Verdict(reason + self._other_coordinator())
+                return Verdict(reason + _other_coordinator(self.supervisor.record.run, self._strangers))
             return None
         number, lines = rank0.report
         if lines or number > 0:
@@ -382,14 +386,6 @@ class Follower:
                 reason = f"sent no sign of life for {limit:g} s ({verdict.SILENT_CAUSES})"
                 return self._placed(verdict.blame(rank0, reason))
         return rank0.verdict
-
-    def _other_coordinator(self) -> str:
-        """What to add about processes that do not start because they give the coordinator a different name, else ""."""
-        own = self.supervisor.record.run
-        for other in self._strangers.alive.values():
-            names = f"rank {other.rank} on {other.host} names the coordinator {other.run}, and this process {own}"
-            return f"; {names}: give all processes the same HOST:PORT"
-        return ""
 
     def _placed(self, found: Verdict) -> Verdict:
         """The verdict with the place of a silent process of this host, which may hold its GIL: a signal writes its stacks."""
@@ -424,12 +420,7 @@ class Follower:
             for rank in range(1, self.cluster.num_processes):
                 self._add(rank, read_record(self.board, rank), self.supervisor.status.clock)
             time.sleep(0.05)
-        self._let_others_exit()
-
-    def _let_others_exit(self) -> None:
-        """On rank 0, wait for processes that have said that they leave: JAX aborts every process that rank 0 leaves behind."""
-        if self.cluster.rank == 0:
-            time.sleep(LEAVE_SECONDS)
+        _let_others_exit(self.cluster.rank)
 
     def _others_left(self) -> bool:
         """On rank 0, whether every other process has left, has ended or is silent; one that has not started may still come."""
@@ -441,6 +432,20 @@ class Follower:
             for rank, record in self._records.alive.items()
             if rank != self.cluster.rank
         )
+
+
+def _other_coordinator(run: str, strangers: Records) -> str:
+    """What to add about processes that do not start because they give the coordinator a different name, else ""."""
+    for other in strangers.alive.values():
+        names = f"rank {other.rank} on {other.host} names the coordinator {other.run}, and this process {run}"
+        return f"; {names}: give all processes the same HOST:PORT"
+    return ""
+
+
+def _let_others_exit(rank: int) -> None:
+    """On rank 0, wait for processes that have said that they leave: JAX aborts every process that rank 0 leaves behind."""
+    if rank == 0:
+        time.sleep(LEAVE_SECONDS)
 
 
 _current: Supervisor | None = None
