@@ -42,41 +42,27 @@ if TYPE_CHECKING:  # what type checkers see; the names are those of the table be
 
 __version__ = "0.1.0"
 
-_MODULE_OF = {
-    "all_reduce_mean": "jaxdp.parallel.allreduce",
-    "all_reduce_sum": "jaxdp.parallel.allreduce",
-    "Callback": "jaxdp.training.callback",
-    "Config": "jaxdp.config",
-    "ConfigError": "jaxdp.errors",
-    "create_state": "jaxdp.training.own_loop",
-    "evaluate": "jaxdp.inference.evaluate",
-    "first_gradient": "jaxdp.analysis.first_gradient",
-    "load_config": "jaxdp.recipes",
-    "load_params": "jaxdp.inference.load_run",
-    "make_mesh": "jaxdp.parallel.mesh",
-    "make_train_step": "jaxdp.training.step",
-    "predict": "jaxdp.inference.predict",
-    "Predictions": "jaxdp.inference.predict",
-    "register_augmentation": "jaxdp.registration",
-    "register_dataset": "jaxdp.registration",
-    "register_loss": "jaxdp.registration",
-    "register_model": "jaxdp.registration",
-    "register_optimizer": "jaxdp.registration",
-    "register_schedule": "jaxdp.registration",
-    "register_strategy": "jaxdp.registration",
-    "Stopped": "jaxdp.distributed.preemption",
-    "train": "jaxdp.session",
-    "TrainingError": "jaxdp.errors",
-    "TrainResult": "jaxdp.training.result",
+_NAMES_OF = {
+    "analysis.first_gradient": "first_gradient",
+    "config": "Config",
+    "distributed.preemption": "Stopped",
+    "errors": "ConfigError TrainingError",
+    "inference.evaluate": "evaluate",
+    "inference.load_run": "load_params",
+    "inference.predict": "Predictions predict",
+    "parallel.allreduce": "all_reduce_mean all_reduce_sum",
+    "parallel.mesh": "make_mesh",
+    "recipes": "load_config",
+    "registration": "register_augmentation register_dataset register_loss register_model register_optimizer register_schedule "
+    "register_strategy",
+    "session": "train",
+    "training.callback": "Callback",
+    "training.own_loop": "create_state",
+    "training.result": "TrainResult",
+    "training.step": "make_train_step",
 }
-_MODULES = (
-    "data",
-    "losses",
-    "models",
-    "optim",
-    "report",
-    "schedules",
-)
+_MODULE_OF = {name: f"jaxdp.{module}" for module, names in _NAMES_OF.items() for name in names.split()}
+_MODULES = ("data", "losses", "models", "optim", "report", "schedules")
 __all__ = [*_MODULE_OF, *_MODULES, "plan"]
 
 

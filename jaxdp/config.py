@@ -576,10 +576,9 @@ class Reduce(Section):
     CPUs 65536 is faster"""
     overlap: bool = True
     """Overlap of all-reduces with the backward pass of later segments of the network; no effect with gradient accumulation"""
-    update: Literal["replicated", "sharded", "auto"] = "replicated"
+    update: Literal["replicated", "sharded"] = "replicated"
     """Update of the parameters: all on every device (replicated), or on each device its part, which is then gathered (sharded;
-    for a strategy that begins with a reduce-scatter and ends with an all-gather, such as torus); auto: the faster, measured at
-    the start"""
+    for a strategy that begins with a reduce-scatter and ends with an all-gather, such as torus)"""
 
 
 @dataclass(frozen=True)

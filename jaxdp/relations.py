@@ -55,10 +55,6 @@ def _divisors(number: int) -> set[int]:
 
 
 def _check_deterministic(config: Config) -> None:
-    if config.compile.deterministic and config.reduce.update == "auto":
-        reason = "not possible with reduce.update='auto', whose measurement may choose another form in another run"
-        hint = "set reduce.update to replicated or sharded"
-        raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
     if config.compile.deterministic and config.reduce.strategy == "auto":
         reason = "not possible with reduce.strategy='auto', whose measurement may choose another strategy in another run"
         hint = "set reduce.strategy to the one that `jaxdp bench allreduce` recommends"

@@ -15,9 +15,9 @@ from scipy.optimize import nnls
 from jaxdp import models
 from jaxdp.analysis import cost_model
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
+from jaxdp.bench.updates import time_updates, update_candidates
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
-from jaxdp.setup.tuning import time_updates, update_candidates
 from jaxdp.strategies import STRATEGIES
 
 
