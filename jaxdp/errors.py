@@ -1,6 +1,7 @@
 """Exceptions, exit codes, and helpers that turn values and errors into one printable line."""
 
 import difflib
+import enum
 import errno
 import inspect
 import sys
@@ -25,17 +26,11 @@ class OneLine:
         return [f"{type(self).__name__}: {self}"]
 
 
-class _NoValue:
-    """Type of NO_VALUE."""
-
-    def __repr__(self) -> str:
-        return "NO_VALUE"
-
-    def __reduce__(self) -> str:
-        return "NO_VALUE"
+class _NoValue(enum.Enum):  # whose member stays the same when pickled
+    NO_VALUE = enum.auto()
 
 
-NO_VALUE = _NoValue()
+NO_VALUE = _NoValue.NO_VALUE
 
 
 class ConfigError(OneLine, ValueError):

@@ -186,8 +186,3 @@ def test_rate_before_the_schedule_is_refused(epoch, first):
     schedule = dataclasses.replace(SONY_B, from_epoch=first)
     with pytest.raises(ConfigError, match=rf"^epoch={epoch}: must be at least {first:g}, "):
         schedules.learning_rate(schedule, epoch, epochs=90.0, global_batch=256)
-
-
-def test_unknown_momentum_rule_names_the_rules():
-    with pytest.raises(ConfigError, match=r"^optimizer\.momentum_rule='typo': unknown name; choose from constant, noise_scale"):
-        schedules.momentum("typo", 0.9, global_batch=256)
