@@ -325,7 +325,6 @@ def _meant_by(word: str, flags: Flags) -> str | None:
 
 
 def _runs_hint() -> str:
-    """How to give a run, with those in the folder of runs."""
     runs = sorted(str(path) for path in Path(RUNS).glob("*") if is_run(path))
     return f"give the directory of a run; ./{RUNS} holds {', '.join(runs) or 'none'}"
 
@@ -407,7 +406,6 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
 
 
 def _counterparts(flags: Flags, program: str) -> dict[str, Counterpart]:
-    """The names of other trainers' flags that have a counterpart in a command."""
     meant = MEANT_IN.get(program, {})
     found = {name: COUNTERPARTS[meant.get(name, name)] for name in COUNTERPARTS}
     trains = "--resume" in flags.named  # which only the commands that train take

@@ -219,7 +219,6 @@ def _late_stop_reason(group: ProcessGroup, signals: SignalHandler) -> str | None
 
 
 def _checked(callbacks: Sequence[Callback]) -> list[Callback]:
-    """The user's callbacks. Raises ConfigError for other objects."""
     found: list[Any] = [*callbacks] if isinstance(callbacks, (list, tuple)) else [callbacks]
     for each in found:
         if not isinstance(each, Callback):
@@ -491,7 +490,6 @@ def _show_and_check(screen: Screen | Quiet, result: TrainResult, path: Path) -> 
 
 
 def _warnings(plan: Plan, group: ProcessGroup, *, saved_batches: SavedBatches | None, has_batch_norm: bool) -> list[str]:
-    """Warnings to show before a run."""
     warnings: list[str | None] = []
     if plan.config.finetune != Finetune() and plan.config.finetune.digest is None:
         warnings.append("warning: fine-tuning from random weights, because finetune.weights is not given")
@@ -534,7 +532,6 @@ def _read_origin(path: Path, workdir: Path) -> Manifest:
 
 
 def _check_same_config(origin: Manifest, config: Config) -> None:
-    """Raise ConfigError if a checkpoint is of a run with another configuration."""
     if differences := changes(origin.config, config):
         raise ConfigError(
             "--resume",

@@ -55,7 +55,6 @@ def model_summary(config: Config) -> dict[str, Any]:
 
 
 def _norms_messages(optimizer: Optimizer, tensors: int) -> list[int]:
-    """Bytes of the messages of sums of squares of a sharded update."""
     rule = OPTIMIZERS[optimizer.name]
     first = 4 * tensors * (1 + rule.uses_weight_norms)
     own_norm = rule.uses_weight_norms and optimizer.name != "lars"

@@ -14,11 +14,7 @@ import pytest
 
 import jaxdp.config
 from jaxdp import schedules
-from jaxdp.choices import (
-    OPTIMIZERS,
-    SOURCES,
-    UpdateRule,
-)
+from jaxdp.choices import OPTIMIZERS, SOURCES, UpdateRule
 from jaxdp.config import Config
 from jaxdp.data import augment
 from jaxdp.optim import optimizer

@@ -158,12 +158,7 @@ def test_a_password_of_s3_is_refused_with_the_variables_of_aws(protocol):
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "s3://bucket/a:b@c",
-        "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/name/a@b",
-        "http://host:8080/a@b",
-    ],
+    "url", ["s3://bucket/a:b@c", "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/name/a@b", "http://host:8080/a@b"]
 )
 def test_a_url_without_a_password_is_accepted(url):
     check_no_password(url, "--workdir")

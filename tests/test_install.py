@@ -85,17 +85,7 @@ def test_installed_wheel_plans_an_imagenet_recipe_by_name(command, outside):
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="a process namespace needs root and unshare")
 def test_installed_wheel_trains_as_process_1_saves_on_sigterm_and_resumes(command, outside):
     """As in a container, whose entry point is process 1: the kernel does not apply a signal's default action to it."""
-    flags = [
-        "train",
-        "--workdir",
-        "run",
-        *TINY,
-        *RESNET,
-        "--data.train-examples",
-        "1024",
-        "--mesh.cpu-devices",
-        "1",
-    ]
+    flags = ["train", "--workdir", "run", *TINY, *RESNET, "--data.train-examples", "1024", "--mesh.cpu-devices", "1"]
     environment = os.environ | CACHE_EVERYTHING
     contained = ["unshare", "--pid", "--fork", "--mount-proc", str(command), *flags]
     outer = subprocess.Popen(contained, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

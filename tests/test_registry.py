@@ -20,7 +20,7 @@ from jaxdp.cli import main
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
-from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_run
+from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
@@ -30,24 +30,17 @@ from jaxdp.strategies import STRATEGIES
 
 
 class Linear:
-    """Softmax regression, its inputs normalized over the batch if asked for."""
+    """Softmax regression."""
 
-    def __init__(self, config, normalized=False, logits=None):
-        self.classes, self.normalized, self.logits = logits or config.classes, normalized, logits
+    def __init__(self, config):
+        self.classes = config.classes
 
     def init(self, key, image_shape):
         spreads = {"kernel": np.full((np.prod(image_shape), self.classes), 0.01), "bias": np.zeros(self.classes)}
-        zeros = np.zeros(image_shape[-1])
-        return models.sample_params(key, spreads), {"norm": {"mean": zeros, "var": zeros + 1}} if self.normalized else {}
+        return models.sample_params(key, spreads), {}
 
     def apply(self, params, batch_stats, images, train):
-        moments = {}
-        if self.normalized:
-            mean, square = images.mean((0, 1, 2)), (images**2).mean((0, 1, 2))
-            moments = {"norm": {"mean": mean, "square": square}}
-            used = {"mean": mean, "var": square - mean**2} if train else batch_stats["norm"]
-            images = (images - used["mean"]) / (used["var"] + 1e-5) ** 0.5
-        return images.reshape(len(images), -1) @ params["kernel"] + params["bias"], moments
+        return images.reshape(len(images), -1) @ params["kernel"] + params["bias"], {}
 
 
 def both_ways(vector):
@@ -196,19 +189,6 @@ def test_commands_with_the_recipe_that_registers_the_model_load_its_run(tiny, tm
     del MODELS.entries["flat"]
     main.main(["report", run[1], "--config", str(recipe)])
     assert "missing" not in capsys.readouterr().err
-
-
-def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
-    """Its moving averages are those of the batches: with a decay of 0 those of the last one."""
-    jaxdp.register_model("linear", lambda config: Linear(config, normalized=True))
-    config = with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]))
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_momentum=0.0))
-    jaxdp.train(config, tmp_path)
-    state, *_ = load_run(tmp_path)
-    statistics = jax.device_get(state.batch_stats["norm"])
-    assert statistics["mean"].shape == (3,)
-    assert np.all(np.abs(statistics["mean"]) < 1.5)
-    assert np.all((statistics["var"] > 0.2) & (statistics["var"] < 1.5))
 
 
 def test_a_trained_run_needs_only_the_registered_parts_that_are_used(tiny, tmp_path):

@@ -146,8 +146,7 @@ def test_an_interval_is_reached_once_for_each_multiple_in_a_step():
 
 
 @pytest.mark.parametrize(
-    ("epoch", "value"),
-    [(0, 0.2), (2.5, 14.6), (5, 25.867284), (30, 22.222222), (60, 5.555556), (75, 1.388889), (90, 0.0)],
+    ("epoch", "value"), [(0, 0.2), (2.5, 14.6), (5, 25.867284), (30, 22.222222), (60, 5.555556), (75, 1.388889), (90, 0.0)]
 )
 def test_sony_b_has_the_papers_values_with_both_jumps(epoch, value):
     assert schedules.sony_b(SONY_B, Position(epoch, 90)) == pytest.approx(value, abs=5e-7)

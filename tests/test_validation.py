@@ -133,11 +133,7 @@ def test_threshold_is_checked_again_when_the_data_state_the_classes():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("auto", "separate", []),
-        ("folded", "auto", ["model.batch_norm: 'folded' -> 'separate'"]),
-    ],
+    ("old", "new", "expected"), [("auto", "separate", []), ("folded", "auto", ["model.batch_norm: 'folded' -> 'separate'"])]
 )
 def test_automatic_form_of_batch_norm_equals_the_form_that_it_selects(old, new, expected):
     config = load_config("digits")

@@ -229,7 +229,6 @@ class Audit(Callback):
             self._audit(run, batch, step)
 
     def _program(self, run: Run) -> Future[AuditProgram]:
-        """The audit of the phase, which is compiled in the background."""
         phase, compiler = run.phase, run.compiler
         key = ("audit", run.mesh, phase.global_batch, phase.accumulation, phase.image_size)
         return compiler.once(key, compile_audit, compiler, phase)

@@ -166,7 +166,6 @@ def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:
 
 
 def _allreduce_record(options: Allreduce) -> dict[str, Any]:
-    """The record of `jaxdp bench allreduce`, on all processes."""
     config, devices = _start(options)
     import jax
 
@@ -247,13 +246,7 @@ def _bench_step(options: Step, flags: list[str]) -> None:
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
     batch = checked_batch(mesh.size)
     record = bench.run(
-        config,
-        mesh,
-        batch=batch,
-        repeats=options.repeats,
-        seconds=options.seconds,
-        first_steps=starts,
-        profile=options.kernels,
+        config, mesh, batch=batch, repeats=options.repeats, seconds=options.seconds, first_steps=starts, profile=options.kernels
     )
     _bench_result(options, "step", record, bench=bench)
 
@@ -274,7 +267,6 @@ def _validated(options: Timed) -> Config:
 
 
 def _start(options: Timed) -> tuple[Config, list]:
-    """(validated config, devices of this machine)."""
     from jaxdp.distributed import runtime
 
     config = _validated(options)

@@ -167,7 +167,6 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
 
 
 def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
-    """Step time and efficiency on a network."""
     if options.network is None:
         return None
     from jaxdp.analysis import network_model
@@ -181,7 +180,6 @@ def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
 
 
 def _compiled(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
-    """Memory, kernels and collectives of the step, compiled for a GPU."""
     if options.compile_for is None:
         if options.phase:
             raise ConfigError("--phase", options.phase, reason="requires --compile-for")

@@ -80,11 +80,7 @@ def run(arguments: list[str], program: str) -> None:
         from jaxdp.report.output import write_page
 
         page = write_page(
-            runs,
-            options.output,
-            evaluate=options.evaluate,
-            checkpoint=options.checkpoint,
-            info=Screen(sys.stderr).info,
+            runs, options.output, evaluate=options.evaluate, checkpoint=options.checkpoint, info=Screen(sys.stderr).info
         )
         print(f"page: {page}", file=sys.stderr if options.json or options.csv == STDOUT else sys.stdout)
 

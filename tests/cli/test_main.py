@@ -182,10 +182,7 @@ OUTPUT_REASONS = {"pipe": "Broken pipe", "/dev/full": "No space left on device"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launched", "output", "errors"),
-    [(True, "pipe", "shown"), (False, "/dev/full", "closed")],
-)
+@pytest.mark.parametrize(("launched", "output", "errors"), [(True, "pipe", "shown"), (False, "/dev/full", "closed")])
 def test_training_outlasts_its_output(tmp_path, launched, output, errors):
     launch, reason = ["launch", "--processes", "2", "--", "jaxdp"] * launched, OUTPUT_REASONS[output]
     if output == "pipe":
