@@ -200,7 +200,7 @@ def _option(pair: list[flags.Flag]) -> str:
     spelled = ", ".join(f"{each.name} {'' if each.name.isupper() else each.value_name}".strip() for each in pair)
     shown = flag.default not in (None, False, ()) and not flag.required
     default = f" Default: `{' '.join(map(str, flag.default)) if flag.repeated else flag.default}`." if shown else ""
-    return f"````{{option}} {spelled}\n{flag_help.docstrings(flag.owner)[flag.field.name]}.{default}\n````\n"
+    return f"````{{option}} {spelled}\n{flag_help.help_text(flag)}.{default}\n````\n"
 
 
 # Python API

@@ -7,7 +7,7 @@ from jaxdp.callbacks.audit import Audit
 from jaxdp.callbacks.checkpoint_interval import CheckpointInterval
 from jaxdp.callbacks.checks import StepChecks
 from jaxdp.callbacks.early_stopping import EarlyStopping
-from jaxdp.callbacks.run_files import RunFiles
+from jaxdp.callbacks.run_files import RunFiles, Uploads
 from jaxdp.config import Config
 from jaxdp.loggers.callbacks import Console, MetricsFile, Plot
 from jaxdp.loggers.console import Quiet
@@ -38,7 +38,7 @@ def callbacks_of(
         RunFiles() if is_rank0 else None,
         trackers if is_rank0 else None,
         StepChecks(),
-        _uploads(mirror) if mirror else None,
+        Uploads(mirror) if mirror else None,
         Stragglers() if processes > 1 else None,
         InputAdvice() if is_rank0 else None,
         Audit(guard.audit_every_steps) if guard.audit_every_steps else None,
@@ -56,9 +56,3 @@ def callbacks_of(
     ]
     present = [callback for callback in loggers if callback] if is_rank0 else []
     return Callbacks([callback for callback in own if callback], users, present)
-
-
-def _uploads(mirror: "Mirror | MirrorFollower") -> Callback:
-    from jaxdp.callbacks.uploads import Uploads  # and what a run at a URL needs
-
-    return Uploads(mirror)

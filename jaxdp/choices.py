@@ -102,9 +102,7 @@ LOSSES = Choices(
             title="binary cross entropy",
         ),
         "binary_sum": Loss(
-            "its sum over the classes",
-            chance=lambda classes: classes * math.log(2),
-            title="sum of binary cross entropies",
+            "its sum over the classes", chance=lambda classes: classes * math.log(2), title="sum of binary cross entropies"
         ),
     },
     other=Loss("or a name registered with `jaxdp.register_loss`", chance=lambda _: math.inf),

@@ -13,15 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import Doc
 
-from jaxdp.choices import (
-    AUGMENTATIONS,
-    AUTO_AUGMENTS,
-    LOSSES,
-    MIXES,
-    OPTIMIZERS,
-    SOURCES,
-    STOP_METRICS,
-)
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, OPTIMIZERS, SOURCES, STOP_METRICS
 from jaxdp.errors import ConfigError as ConfigError
 from jaxdp.registry import NAME_PATTERN, OneOf
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
@@ -576,10 +568,9 @@ class Reduce(Section):
     CPUs 65536 is faster"""
     overlap: bool = True
     """Overlap of all-reduces with the backward pass of later segments of the network; no effect with gradient accumulation"""
-    update: Literal["replicated", "sharded", "auto"] = "replicated"
+    update: Literal["replicated", "sharded"] = "replicated"
     """Update of the parameters: all on every device (replicated), or on each device its part, which is then gathered (sharded;
-    for a strategy that begins with a reduce-scatter and ends with an all-gather, such as torus); auto: the faster, measured at
-    the start"""
+    for a strategy that begins with a reduce-scatter and ends with an all-gather, such as torus)"""
 
 
 @dataclass(frozen=True)
@@ -737,14 +728,7 @@ AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop
 AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, rand_augment_increasing=RandAugment, trivial_augment=TrivialAugment)
 MIXES.read("data", mixup=Mixed, cutmix=Mixed, mixup_or_cutmix=Mixed)
 SOURCES.read(
-    "data",
-    digits=Splits,
-    synthetic=Synthetic,
-    folder=OnDisk,
-    file=InFile,
-    given=OnDisk,
-    imagenet2012=OnDisk,
-    cifar10=OnDisk,
+    "data", digits=Splits, synthetic=Synthetic, folder=OnDisk, file=InFile, given=OnDisk, imagenet2012=OnDisk, cifar10=OnDisk
 )
 
 

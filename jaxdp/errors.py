@@ -1,14 +1,19 @@
-"""Exceptions, exit codes, and helpers that turn values and errors into one printable line."""
+"""Exceptions, exit codes, where an exception comes from, and helpers that turn values and errors into one printable line."""
 
 import difflib
+import enum
 import errno
 import inspect
+import os
 import sys
+import traceback
 from collections.abc import Iterable
 from functools import partial
 
 EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # EXIT_STOPPED: stopped by a signal; the same command resumes
 
+# An error is located in the code that calls these.
+LIBRARIES = {"jax", "jaxlib", "flax", "jaxdp", "contextlib", "functools"}
 SIMILAR = 0.7  # least similarity of a suggestion, as difflib measures it
 
 
@@ -25,17 +30,11 @@ class OneLine:
         return [f"{type(self).__name__}: {self}"]
 
 
-class _NoValue:
-    """Type of NO_VALUE."""
-
-    def __repr__(self) -> str:
-        return "NO_VALUE"
-
-    def __reduce__(self) -> str:
-        return "NO_VALUE"
+class _NoValue(enum.Enum):  # whose member stays the same when pickled
+    NO_VALUE = enum.auto()
 
 
-NO_VALUE = _NoValue()
+NO_VALUE = _NoValue.NO_VALUE
 
 
 class ConfigError(OneLine, ValueError):
@@ -132,3 +131,24 @@ def printable(text: object, limit: int = 200) -> str:
 def printable_lines(text: object) -> str:
     """`printable` for messages that quote untrusted text: keeps line breaks and does not truncate."""
     return "\n".join(printable(line, sys.maxsize - 1) for line in str(text).split("\n"))
+
+
+def not_imported(error: BaseException) -> str | None:
+    """The package that is missing or that failed while being imported; None for any other error."""
+    missing = [error.name] if isinstance(error, ImportError) and error.name else []
+    packages = [name.split(".")[0] for name in missing + _modules_being_imported(error)]
+    return next((name for name in packages if name != "jaxdp"), None)
+
+
+def _modules_being_imported(error: BaseException) -> list[str]:
+    """The modules that were being imported when the error was raised, innermost first."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = (frame.f_globals.get("__name__") for frame in reversed(frames) if frame.f_code.co_name == "<module>")
+    return [name for name in modules if name]
+
+
+def place_in_user_code(error: BaseException) -> str:
+    """ " at FILE:LINE", the innermost place in a traceback that is neither jaxdp's nor of `LIBRARIES`; "" if there is none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if frame.f_globals.get("__name__", "").split(".")[0] not in LIBRARIES]
+    return f" at {os.path.basename(own[-1].f_code.co_filename)}:{own[-1].f_lineno}" if own else ""

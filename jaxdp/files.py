@@ -7,6 +7,7 @@ import re
 import resource
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -166,28 +167,28 @@ def write_atomically(path: Path, data: bytes | str, *, sync: bool = False) -> No
 
     sync: also flush the content to the disk. Raises OSError with the file's name.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # no existing file can have this name
-    try:
+    with _temporary(path) as temporary:
         with open(temporary, "xb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def create_atomically(path: Path, data: bytes) -> None:
     """Create a file with its content at once. Raises FileExistsError, and OSError with the file's name."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
+    with _temporary(path) as temporary:
         temporary.write_bytes(data)
         os.link(temporary, path)
-    except FileExistsError:
-        raise
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A new name beside a file, which is removed at the end. Errors have the name of the file."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # no existing file can have this name
+    try:
+        yield temporary
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:

@@ -68,7 +68,6 @@ def show(options: type, flags: "Flags", *, program: str, topic: str, everyday: S
 
 
 def _group(flags: "Flags", group: str) -> str:
-    """A group of flags in full."""
     text = "\n".join(_wrap(f"{group}: {_group_texts(flags)[group]}.", _width()))
     return f"{text}\n{_full_rows(flag for flag in flags.named.values() if flag.group == group)}"
 
@@ -145,7 +144,6 @@ def purpose(flag: "Flag") -> str:
 
 
 def _short_text(flag: "Flag") -> str:
-    """The first clause of a flag's help, its choices and its default."""
     choices = f": {', '.join(flag.choices)}" if flag.choices else ""
     return purpose(flag) + choices + ("" if flag.switch else _default_text(flag))
 

@@ -317,10 +317,7 @@ def read(flags: Flags, arguments: list[str], program: str) -> tuple[dict[FieldPa
 
 
 def _meant_by(word: str, flags: Flags) -> str | None:
-    """The flags with which a command takes a recipe, a folder of images or a file to write; None for another word."""
-    for flag, suffix in (("--output", ".safetensors"), ("--card", ".md")):
-        if flag in flags.named and word.endswith(suffix):
-            return f"{flag} {shlex.quote(word)}"
+    """The flags with which a command takes a recipe or a folder of images; None for another word."""
     if "--config" in flags.named and (word in known_recipes() or word.endswith((".py", ".json"))):
         return f"--config {shlex.quote(word)}"
     is_folder = "--data.directory" in flags.named and Path(word).is_dir()
@@ -328,11 +325,8 @@ def _meant_by(word: str, flags: Flags) -> str | None:
 
 
 def _runs_hint() -> str:
-    """How to give a run, with those in the folder of runs."""
     runs = sorted(str(path) for path in Path(RUNS).glob("*") if is_run(path))
-    if not runs:
-        return f"give the directory of a run; ./{RUNS} holds none"
-    return f"give the directory of a run, for example {WORKDIR} {runs[0]}; ./{RUNS} holds {', '.join(runs)}"
+    return f"give the directory of a run; ./{RUNS} holds {', '.join(runs) or 'none'}"
 
 
 def _is_flag(word: str) -> bool:
@@ -367,7 +361,9 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
     word = name.removeprefix("--")
     joined = re.sub(r"\.(\d+\.)?", "-", word)  # model.ema as model-ema
     foreign = _counterparts(flags, program)
-    fields = _Fields(flags, word)
+    by_last_part = {_last(flag): flag for flag in reversed(flags.named)}
+    section, *index, last = word.split(".") if "." in word else ("", word)
+    fields = _in_nearest_section(flags.named, section, index) if section else by_last_part
 
     def counterpart_error(known: str) -> ConfigError:
         counterpart = foreign[known]
@@ -384,64 +380,44 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
     if phase and 0 < phases <= int(phase[1]):
         hint = "add phases in a recipe file, as batch=(Phase(...), Phase(...)) in configs/digits.py"
         return ConfigError(name, reason=f"the recipe has only {plural(phases, 'phase')}", hint=hint)
-    if fields.same and "." in word:
-        return similar_error(fields.same)
-    for known in (joined, fields.last):
+    if section and last in fields:
+        return similar_error(fields[last])
+    for known in (joined, last):
         if known in foreign:
             return counterpart_error(known)
         if known in flags.groups:
             return error(hint=f"its fields are {', '.join(flag for flag in flags.named if flags.named[flag].group == known)}")
         if known == word and any(argument.name == word.upper() for argument in flags.positional):
             return error(hint=f"give it as an argument: {' '.join([program, *following[:1]])}")
-        if flags.groups and known in NO_COUNTERPART and known not in fields.by_last_part:
+        if flags.groups and known in NO_COUNTERPART and known not in by_last_part:
             return error(hint=NO_COUNTERPART[known])
-    if near := fields.same or fields.nearest():
+    if section:
+        elsewhere = [flag for flag in flags.named if _last(flag) == last]
+        near = fields.get(nearest(last, fields) or "") or (elsewhere[0] if len(elsewhere) == 1 else None)
+    else:
+        near = fields.get(last) or nearest(f"--{word}", [*(flag for flag in flags.named if "." not in flag), "--help"])
+    if near:
         return similar_error(near)
-    if "." not in word and (similar := _nearest_word(word, [*foreign, *fields.by_last_part])):
-        return counterpart_error(similar) if similar in foreign else similar_error(fields.by_last_part[similar])
+    # Short words resemble many with other letters.
+    alike = [known for known in (*foreign, *by_last_part) if known[:1] == word[:1]]
+    if not section and (similar := nearest(word, alike)):
+        return counterpart_error(similar) if similar in foreign else similar_error(by_last_part[similar])
     return error(hint=f"`{flags.help_command(program)}` lists all flags")
 
 
 def _counterparts(flags: Flags, program: str) -> dict[str, Counterpart]:
-    """The names of other trainers' flags that have a counterpart in a command."""
     meant = MEANT_IN.get(program, {})
     found = {name: COUNTERPARTS[meant.get(name, name)] for name in COUNTERPARTS}
     trains = "--resume" in flags.named  # which only the commands that train take
     return {name: each for name, each in found.items() if each.flag in flags.named and (trains or not each.trains)}
 
 
-def _nearest_word(word: str, words: Iterable[str]) -> str | None:
-    """The most similar of words that begin with the same letter: short words of other letters resemble many."""
-    return nearest(word, [each for each in words if each[:1] == word[:1]])
-
-
-class _Fields:
-    """What the flags of a command have in common with `word`, an unknown one without --.
-
-    A flag with a section is compared part by part: its section with the sections, its field with the fields of the nearest one.
-    last: the last part of the word. by_last_part: the first flag with each last part. same: the flag of the same field in the
-    nearest section, or of a word without section the flag with this last part; None if there is none.
-    """
-
-    def __init__(self, flags: Flags, word: str) -> None:
-        self.word, self.named = word, list(flags.named)
-        section, *index, self.last = word.split(".") if "." in word else ("", word)
-        self.by_last_part = {_last(flag): flag for flag in reversed(self.named)}
-        self.section: dict[str, str] = {}
-        if section:
-            parts = {flag: flag.removeprefix("--").split(".") for flag in reversed(self.named) if "." in flag}
-            near = nearest(section, dict.fromkeys(first for first, *_ in parts.values()))
-            inside = {flag: rest for flag, (first, *rest) in parts.items() if first == near}
-            self.section = {rest[-1]: flag for flag, rest in inside.items() if not index or rest[:-1] in (index, [])}
-        self.same = (self.section if section else self.by_last_part).get(self.last)
-
-    def nearest(self) -> str | None:
-        """The most similar flag with as many parts, or the only flag whose last part is the word's; None if there is none."""
-        if "." not in self.word:
-            return nearest(f"--{self.word}", [*(flag for flag in self.named if "." not in flag), "--help"])
-        field = nearest(self.last, self.section)
-        same = [flag for flag in self.named if _last(flag) == self.last]
-        return self.section[field] if field else same[0] if len(same) == 1 else None
+def _in_nearest_section(named: Iterable[str], section: str, index: list[str]) -> dict[str, str]:
+    """Field -> flag in the section that is most similar to `section`; {} if there is none. index: [], or that of a phase."""
+    parts = {flag: flag.removeprefix("--").split(".") for flag in named if "." in flag}
+    near = nearest(section, dict.fromkeys(first for first, *_ in parts.values()))
+    inside = {flag: rest for flag, (first, *rest) in reversed(parts.items()) if first == near}
+    return {rest[-1]: flag for flag, rest in inside.items() if not index or rest[:-1] in (index, [])}
 
 
 def _last(flag: str) -> str:

@@ -70,12 +70,7 @@ def mikami(name: str, *, batch: tuple[Phase, ...], schedule: Schedule, label_smo
         model=Model(depth=50, classes=1000, dtype="float16", norm="per_worker", norm_momentum=0.0),
         batch=batch,
         optimizer=Optimizer(
-            name="lars",
-            momentum=0.9,
-            weight_decay=1e-4,
-            label_smoothing=label_smoothing,
-            loss_scale="dynamic",
-            **optimizer,
+            name="lars", momentum=0.9, weight_decay=1e-4, label_smoothing=label_smoothing, loss_scale="dynamic", **optimizer
         ),
         schedule=schedule,
         reduce=Reduce(strategy="torus", wire_dtype="float16"),

@@ -253,7 +253,6 @@ def _errors_of(path: Path) -> Iterator[None]:
 
 
 def _line_of(path: Path, error: BaseException) -> str:
-    """The innermost line of the recipe in an error's traceback."""
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
     return f" (line {lines[-1]})" if lines else ""
 

@@ -90,11 +90,17 @@ def scan_log(path: Path, accept: Callable[[dict[str, Any]], bool] = lambda recor
 
 def parse_record(line: str) -> dict[str, Any] | None:
     """The record in a line of a metrics.jsonl; None for a damaged or torn one."""
+    record = _dict_of(line)
+    return record if line.endswith("\n") and isinstance(record.get("samples"), int) else None
+
+
+def _dict_of(line: str | bytes) -> dict[str, Any]:
+    """The dict that a line of JSON holds; {} for a damaged one."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    return record if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("samples"), int) else None
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def is_plausible(record: dict[str, Any]) -> bool:
@@ -116,16 +122,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             lines = file.read(MAX_READ).split(b"\n")[:-1]
     except OSError:
         return []
-    return [event for line in lines if (event := _parse(line)) is not None]
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(event, dict) or not all(isinstance(event.get(name), str) for name in ("event", "text")):
-        return None
-    names = ("samples", "sessions", "wall_seconds")
-    numbers = {name: event[name] for name in names if isinstance(event.get(name), int | float)}
-    return {name: event[name] for name in ("event", "text", "host") if isinstance(event.get(name), str)} | numbers
+    kinds = {"event": str, "text": str, "host": str} | dict.fromkeys(("samples", "sessions", "wall_seconds"), int | float)
+    events = [_dict_of(line) for line in lines]
+    known = [{name: event[name] for name, kind in kinds.items() if isinstance(event.get(name), kind)} for event in events]
+    return [event for event in known if {"event", "text"} <= event.keys()]

@@ -38,7 +38,6 @@ def _check_phases(config: Config) -> None:
 
 
 def _check_worker_batches(config: Config) -> None:
-    """Per-worker batches divide the global batch."""
     for index, phase in enumerate(config.batch):
         whole, part = phase.global_batch, phase.per_worker_batch
         if part is not None and whole % part:
@@ -55,10 +54,6 @@ def _divisors(number: int) -> set[int]:
 
 
 def _check_deterministic(config: Config) -> None:
-    if config.compile.deterministic and config.reduce.update == "auto":
-        reason = "not possible with reduce.update='auto', whose measurement may choose another form in another run"
-        hint = "set reduce.update to replicated or sharded"
-        raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
     if config.compile.deterministic and config.reduce.strategy == "auto":
         reason = "not possible with reduce.strategy='auto', whose measurement may choose another strategy in another run"
         hint = "set reduce.strategy to the one that `jaxdp bench allreduce` recommends"
@@ -66,7 +61,6 @@ def _check_deterministic(config: Config) -> None:
 
 
 def _check_augmentation(config: Config) -> None:
-    """Stored images have a size that the augmentation can use."""
     data, name = config.data, config.data.augmentation
     for field, reason in unusable_fields(config).items():
         raise ConfigError(field, attrgetter(field)(config), reason=reason, hint="omit it")
@@ -92,7 +86,6 @@ def unusable_fields(config: Config) -> dict[str, str]:
 
 
 def _check_policies(config: Config) -> None:
-    """The random operations have magnitudes of their policy."""
     ranges, policy = config.augment, config.data.auto_augment
     if ranges.magnitude is not None and policy == "rand_augment" and ranges.magnitude % 1:
         hint = f"use {round(ranges.magnitude)}"
@@ -137,7 +130,6 @@ def check_stop(config: Config) -> None:
 
 
 def _check_blocks(config: Config) -> None:
-    """Drop-path has blocks to act on."""
     model = config.model
     if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
         reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
@@ -145,7 +137,6 @@ def _check_blocks(config: Config) -> None:
 
 
 def _check_loss_scale(config: Config) -> None:
-    """float16 has loss scaling."""
     for field, value in (("model.dtype", config.model.dtype), ("reduce.wire_dtype", config.reduce.wire_dtype)):
         if value == "float16" and config.optimizer.loss_scale == "none":
             hint = f"use --optimizer.loss-scale dynamic, or --{field.replace('_', '-')} bfloat16"

@@ -99,7 +99,6 @@ def _warm_up(schedule: "EverySchedule", epoch: float, *, start: float, peak: flo
 
 
 def _progress(schedule: "EverySchedule", at: Position) -> float:
-    """Fraction of the epochs after the warm-up."""
     return min((at.epoch - schedule.warmup_epochs) / (at.epochs - schedule.warmup_epochs), 1.0)
 
 
@@ -123,8 +122,7 @@ MOMENTUM_RULES = Choices(
             lambda base, batch: 1.0 - (1.0 - base) * (MOMENTUM_BATCH / batch),
         ),
         "as_printed": MomentumRule(
-            "the formula printed by Mikami et al.",
-            lambda base, batch: 1.0 - (1.0 - base) * (batch / MOMENTUM_BATCH),
+            "the formula printed by Mikami et al.", lambda base, batch: 1.0 - (1.0 - base) * (batch / MOMENTUM_BATCH)
         ),
     },
 )

@@ -36,20 +36,20 @@ from jaxdp.models.weights import NamedTensors
 from jaxdp.planning import Plan
 from jaxdp.records import MESSAGE
 from jaxdp.setup import consistency, continued, run_dir
-from jaxdp.setup.memory import out_of_memory_as_config_error
 from jaxdp.setup.prepare import (
     SavedBatches,
     changed_batches_warning,
     check_fits,
     data_fingerprint,
     make_compiler,
+    out_of_memory_as_config_error,
     prepare,
+    small_worker_warning,
 )
-from jaxdp.setup.small_workers import small_worker_warning
 from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.sizes import model_summary
 from jaxdp.trackers.tracker import Trackers, check_packages, trackers_of
-from jaxdp.training.callback import Callback, Callbacks
+from jaxdp.training.callback import Callback
 from jaxdp.training.loop import fit
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
@@ -59,7 +59,6 @@ from jaxdp.xla import jax_options
 
 if TYPE_CHECKING:
     from jaxdp.cloud.mirror import Mirror, MirrorFollower
-    from jaxdp.distributed.status import Board
 
 
 def train(
@@ -109,23 +108,14 @@ def train(
     )
 
 
-def board_opener(url: str | None) -> "Callable[[], Board] | None":
-    """What opens the status files of a run at a URL; None for a run in a directory."""
-    if url is None:
-        return None
-    from jaxdp.cloud.remote_run import Folder
-
-    return partial(Folder, url)
-
-
 @dataclasses.dataclass(frozen=True)
 class Command:
     """What a program that runs a command adds to `train`.
 
     screen: where progress is shown (None: inline in a notebook, else on stdout). started: `time.monotonic()` at the start of
     the command, for the reported times. signals: a `SignalHandler` that the caller enters; one that is not entered receives no
-    signals. notes: lines to show after the table at the start. cluster: launcher whose environment variables describe the
-    processes: auto, none, or a name from `jaxdp.distributed.launchers`.
+    signals. notes: lines to show after the table at the start. cluster, coordinator, processes, rank: how the processes of the
+    run start, as `jaxdp.distributed.launchers.detect` takes them.
     """
 
     screen: Screen | Quiet | None = None
@@ -133,19 +123,22 @@ class Command:
     signals: SignalHandler | None = None
     notes: Sequence[str] = ()
     cluster: str = "auto"
+    coordinator: str | None = None
+    processes: int | None = None
+    rank: int | None = None
 
 
 def run_session(
     config: Config,
     workdir: str | Path | None,
     *,
+    command: Command,
     resume: str | Path = "auto",
     accept_changes: bool = False,
     schedule_from_now: bool = False,
     datasets: tuple[Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     initial_params: Any = None,
-    command: Command,
 ) -> TrainResult:
     """`train`, for a command or a program."""
     screen, signals = command.screen or default_screen(), command.signals
@@ -159,7 +152,12 @@ def run_session(
         given = finetune.from_tree(config, initial_params)
         config = finetune.with_digest(config, given.digest)
     config, callbacks = validate(config), _checked(callbacks)
-    url = str(workdir).strip().rstrip("/") if is_url(workdir) else None
+    url, open_board = None, None
+    if is_url(workdir):
+        from jaxdp.cloud.remote_run import Folder
+
+        url = str(workdir).strip().rstrip("/")
+        open_board = partial(Folder, url)
     path = run_dir.local_workdir(workdir, config)
     is_command = signals is not None  # a command ignores a signal that arrives after the last evaluation
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
@@ -174,7 +172,10 @@ def run_session(
             guard=config.guard,
             while_waiting=signals.raise_if_signaled,
             directory=path,
-            open_board=board_opener(url),
+            open_board=open_board,
+            coordinator=command.coordinator,
+            processes=command.processes,
+            rank=command.rank,
         )
         if group.failure is not None:
             raise TrainingError("the processes of this run have failed before; start all of them again")
@@ -218,7 +219,6 @@ def _late_stop_reason(group: ProcessGroup, signals: SignalHandler) -> str | None
 
 
 def _checked(callbacks: Sequence[Callback]) -> list[Callback]:
-    """The user's callbacks. Raises ConfigError for other objects."""
     found: list[Any] = [*callbacks] if isinstance(callbacks, (list, tuple)) else [callbacks]
     for each in found:
         if not isinstance(each, Callback):
@@ -424,6 +424,19 @@ class _Session:
                 info(remark)
             model = models.create(config.model)
             reductions = reductions_of_run(plan, model, path, devices=devices, signals=signals, info=info)
+            checkpoints = CheckpointManager(
+                path / CHECKPOINTS, config.checkpoint, info, group=group, uploader=self.mirror, metric=config.stop.metric
+            )
+            callbacks = callbacks_of(
+                config,
+                self.callbacks,
+                processes=group.num_processes,
+                is_rank0=group.is_rank0,
+                screen=screen,
+                events=events,
+                trackers=trackers,
+                mirror=self.mirror,
+            )
             run = Run(
                 make_compiler(plan, devices, datasets, reductions=reductions),
                 datasets,
@@ -431,8 +444,8 @@ class _Session:
                 data_fingerprint=data_fingerprint,
                 location=self._location(path),
                 signals=signals,
-                checkpoints=self._checkpoints(config, path, info),
-                callbacks=self._callbacks(config, events, trackers),
+                checkpoints=checkpoints,
+                callbacks=callbacks,
                 info=info,
                 status=screen.status,
                 resume_action=screen.resume_action,
@@ -449,29 +462,6 @@ class _Session:
     def _location(self, path: Path) -> str:
         """Where the run is, for its user: its URL or directory."""
         return str(path if self.mirror is None else self.mirror.remote.location)
-
-    def _checkpoints(self, config: Config, path: Path, info: Callable[[str], Any]) -> CheckpointManager:
-        return CheckpointManager(
-            path / CHECKPOINTS,
-            config.checkpoint,
-            info,
-            group=self.signals.group,
-            uploader=self.mirror,
-            metric=config.stop.metric,
-        )
-
-    def _callbacks(self, config: Config, events: EventLog, trackers: Trackers) -> Callbacks:
-        group = self.signals.group
-        return callbacks_of(
-            config,
-            self.callbacks,
-            processes=group.num_processes,
-            is_rank0=group.is_rank0,
-            screen=self.screen,
-            events=events,
-            trackers=trackers,
-            mirror=self.mirror,
-        )
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
         """The digest of the given parameters that the run to be resumed stored; None for a new run."""
@@ -500,7 +490,6 @@ def _show_and_check(screen: Screen | Quiet, result: TrainResult, path: Path) -> 
 
 
 def _warnings(plan: Plan, group: ProcessGroup, *, saved_batches: SavedBatches | None, has_batch_norm: bool) -> list[str]:
-    """Warnings to show before a run."""
     warnings: list[str | None] = []
     if plan.config.finetune != Finetune() and plan.config.finetune.digest is None:
         warnings.append("warning: fine-tuning from random weights, because finetune.weights is not given")
@@ -543,7 +532,6 @@ def _read_origin(path: Path, workdir: Path) -> Manifest:
 
 
 def _check_same_config(origin: Manifest, config: Config) -> None:
-    """Raise ConfigError if a checkpoint is of a run with another configuration."""
     if differences := changes(origin.config, config):
         raise ConfigError(
             "--resume",

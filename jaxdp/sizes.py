@@ -40,7 +40,8 @@ def model_summary(config: Config) -> dict[str, Any]:
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
-    scalars = len(("loss", "accuracy", "request to save", "request to stop")) + _divides_by_class_weights(config)
+    divides_by_weights = bool(config.optimizer.class_weights) and config.data.mix == "none"  # their sum divides the loss
+    scalars = len(("loss", "accuracy", "request to save", "request to stop")) + divides_by_weights
     statistics = 4 * (counted["statistics"] + scalars)
     gathered = _gathered_messages(config, counted["shapes"], segments) if config.reduce.update == "sharded" else []
     return counted | {
@@ -54,7 +55,6 @@ def model_summary(config: Config) -> dict[str, Any]:
 
 
 def _norms_messages(optimizer: Optimizer, tensors: int) -> list[int]:
-    """Bytes of the messages of sums of squares of a sharded update."""
     rule = OPTIMIZERS[optimizer.name]
     first = 4 * tensors * (1 + rule.uses_weight_norms)
     own_norm = rule.uses_weight_norms and optimizer.name != "lars"
@@ -141,8 +141,3 @@ def input_bytes(plan: Plan) -> dict[str, int]:
         host = max(host, (PREFETCH_DEPTH + 1) * group * phase.local_devices * image_bytes(data))
         device = max(device, 2 * phase.per_device_batch * image_bytes(data))
     return {"host": host, "device": device}
-
-
-def _divides_by_class_weights(config: Config) -> bool:
-    """Whether the sum of the labels' class weights divides the training loss, in place of the number of images."""
-    return bool(config.optimizer.class_weights) and config.data.mix == "none"

@@ -101,13 +101,7 @@ def _parameter_server_cost(vertical: int, horizontal: int) -> list[Cost]:
 
 
 BUILTIN = (
-    Strategy(
-        name="psum",
-        help="algorithm chosen by XLA",
-        check_vma=True,
-        auto_candidate=True,
-        cost=_psum_cost,
-    ),
+    Strategy(name="psum", help="algorithm chosen by XLA", check_vma=True, auto_candidate=True, cost=_psum_cost),
     Strategy(name="ring", help="exchange with the next device", auto_candidate=True, cost=_ring_cost),
     # Jia et al., arXiv 1807.11205. There one master per row takes part in the second stage. In an SPMD program every device
     # does, so all columns carry the whole vector at once and nothing has to be broadcast along the rows.
@@ -130,12 +124,7 @@ BUILTIN = (
         cost=_torus_cost,
         gather_cost=_gather_rows_cost,
     ),
-    Strategy(
-        name="parameter_server",
-        help="exchange through one device",
-        max_devices=64,
-        cost=_parameter_server_cost,
-    ),
+    Strategy(name="parameter_server", help="exchange through one device", max_devices=64, cost=_parameter_server_cost),
 )
 STRATEGIES: Registry[Strategy, tuple[Stage, ...]] = Registry(
     "reduce.strategy", {one.name: one for one in BUILTIN}, function="register_strategy", reserved=(AUTO,)

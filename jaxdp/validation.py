@@ -12,16 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.choices import (
-    AUGMENTATIONS,
-    AUTO_AUGMENTS,
-    LOSSES,
-    MIXES,
-    MODELS,
-    OPTIMIZERS,
-    SOURCES,
-    STOP_METRICS,
-)
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, STOP_METRICS
 from jaxdp.config import BELOW_ONE, SMALLEST, Config, Section
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.files import check_no_password, expand_user
@@ -93,7 +84,6 @@ def from_json(text: str) -> Config:
 
 
 def _checked(parse: Callable[[], Config]) -> Config:
-    """The Config that `parse` returns, with its paths expanded and its relations checked."""
     try:
         config = parse()
     except ValidationError as error:
@@ -117,7 +107,6 @@ def _adapter() -> TypeAdapter[Config]:
 
 
 def _config_error(error: ValidationError) -> ConfigError:
-    """The first of pydantic's errors as a ConfigError."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # pydantic adds the type in a union
     reason = re.sub(r"^(Input|String) should ", "must ", first["msg"])
@@ -142,7 +131,6 @@ def _config_error(error: ValidationError) -> ConfigError:
 
 
 def _check_dependent_fields(config: Config) -> None:
-    """Reject values that the chosen optimizer, schedule, source or the like ignores."""
     values, defaults = flatten(dataclasses.asdict(config)), flatten(dataclasses.asdict(Config()))
     for table in TABLES:
         choice = values[table.field]

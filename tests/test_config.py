@@ -108,22 +108,10 @@ def test_changes_lists_the_epochs_without_the_schedule_that_they_scale():
     assert changes(Config(epochs=1.0), Config(epochs=1.000001)) == ["epochs: 1.0 -> 1.000001"]
 
 
-ANOTHER = {
-    "adapt": "all",
-    "boundaries": (1.0, 2.0),
-    "eval_split": "validation",
-    "class_weights": "balanced",
-    "target_threshold": 0.2,
-    "train_split": "fit",
-    "eval_size": 64,
-    "eval_resize": 64,
-    "eval_interpolation": "bicubic",
-    "crop_interpolation": "bicubic",
-    "operation_interpolation": "bilinear",
-    "magnitude": 5.0,
-    "image_column": "photo",
-    "label_column": "breed",
-}
+ANOTHER = {"adapt": "all", "class_weights": "balanced", "target_threshold": 0.2, "magnitude": 5.0, "boundaries": (1.0, 2.0)}
+ANOTHER |= {"train_split": "fit", "eval_split": "validation", "image_column": "photo", "label_column": "breed"}
+ANOTHER |= {"eval_size": 64, "eval_resize": 64, "eval_interpolation": "bicubic"}
+ANOTHER |= {"crop_interpolation": "bicubic", "operation_interpolation": "bilinear"}
 
 
 def another_value(name, default):

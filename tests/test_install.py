@@ -85,17 +85,7 @@ def test_installed_wheel_plans_an_imagenet_recipe_by_name(command, outside):
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="a process namespace needs root and unshare")
 def test_installed_wheel_trains_as_process_1_saves_on_sigterm_and_resumes(command, outside):
     """As in a container, whose entry point is process 1: the kernel does not apply a signal's default action to it."""
-    flags = [
-        "train",
-        "--workdir",
-        "run",
-        *TINY,
-        *RESNET,
-        "--data.train-examples",
-        "1024",
-        "--mesh.cpu-devices",
-        "1",
-    ]
+    flags = ["train", "--workdir", "run", *TINY, *RESNET, "--data.train-examples", "1024", "--mesh.cpu-devices", "1"]
     environment = os.environ | CACHE_EVERYTHING
     contained = ["unshare", "--pid", "--fork", "--mount-proc", str(command), *flags]
     outer = subprocess.Popen(contained, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -124,14 +114,6 @@ def test_extras_for_gpus_resolve(python, uv_cache):
         found = succeeded([uv(), "pip", "compile", "-q", *flags, "--extra", extra, ROOT / "pyproject.toml"])
         pinned = dict(re.findall(r"^([\w-]+)==(\S+)", found, re.MULTILINE))
         assert pinned[f"jax-{extra}-plugin"] == pinned["jaxlib"]
-
-
-@pytest.mark.slow
-def test_citation_matches_the_schema_of_the_citation_file_format(uv_cache):
-    found = succeeded(
-        [uv(), "tool", "run", "-q", "--cache-dir", uv_cache, "cffconvert", "--validate", "-i", ROOT / "CITATION.cff"]
-    )
-    assert "Citation metadata are valid according to schema version 1.2.0" in found
 
 
 def test_citation_has_the_version_and_license_of_the_package():

@@ -44,7 +44,6 @@ BASE = {
     "flag_help",
     "flags",
     "foreign_flags",
-    "imports",
     "losses",
     "network",
     "phases",

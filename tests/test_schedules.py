@@ -146,8 +146,7 @@ def test_an_interval_is_reached_once_for_each_multiple_in_a_step():
 
 
 @pytest.mark.parametrize(
-    ("epoch", "value"),
-    [(0, 0.2), (2.5, 14.6), (5, 25.867284), (30, 22.222222), (60, 5.555556), (75, 1.388889), (90, 0.0)],
+    ("epoch", "value"), [(0, 0.2), (2.5, 14.6), (5, 25.867284), (30, 22.222222), (60, 5.555556), (75, 1.388889), (90, 0.0)]
 )
 def test_sony_b_has_the_papers_values_with_both_jumps(epoch, value):
     assert schedules.sony_b(SONY_B, Position(epoch, 90)) == pytest.approx(value, abs=5e-7)
@@ -186,8 +185,3 @@ def test_rate_before_the_schedule_is_refused(epoch, first):
     schedule = dataclasses.replace(SONY_B, from_epoch=first)
     with pytest.raises(ConfigError, match=rf"^epoch={epoch}: must be at least {first:g}, "):
         schedules.learning_rate(schedule, epoch, epochs=90.0, global_batch=256)
-
-
-def test_unknown_momentum_rule_names_the_rules():
-    with pytest.raises(ConfigError, match=r"^optimizer\.momentum_rule='typo': unknown name; choose from constant, noise_scale"):
-        schedules.momentum("typo", 0.9, global_batch=256)

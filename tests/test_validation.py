@@ -83,11 +83,6 @@ def test_every_field_at_extreme_values_is_rejected_by_name_or_planned_with_finit
         assert plan.total_steps > 0
 
 
-def test_schedule_start_above_the_largest_rate_is_rejected():
-    with pytest.raises(ConfigError, match=r"^schedule\.start=1e\+308: must be less than or equal to 1e\+15$"):
-        validate(load_config("digits", ["--schedule.start", "1e308"]))
-
-
 def test_make_plan_with_a_rate_that_grows_out_of_range_raises():
     boundaries = tuple(float(epoch) for epoch in range(6, 40))
     given = ["--schedule.factor", "1e12", "--schedule.boundaries", *map(str, boundaries)]
@@ -138,28 +133,12 @@ def test_threshold_is_checked_again_when_the_data_state_the_classes():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("auto", "separate", []),
-        ("folded", "auto", ["model.batch_norm: 'folded' -> 'separate'"]),
-    ],
+    ("old", "new", "expected"), [("auto", "separate", []), ("folded", "auto", ["model.batch_norm: 'folded' -> 'separate'"])]
 )
 def test_automatic_form_of_batch_norm_equals_the_form_that_it_selects(old, new, expected):
     config = load_config("digits")
     old, new = (dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm=form)) for form in (old, new))
     assert changes(old, new) == expected
-
-
-@pytest.mark.parametrize("project", ["", "a/b", "x" * 129, "50%", "a\nb"])
-def test_project_that_weights_and_biases_refuses_is_an_error(project):
-    with pytest.raises(ConfigError, match=r"^logging\.wandb=.*: must be a name of 1 to 128 characters"):
-        validate(Config(logging=Logging(wandb=project)))
-
-
-@pytest.mark.parametrize("uri", ["", "runs", "./mlruns", "file:///tmp/x", "http://", "http://a b", "localhost:5000"])
-def test_uri_that_is_no_mlflow_server_is_an_error(uri):
-    with pytest.raises(ConfigError, match=r"^logging\.mlflow=.*: must be the URI of an MLflow server; .* sqlite:///FILE.db"):
-        validate(Config(logging=Logging(mlflow=uri)))
 
 
 @pytest.mark.parametrize("uri", ["https://me:secret@host/mlflow", "https://secret@host", "postgresql://me:secret@host/db"])
@@ -170,8 +149,19 @@ def test_password_in_a_uri_is_an_error_that_does_not_show_it(uri):
 
 
 @pytest.mark.parametrize(
-    "uri", ["http://localhost:5000", "https://host/mlflow", "databricks", "databricks://x", "sqlite:///a.db"]
+    ("field", "refused", "accepted"),
+    [
+        ("wandb", ["", "a/b", "x" * 129, "50%", "a\nb"], ["My project-1.ü"]),
+        (
+            "mlflow",
+            ["", "runs", "./mlruns", "file:///tmp/x", "http://", "http://a b", "localhost:5000"],
+            ["http://localhost:5000", "https://host/mlflow", "databricks", "databricks://x", "sqlite:///a.db"],
+        ),
+    ],
 )
-def test_names_of_trackers_are_accepted(uri):
-    config = Config(logging=Logging(wandb="My project-1.ü", mlflow=uri))
-    assert validate(config) == config
+def test_names_of_trackers_are_those_that_they_accept(field, refused, accepted):
+    for value in accepted:
+        validate(Config(logging=Logging(**{field: value})))
+    for value in refused:
+        with pytest.raises(ConfigError, match=rf"^logging\.{field}=.*: must be "):
+            validate(Config(logging=Logging(**{field: value})))

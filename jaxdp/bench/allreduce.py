@@ -16,9 +16,9 @@ from jaxdp import models
 from jaxdp.analysis import cost_model
 from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
+from jaxdp.bench.updates import time_updates, update_candidates
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
-from jaxdp.setup.tuning import time_updates, update_candidates
 from jaxdp.strategies import STRATEGIES
 
 

@@ -45,10 +45,6 @@ class StepRunner:
 def check_strategy(config: Config, devices: int) -> None:
     """Raise ConfigError for a strategy that cannot be timed on this number of devices."""
     strategy = config.reduce.strategy
-    if config.reduce.update == "auto":
-        raise ConfigError(
-            "reduce.update", "auto", reason="a benchmark times a single form of the step", hint="use replicated or sharded"
-        )
     if strategy == "auto":
         hint = "give one by name, for example the one that `jaxdp bench allreduce` recommends"
         raise ConfigError("reduce.strategy", strategy, reason="a benchmark times a single strategy", hint=hint)

@@ -208,22 +208,6 @@ def describe(findings: list[dict[str, Any]], program: AuditProgram, hosts: list[
     )
 
 
-def failure_message(error: str, step: int, *, last_passed: int | None, rollback: Rollback, resume_action: str) -> str:
-    """The message of a failed audit before a step.
-
-    error: see `describe`. last_passed: step of the last audit that passed, if any. rollback: the checkpoint to continue from
-    and the ones that were renamed. resume_action: what resumes the run, as the subject of a sentence.
-    """
-    trusted, suspects, failures = rollback
-    cause = "the hardware or a library returned a wrong sum; `jaxdp doctor --verify` tests the devices"
-    doubt = f"steps after {last_passed}, whose audit passed, may" if last_passed else "any step so far may"
-    renamed = f"the checkpoints after that are now {', '.join(map(str, suspects))}; " if suspects else ""
-    renamed += f"remove {', '.join(failures)} before you continue: it could not be renamed; " if failures else ""
-    way = f"continues from {trusted}, the last checkpoint before" if trusted is not None else "starts over"
-    resume = f"{renamed}{resume_action} {way}"
-    return f"the audit of step {step} failed: {error}; {cause}; {doubt} have used a wrong gradient; {resume}"
-
-
 class Audit(Callback):
     """Audits every `guard.audit_every_steps`-th step (see `make_audit`); attached with this field.
 
@@ -245,7 +229,6 @@ class Audit(Callback):
             self._audit(run, batch, step)
 
     def _program(self, run: Run) -> Future[AuditProgram]:
-        """The audit of the phase, which is compiled in the background."""
         phase, compiler = run.phase, run.compiler
         key = ("audit", run.mesh, phase.global_batch, phase.accumulation, phase.image_size)
         return compiler.once(key, compile_audit, compiler, phase)
@@ -278,7 +261,15 @@ class Audit(Callback):
         """Rename the checkpoints that may be wrong, and return the message of rank 0."""
         run.checkpoints.wait()
         rollback = run.checkpoints.quarantine_unaudited() if run.is_rank0 else Rollback(None, [], [])
-        message = failure_message(
-            error, step, last_passed=run.progress.audited_step, rollback=rollback, resume_action=run.resume_action
+        trusted, suspects, failures = rollback
+        cause = "the hardware or a library returned a wrong sum; `jaxdp doctor --verify` tests the devices"
+        passed = run.progress.audited_step
+        doubt = f"steps after {passed}, whose audit passed, may" if passed else "any step so far may"
+        renamed = f"the checkpoints after that are now {', '.join(map(str, suspects))}; " if suspects else ""
+        renamed += f"remove {', '.join(failures)} before you continue: it could not be renamed; " if failures else ""
+        way = f"continues from {trusted}, the last checkpoint before" if trusted is not None else "starts over"
+        message = (
+            f"the audit of step {step} failed: {error}; {cause}; {doubt} have used a wrong gradient; "
+            f"{renamed}{run.resume_action} {way}"
         )
         return run.processes.all_gather_object("the audit's failure", message, while_waiting=lambda: None)[0]

@@ -123,9 +123,8 @@ class LossWatch:
     def warning(self, record: Mapping[str, Any], checkpoint: str) -> str:
         """The text of the warning. checkpoint: a clause about the last checkpoint before the explosion."""
         return (
-            f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "
-            f"learning rate {record['learning_rate']:.6g}) "
-            f"have a mean above {self.limit:.4g}, {EXPLODED:g} times the chance-level loss; {checkpoint}"
+            f"the loss has exploded: {self.WINDOW} steps up to {_position(record)}) have a mean above {self.limit:.4g}, "
+            f"{EXPLODED:g} times the chance-level loss; {checkpoint}"
         )
 
 

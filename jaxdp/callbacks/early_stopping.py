@@ -46,7 +46,8 @@ class EarlyStopping(Callback):
     def _stop_if_due(self, run: Run) -> None:
         patience = run.config.stop.patience
         if patience is not None and run.progress.not_improved >= patience:
-            run.stop(reason(run.progress, run.config.stop))
+            metric = run.config.stop.metric
+            run.stop(f"{metric} did not improve for {plural(run.progress.not_improved, 'evaluation')}")
 
 
 def update(progress: Progress, stop: Stop, record: Mapping[str, Any]) -> None:
@@ -59,11 +60,6 @@ def update(progress: Progress, stop: Stop, record: Mapping[str, Any]) -> None:
     if gain >= 0:  # of equal ones the newer, as among checkpoints
         progress.best = {**record}
     progress.not_improved = 0 if gain > 0 else progress.not_improved + 1
-
-
-def reason(progress: Progress, stop: Stop) -> str:
-    """Why the run ends, in a few words."""
-    return f"{stop.metric} did not improve for {plural(progress.not_improved, 'evaluation')}"
 
 
 def adapt(run: Run, manifest: Manifest) -> None:

@@ -1,5 +1,9 @@
 """What a session finds and leaves in the directory of the run, and from which checkpoint it continues."""
 
+from typing import TYPE_CHECKING
+
+import jax
+
 from jaxdp import phases, schedules
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.errors import ConfigError
@@ -9,6 +13,9 @@ from jaxdp.setup import run_dir
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
 from jaxdp.validation import changes
+
+if TYPE_CHECKING:
+    from jaxdp.cloud.mirror import Mirror, MirrorFollower
 
 
 class RunFiles(Callback):
@@ -29,6 +36,19 @@ class RunFiles(Callback):
             run.info(f"{RESUMING}{run.restored.location}: epoch {run.epoch:.2f}, step {run.progress.steps}")
             if changed := changed_plan(run.restored, run.plan):
                 run.info(changed)
+
+
+class Uploads(Callback):
+    """Starts the uploads of a run at a URL, and ends the run if another process has taken it over."""
+
+    def __init__(self, mirror: "Mirror | MirrorFollower") -> None:
+        self.mirror = mirror
+
+    def on_start(self, run: Run) -> None:
+        self.mirror.begin(run.checkpoints.retention, run.info)
+
+    def before_step(self, run: Run, batch: dict[str, jax.Array]) -> None:
+        self.mirror.check()
 
 
 def changed_plan(manifest: Manifest, plan: Plan) -> str | None:

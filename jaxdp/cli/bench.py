@@ -131,7 +131,7 @@ def run(arguments: list[str], program: str) -> None:
     if arguments and arguments[0] in ("-h", "--help"):
         print(
             f"usage: {program} NAME [options]\n\nMeasure parts of a run on this machine.\n\n"
-            f"benchmarks:\n{rows(BENCHES)}\n\n"
+            f"benchmarks:\n{rows({name: text for name, (text, *_) in BENCHES.items()})}\n\n"
             f"`{program} NAME --help` lists its options.\n\nExamples:\n"
             f"  {program} allreduce --mesh.cpu-devices 8\n  {program} step --config imagenet_goyal_256 --batch-size 256"
         )
@@ -141,7 +141,7 @@ def run(arguments: list[str], program: str) -> None:
     if arguments[0] not in BENCHES:
         raise one_of("bench", arguments[0], BENCHES)
     name, flags = arguments[0], arguments[1:]
-    kind, bench = COMMANDS[name]
+    _, kind, bench = BENCHES[name]
     recipe = load_recipe(flags, default=kind.config)
     options = parse(kind, flags, f"{program} {name}", default=kind(run=recipe.config))
     with own_options():
@@ -166,7 +166,6 @@ def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:
 
 
 def _allreduce_record(options: Allreduce) -> dict[str, Any]:
-    """The record of `jaxdp bench allreduce`, on all processes."""
     config, devices = _start(options)
     import jax
 
@@ -247,13 +246,7 @@ def _bench_step(options: Step, flags: list[str]) -> None:
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
     batch = checked_batch(mesh.size)
     record = bench.run(
-        config,
-        mesh,
-        batch=batch,
-        repeats=options.repeats,
-        seconds=options.seconds,
-        first_steps=starts,
-        profile=options.kernels,
+        config, mesh, batch=batch, repeats=options.repeats, seconds=options.seconds, first_steps=starts, profile=options.kernels
     )
     _bench_result(options, "step", record, bench=bench)
 
@@ -274,7 +267,6 @@ def _validated(options: Timed) -> Config:
 
 
 def _start(options: Timed) -> tuple[Config, list]:
-    """(validated config, devices of this machine)."""
     from jaxdp.distributed import runtime
 
     config = _validated(options)
@@ -305,17 +297,10 @@ def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench:
         screen.info("")
 
 
-COMMANDS: dict[str, tuple[type[Options], Callable[[Any, list[str]], None]]] = {
-    "allreduce": (Allreduce, _bench_allreduce),
-    "input": (Input, _bench_input),
-    "lr": (LearningRate, _bench_lr),
-    "scaling": (Scaling, _bench_scaling),
-    "step": (Step, _bench_step),
-}
-BENCHES = {
-    "allreduce": "Time every all-reduce strategy",
-    "input": "Time the input pipeline: read, decode, crop, transfer",
-    "lr": "Find a learning rate with a range test",
-    "scaling": "Time the training step on increasing numbers of devices",
-    "step": "Time the training step, and the start of a command",
+BENCHES: dict[str, tuple[str, type[Options], Callable[[Any, list[str]], None]]] = {
+    "allreduce": ("Time every all-reduce strategy", Allreduce, _bench_allreduce),
+    "input": ("Time the input pipeline: read, decode, crop, transfer", Input, _bench_input),
+    "lr": ("Find a learning rate with a range test", LearningRate, _bench_lr),
+    "scaling": ("Time the training step on increasing numbers of devices", Scaling, _bench_scaling),
+    "step": ("Time the training step, and the start of a command", Step, _bench_step),
 }

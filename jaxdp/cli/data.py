@@ -25,17 +25,11 @@ class Prepare:
 
 
 def run(arguments: list[str], program: str) -> None:
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(
-            f"usage: {program} prepare NAME [options]\n\nDownload and prepare a data set of tensorflow-datasets.\n\n"
-            f"`{program} prepare --help` lists every option.\n\nExample:\n  {program} prepare imagenette"
-        )
-        return
     if not arguments:
         raise ConfigError("data", reason="missing command", hint=f"use {program} prepare NAME")
-    if arguments[0] != "prepare":
+    if arguments[0] not in ("prepare", "-h", "--help"):
         raise one_of("data", arguments[0], ["prepare"])
-    options = parse(Prepare, arguments[1:], f"{program} prepare")
+    options = parse(Prepare, arguments[arguments[0] == "prepare" :], f"{program} prepare")
     from jaxdp.data.tfds import prepare
 
     print(prepare(options.name, options.directory, options.manual_directory))

@@ -71,7 +71,6 @@ def run(arguments: list[str], program: str) -> None:
 
 
 def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None:
-    """Run the checks and print their results; exits with 1 if one reports an error."""
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
         from jaxdp.doctor import dataset, runner
     from jaxdp.doctor.check_result import ERROR, ResultBuilder, any_running, summarize, to_dict

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from jaxdp.cli.options import ConfigFields, Switch, weights_flag
+from jaxdp.cli.options import CheckpointName, ConfigFields, Switch, weights_flag
 from jaxdp.config import Config
 from jaxdp.flag_help import asks_for_help
 from jaxdp.flags import flag_value, parse
@@ -26,9 +26,7 @@ class Evaluate:
     weights: str | None = None
     """Safetensors file of jaxdp, torchvision or timm to evaluate in place of a run, with --data.source"""
     run: ConfigFields = dataclasses.field(default_factory=Config)
-    checkpoint: str = "result"
-    """Checkpoint to evaluate: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
-    number of samples as listed by `jaxdp checkpoints`"""
+    checkpoint: CheckpointName = "result"
     config: str | None = None
     """Recipe file (.py) that registers the model, data and loss of the run, if they are not jaxdp's"""
     json: Switch = False

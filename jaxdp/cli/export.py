@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any, Literal
 
-from jaxdp.cli.options import Switch
+from jaxdp.cli.options import CheckpointName, Switch
 from jaxdp.errors import ConfigError
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
@@ -29,9 +29,7 @@ class Export:
     """File to write, ending in .safetensors, .jaxexport (stablehlo) or .onnx"""
     card: str | None = None
     """Model card to write, ending in .md, with the metadata of Hugging Face's model cards"""
-    checkpoint: str = "result"
-    """Checkpoint to export: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
-    number of samples"""
+    checkpoint: CheckpointName = "result"
     format: Literal["jaxdp", "torchvision", "timm", "stablehlo", "onnx"] = "jaxdp"
     """Weights with names and layouts of jaxdp, or of torchvision and timm, which are the same; or a model for serving:
     stablehlo, read by JAX, or onnx (ResNet; extra onnx)"""

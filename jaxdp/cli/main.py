@@ -12,18 +12,9 @@ from typing import Any
 from jaxdp import cli
 from jaxdp.distributed import memory
 from jaxdp.distributed.stop_signals import exits_when_signaled
-from jaxdp.errors import (
-    EXIT_CONFIG,
-    EXIT_FAILURE,
-    OneLine,
-    first_line,
-    one_of,
-    printable,
-    printable_lines,
-)
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, OneLine, first_line, not_imported, one_of, printable, printable_lines
 from jaxdp.files import check_no_password, expand_user, is_url
 from jaxdp.flag_help import rows
-from jaxdp.imports import not_imported
 
 COMMANDS = {
     "train": "Train a model",

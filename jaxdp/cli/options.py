@@ -6,12 +6,21 @@ import os
 import sys
 from typing import IO, Annotated, Any, cast
 
+from typing_extensions import Doc
+
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.flag_help import asks_for_help
 from jaxdp.flags import Arg, flag_value
 
 Switch = Annotated[bool, Arg(negatable=False)]  # --name without --no-name
+CheckpointName = Annotated[
+    str,
+    Doc(
+        "Checkpoint to use: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its "
+        "number of samples as listed by `jaxdp checkpoints`"
+    ),
+]
 ConfigFields = Annotated[Config, Arg(is_prefix=False)]  # the fields of Config as flags without a prefix
 
 

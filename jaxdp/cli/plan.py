@@ -70,7 +70,7 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
     from jaxdp.distributed import runtime
     from jaxdp.loggers.plan_table import as_dict, summary_table
     from jaxdp.models import finetune
-    from jaxdp.setup.small_workers import small_worker_warning
+    from jaxdp.setup.prepare import small_worker_warning
     from jaxdp.sizes import model_summary
 
     devices, rate = _number_of_devices(options), options.images_per_second
@@ -162,15 +162,11 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     if plan.config.reduce.strategy == "auto":
         reason = "not supported by --wire, because measurements choose the strategy"
         raise ConfigError("reduce.strategy", "auto", reason=reason, hint="use the name of a strategy")
-    if plan.config.reduce.update == "auto":
-        reason = "not supported by --wire, because measurements choose the form of the update"
-        raise ConfigError("reduce.update", "auto", reason=reason, hint="use replicated or sharded")
     steps = plan_traffic(plan)
     return [traffic.as_dict(step) for step in steps], [traffic.table(step) for step in steps]
 
 
 def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
-    """Step time and efficiency on a network."""
     if options.network is None:
         return None
     from jaxdp.analysis import network_model
@@ -184,7 +180,6 @@ def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
 
 
 def _compiled(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
-    """Memory, kernels and collectives of the step, compiled for a GPU."""
     if options.compile_for is None:
         if options.phase:
             raise ConfigError("--phase", options.phase, reason="requires --compile-for")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
-from jaxdp.cli.options import Switch, weights_flag
+from jaxdp.cli.options import CheckpointName, Switch, weights_flag
 from jaxdp.config import GivenNetwork, Preprocessing
 from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable_lines
 from jaxdp.flags import Arg, parse
@@ -36,9 +36,7 @@ class Predict:
     """Safetensors file of jaxdp, torchvision or timm to use in place of a run"""
     data: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     model: GivenNetwork = dataclasses.field(default_factory=GivenNetwork)
-    checkpoint: str = "result"
-    """Checkpoint to use: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
-    number of samples as listed by `jaxdp checkpoints`"""
+    checkpoint: CheckpointName = "result"
     top: int | None = None
     """Number of classes per image (None: 5, or all if there are fewer)"""
     csv: str | None = None

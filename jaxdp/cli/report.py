@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from jaxdp.cli.options import Switch
+from jaxdp.cli.options import CheckpointName, Switch
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_output, write_output
 from jaxdp.flags import Arg, parse
@@ -37,9 +37,7 @@ class Report:
     """HTML page; --no-html: print the summary only"""
     evaluate: bool = True
     """Evaluation of the held-out images by class, on the accelerators of this machine or on one CPU device"""
-    checkpoint: str = "result"
-    """Checkpoint to evaluate: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
-    number of samples"""
+    checkpoint: CheckpointName = "result"
     config: str | None = None
     """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
     json: Switch = False
@@ -82,11 +80,7 @@ def run(arguments: list[str], program: str) -> None:
         from jaxdp.report.output import write_page
 
         page = write_page(
-            runs,
-            options.output,
-            evaluate=options.evaluate,
-            checkpoint=options.checkpoint,
-            info=Screen(sys.stderr).info,
+            runs, options.output, evaluate=options.evaluate, checkpoint=options.checkpoint, info=Screen(sys.stderr).info
         )
         print(f"page: {page}", file=sys.stderr if options.json or options.csv == STDOUT else sys.stdout)
 

@@ -76,25 +76,11 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     options = parse(Train, arguments, program, everyday=EVERYDAY)
     config = validate(options.run)
     from jaxdp.distributed import runtime
-    from jaxdp.files import is_url
     from jaxdp.loggers.console import Screen
     from jaxdp.records import to_json
-    from jaxdp.session import Command, board_opener, run_session
-    from jaxdp.setup import run_dir
+    from jaxdp.session import Command, run_session
 
     document = stdout_for_the_document() if options.json else None
-    launch = options.launch
-    url = options.workdir.strip().rstrip("/") if options.workdir and is_url(options.workdir) else None
-    group = runtime.join(
-        launch.cluster,
-        guard=config.guard,
-        while_waiting=signals.raise_if_signaled,
-        directory=run_dir.local_workdir(options.workdir, config),
-        open_board=board_opener(url),
-        coordinator=launch.coordinator,
-        processes=launch.processes,
-        rank=launch.rank,
-    )
     screen = Screen(sys.stderr if options.json else sys.stdout)
     notes = [recipe.note] if recipe.note else []
     result = run_session(
@@ -104,8 +90,9 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         accept_changes=options.accept_changes,
         callbacks=recipe.callbacks(),
         schedule_from_now=options.schedule_from_now,
-        command=Command(screen, STARTED, signals, notes),
+        command=Command(screen, STARTED, signals, notes, **vars(options.launch)),
     )
+    group = runtime.current_group()
     if options.json and group.is_rank0:
         try:
             print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)

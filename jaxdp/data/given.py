@@ -8,8 +8,7 @@ import numpy as np
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
 from jaxdp.data.loader import ItemSource
-from jaxdp.errors import ConfigError, first_line
-from jaxdp.imports import place_in_user_code
+from jaxdp.errors import ConfigError, first_line, place_in_user_code
 
 GIVEN = "given"  # the name of the source
 

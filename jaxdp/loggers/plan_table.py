@@ -109,8 +109,6 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         if config.reduce.update == "sharded":
             gathered = f"{sum(model_summary['gathered_messages']):,} bytes of parameters"
             rows.append(("", f"sharded update: gathers {gathered} in the dtypes of the network, in place of gradients"))
-        elif config.reduce.update == "auto":
-            rows.append(("", "replicated or sharded update: measured at the start"))
     else:
         rows.append(("all-reduce", f"none on one device, {gradient} of gradients"))
     rows += [

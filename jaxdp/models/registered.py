@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdp.choices import MODELS
 from jaxdp.config import Model as ModelConfig
-from jaxdp.errors import ConfigError, first_line, kind_of, plural
-from jaxdp.imports import place_in_user_code
+from jaxdp.errors import ConfigError, first_line, kind_of, place_in_user_code, plural
 from jaxdp.models.flax_modules import MODE_ARGUMENTS, FlaxNet, LinenNet, NnxNet, UnusableModule
 from jaxdp.network import ROOT
 from jaxdp.parallel.mesh import AXES, abstract_mesh

@@ -1,7 +1,8 @@
-"""What a run is made of before anything is compiled: devices, data and plan, and warnings about the plan."""
+"""What a run is made of before anything is compiled: devices, data and plan, and warnings and errors about the plan."""
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,9 +17,10 @@ from jaxdp.data.loader import ArraySource, DataError
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import ConfigError, StorageError, plural
-from jaxdp.planning import Plan, make_plan
+from jaxdp.errors import ConfigError, StorageError, TrainingError, first_line, plural
+from jaxdp.planning import FEW_VALUES, Plan, PlannedPhase, make_plan
 from jaxdp.setup.consistency import data_digest
+from jaxdp.training.run import Run
 from jaxdp.training.step_compiler import StepCompiler
 
 Reductions = dict[tuple[int, int], Reduce]
@@ -153,3 +155,60 @@ def changed_batches_warning(plan: Plan, saved: SavedBatches) -> str | None:
         "these devices do not allow the per-worker batch with which the run began, so the groups of batch normalization "
         "change; the order of the data, the learning rate and the global batches stay the same"
     )
+
+
+def small_worker_warning(plan: Plan, *, has_batch_norm: bool) -> str | None:
+    """A warning, a line for each phase, of batch normalization over few values, or over workers of few images into which the
+    devices divide the batch; None if there are none."""
+    synchronized, lines = plan.config.model.norm == "synchronized", []
+    for phase in plan.phases:
+        given, values, worker = plan.config.batch[phase.index], phase.normalized_values, phase.per_worker_batch
+        can_synchronize = phase.devices > 1 and not synchronized
+        is_divided = has_batch_norm and can_synchronize and given.per_worker_batch is None
+        if values is None and not (is_divided and worker <= FEW_VALUES):
+            continue
+        flag, images = f"--batch.{phase.index}.", worker * (phase.devices if synchronized else 1)
+        reason, larger = f"workers of {plural(worker, 'image')} each, few for batch normalization", f"{flag}per-worker-batch"
+        if images == phase.global_batch:
+            larger = f"{flag}global-batch" + f" and {larger}" * (given.per_worker_batch is not None)
+        if values not in (None, worker):
+            reason = f"batch normalization averages over {values} values of each channel"
+        if values and values > images:  # the maps have several positions
+            reason += f", with images of {phase.image_size}x{phase.image_size}"
+            larger += f", or {'--data.' if given.image_size is None else flag}image-size"
+        larger += ", or --model.norm synchronized" * can_synchronize
+        lines.append(f"batch.{phase.index}: {reason}; set a larger {larger}")
+    return "\n".join(lines) or None
+
+
+@contextlib.contextmanager
+def out_of_memory_as_config_error(run: Run) -> Iterator[None]:
+    """Turn an error of JAX or NumPy that a device or the host has no memory left into a ConfigError for the present phase."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ConfigError(
+            f"batch.{run.phase.index}.global_batch",
+            run.phase.global_batch,
+            reason=f"the images of a batch do not fit into the memory of this host ({first_line(error, 'no memory left')})",
+            hint="use smaller images (data.image_size, data.stored_size), a smaller batch or more hosts",
+        ) from None
+    except RuntimeError as error:
+        if isinstance(error, TrainingError) or not re.search(r"RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE):
+            raise
+        raise _device_memory_error(run.phase, first_line(error)) from None
+
+
+def _device_memory_error(phase: PlannedPhase, reason: str) -> ConfigError:
+    """Its hint is the largest per-worker batch that keeps the global batch and is at most half the present one."""
+    per_device = phase.per_device_batch
+    smaller = [size for size in range(1, phase.per_worker_batch // 2 + 1) if per_device % size == 0]
+    hint = "it cannot be smaller, so use a smaller model, smaller images or more devices"
+    if smaller:
+        best = max(smaller)
+        hint = (
+            f"try --batch.{phase.index}.per-worker-batch {best}, which keeps the global batch {phase.global_batch} by "
+            f"accumulating {per_device // best} micro-batches"
+        )
+    field = f"batch.{phase.index}.per_worker_batch"
+    return ConfigError(field, phase.per_worker_batch, reason=f"out of memory ({reason})", hint=hint)

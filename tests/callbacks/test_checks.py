@@ -15,7 +15,7 @@ from jaxdp.config import Checkpoint, Phase
 from jaxdp.errors import TrainingError
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
-from jaxdp.setup.small_workers import small_worker_warning
+from jaxdp.setup.prepare import small_worker_warning
 
 
 def record(step, loss):

@@ -82,10 +82,7 @@ def arrays(workdir, samples):
 
 @pytest.mark.parametrize(
     ("stop", "optimizer", "phase"),
-    [
-        (("eval_loss", 6), {}, 1),
-        pytest.param(("eval_accuracy", 3), {"average_decay": 0.7}, 0, marks=pytest.mark.slow),
-    ],
+    [(("eval_loss", 6), {}, 1), pytest.param(("eval_accuracy", 3), {"average_decay": 0.7}, 0, marks=pytest.mark.slow)],
 )
 def test_stopped_run_begins_as_the_whole_run_and_its_result_is_the_best_checkpoint(noisy, tmp_path, stop, optimizer, phase):
     """The runs accumulate gradients. The learning rate is that of the whole run. phase: that in which the run ends."""

@@ -44,22 +44,13 @@ def failing(capsys, *arguments, code=2) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--model.classes 0", "model.classes=0: "),
-        ("--model.classes 99999999999999", "model.classes=99999999999999: "),
-        ("--batch.0.until-epoch 99", "batch.0.until_epoch=99.0: "),
         ("--batch.1.global-batch 100 --mesh.vertical 2 --mesh.horizontal 4 --mesh.cpu-devices 8", "batch.1.global_batch=100: "),
         ("--mesh.vertical 4 --mesh.horizontal 4", "mesh='4x4': "),
-        ("--mesh.cpu-devices 100000", "mesh.cpu_devices=100000: "),
         ("--config nothing.py", "--config='nothing.py': "),
         ("--config digts", "did you mean digits?"),
         ("--workdir /proc/nowhere", "--workdir='/proc/nowhere': "),
-        ("--schedule.warmup-epochs 50", "schedule.warmup_epochs=50.0: "),
         ("--cluster slrum", "did you mean slurm?"),
-        ("--name a/b", "name='a/b': "),
-        ("--epochs nan", "epochs=nan: "),
-        ("--epochs 0", "epochs=0.0: "),
         ("--epochs 1 --no-scale-schedule", "or omit --no-scale-schedule\n"),
-        ("--optimizer.label_smoothing 2", "optimizer.label_smoothing=2.0: "),
         ("--data.source ./photos", "use --data.source folder --data.directory DIR, "),
         ("--finetune.weights resnet18", "file not found; jaxdp downloads no weights, see docs/weights.md\n"),
         ("--resume runs/none", "--resume='runs/none': "),
@@ -88,21 +79,15 @@ def test_plan_warns_of_batch_normalization_over_few_values(capsys):
     assert "batch.0.per_worker_batch=1: layer4_0/bn1 has one value" in failing(capsys, "plan", *flags[:-1], "1")
 
 
-def test_plan_with_json_prints_one_document(capsys):
-    main.main(["plan", "--json", "--devices", "6"])
+def test_plan_of_resnet50_has_the_published_sizes(capsys):
+    imagenet = ["--data.source", "synthetic", "--data.image-size", "224", "--model.classes", "1000"]
+    main.main(["plan", "--json", "--hosts", "2", "--gpus-per-host", "8", *imagenet])
     out, err = capsys.readouterr()
     printed = json.loads(out)
     assert err == ""
-    assert (printed["model"]["parameters"], printed["model"]["macs"]) == (23_528_522, 83_431_424)
-    assert [phase["idle_devices"] for phase in printed["phases"]] == [2, 2]
-
-
-def test_plan_of_resnet50_has_the_published_sizes(capsys):
-    imagenet = ["--data.source", "synthetic", "--data.image-size", "224", "--model.classes", "1000"]
-    main.main(["plan", "--json", "--devices", "4", *imagenet])
-    printed = json.loads(capsys.readouterr().out)
     assert (printed["model"]["parameters"], printed["model"]["macs"]) == (25_557_032, 4_089_184_256)
     assert printed["gradient_bytes"] == 102_228_128
+    assert (printed["phases"][0]["vertical"], printed["phases"][0]["horizontal"]) == (2, 8)
 
 
 def test_plan_predicts_hours_from_the_speed_of_a_device(capsys):
@@ -175,19 +160,18 @@ def test_output_closed_by_its_reader_is_no_error():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", ["--version", SMALL_PLAN])
-def test_output_to_a_full_device_exits_with_1_and_one_line(arguments):
-    full = f"{sys.executable} -m jaxdp {arguments} >/dev/full"
+def test_output_to_a_full_device_exits_with_1_and_one_line():
+    full = f"{sys.executable} -m jaxdp --version >/dev/full"
     done = subprocess.run(full, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "jaxdp: stdout: No space left on device\n")
 
 
-@pytest.mark.parametrize(("arguments", "unbuffered"), [("--help", True), ("--version", False)])
-def test_output_without_a_reader_ends_a_command_quietly_by_sigpipe(arguments, unbuffered):
+@pytest.mark.parametrize("unbuffered", [True, False])
+def test_output_without_a_reader_ends_a_command_quietly_by_sigpipe(unbuffered):
     """As git does: 141 in a shell."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, *["-u"] * unbuffered, "-m", "jaxdp", *arguments.split()]
+    command = [sys.executable, *["-u"] * unbuffered, "-m", "jaxdp", "--version"]
     done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
@@ -205,10 +189,7 @@ OUTPUT_REASONS = {"pipe": "Broken pipe", "/dev/full": "No space left on device"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launched", "output", "errors"),
-    [(True, "pipe", "shown"), (False, "/dev/full", "closed")],
-)
+@pytest.mark.parametrize(("launched", "output", "errors"), [(True, "pipe", "shown"), (False, "/dev/full", "closed")])
 def test_training_outlasts_its_output(tmp_path, launched, output, errors):
     launch, reason = ["launch", "--processes", "2", "--", "jaxdp"] * launched, OUTPUT_REASONS[output]
     if output == "pipe":
@@ -235,14 +216,13 @@ def test_closed_stdout_gives_no_traceback():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("module", ["pydantic", "jaxdp.doctor.devices"])
-def test_interrupt_during_an_import_is_one_line(module):
-    script = f"""
+def test_interrupt_during_an_import_is_one_line():
+    script = """
 import signal, sys
 from jaxdp.cli import main
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
-        if name == {module!r}:
+        if name == "jaxdp.doctor.devices":
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Interrupted())
 main.main(["doctor"])
@@ -255,23 +235,19 @@ main.main(["doctor"])
     ("arguments", "message"),
     [
         ("plan --devices 0", "--devices=0: "),
-        ("plan --network fast", "--network='fast': "),
         ("plan --images-per-second 0", "--images-per-second=0.0: "),
         ("plan --wire --reduce.strategy auto", "reduce.strategy='auto': "),
         ("plan --hosts 2", "--hosts=2: "),
         ("plan --hosts 3 --devices 8", "--hosts=3: "),
-        ("plan --hosts 0 --devices 8", "--hosts=0: "),
         ("plan --hosts 2 --gpus-per-host 4 --devices 4", "--devices=4: "),
         ("plan --compile-for h200", "--compile-for='h200': "),
         ("plan --compile-for h20 --gpus-per-host 8", "did you mean h200?"),
-        ("plan --reduce.bucket-bytes 0", "reduce.bucket_bytes=0: "),
         ("plan --devices 128 --reduce.strategy parameter_server", "reduce.strategy='parameter_server': "),
         ("data", "data: "),
         ("data prepare imagnet", "did you mean imagenette?"),
         ("bench", "bench: "),
         ("bench speed", "bench='speed': "),
         ("bench allreduce --sizes 1", "--sizes=(1,): "),
-        ("bench allreduce --sizes 99999999999999999", "--sizes=99999999999999999: "),
         ("bench allreduce --mesh.cpu-devices 1", "mesh: "),
         ("bench scaling --repeats 0", "--repeats=0: "),
     ],
@@ -289,28 +265,14 @@ def test_plan_with_wire_and_network_predicts_messages_and_efficiency(capsys):
     total = plan["gradient_bytes"] + plan["statistics_bytes"]
     assert plan["wire"][0]["sent_bytes_busiest_device"] == pytest.approx(2 * 7 / 8 * total, rel=1e-3)  # padding apart
     assert plan["network"]["message_bytes"] == total
-    for phase in plan["network"]["phases"]:
-        assert phase["normalization_seconds"] == 0
-        for one in phase["strategies"].values():
-            assert one["step_seconds"] == pytest.approx(phase["computation_seconds"] + one["communication_seconds"])
-            assert one["efficiency"] == pytest.approx(phase["computation_seconds"] / one["step_seconds"])
     main.main(["plan", *(flag for flag in flags if flag != "--wire"), "--json", "--model.norm", "synchronized"])
     synchronized = json.loads(capsys.readouterr().out)["network"]
     assert len(synchronized["normalization_messages"]) == 4 * 20  # normalizations of ResNet-18
-    for before, after in zip(plan["network"]["phases"], synchronized["phases"], strict=True):
-        for strategy, one in after["strategies"].items():
-            assert one["efficiency"] < before["strategies"][strategy]["efficiency"]
     capsys.readouterr()
     main.main(["plan", *flags])
     shown = capsys.readouterr().out
     assert "collectives of a step of phases 0, 1: torus on 2x4 devices" in shown
     assert "Assumptions: a device computes" in " ".join(shown.split())
-
-
-def test_plan_for_two_hosts_has_two_mesh_rows(capsys):
-    main.main(["plan", "--json", "--hosts", "2", "--gpus-per-host", "8", "--model.depth", "18", "--model.width", "4"])
-    (first, _) = json.loads(capsys.readouterr().out)["phases"]
-    assert (first["vertical"], first["horizontal"]) == (2, 8)
 
 
 @pytest.mark.parametrize(

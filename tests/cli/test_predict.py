@@ -6,15 +6,13 @@ import json
 import os
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.flowers import held_out_files, make_flowers
 from helpers.saved_run import save_run
 
-from jaxdp import ConfigError, predict
+from jaxdp import predict
 from jaxdp.cli import main
-from jaxdp.cli.predict import run as command
 from jaxdp.data.decode import decode
 from jaxdp.models.weights import read
 from jaxdp.setup.run_dir import run_config
@@ -106,33 +104,8 @@ def test_predict_file_names_of_any_bytes_are_printed(flowers, tmp_path, monkeypa
         assert b"caf\\udce9.png: " in stdout.buffer.getvalue()
 
 
-def test_csv_is_written_atomically_through_links_and_into_pipes(flowers, tmp_path, capsys):
-    arguments = ["predict", "--workdir", str(flowers / "run"), str(held_out_files(flowers)[0]), "--top", "1", "--csv"]
-    table, other, link, pipe = (tmp_path / name for name in ("q.csv", "q.csv.tmp", "link.csv", "pipe"))
-    other.write_text("not mine")
-    main.main([*arguments, str(table)])
-    content = table.read_bytes()
-    assert (content[:10], other.read_text()) == (b"image,rank", "not mine")
-    link.symlink_to(table)
-    table.write_text("old")
-    main.main([*arguments, str(link), "--overwrite"])
-    assert (link.is_symlink(), table.read_bytes()) == (True, content)
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor(1) as thread:
-        read_through = thread.submit(pipe.read_bytes)
-        main.main([*arguments, str(pipe)])
-        assert read_through.result(timeout=60) == content
-    assert pipe.is_fifo()
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("where", ["w.safetensors/predictions.csv", "flowers"])
-def test_csv_that_cannot_be_written_fails_before_prediction(flowers, capsys, where):
-    code, out, err = fail_predict(capsys, "--workdir", flowers / "run", "no such image", "--csv", flowers / where)
+def test_csv_that_cannot_be_written_fails_before_prediction(flowers, capsys):
+    file = flowers / "w.safetensors/predictions.csv"
+    code, out, err = fail_predict(capsys, "--workdir", flowers / "run", "no such image", "--csv", file)
     assert (code, out) == (2, "")
-    assert f"--csv='{flowers / where}': " in err
-
-
-def test_predict_without_a_run_names_the_run_before_the_images(tmp_path):
-    with pytest.raises(ConfigError, match="none"):
-        command(["--workdir", str(tmp_path / "none"), str(tmp_path / "missing.png")], "jaxdp predict")
+    assert f"--csv='{file}': " in err

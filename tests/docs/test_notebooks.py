@@ -154,8 +154,3 @@ def test_stored_notebook_has_outputs_and_no_local_paths(path):
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     text = json.dumps([{**output, "data": {**output.get("data", {}), "image/png": None}} for output in outputs])
     assert not re.search(r"/(home|root|tmp|Users|usr|var|opt|mnt|work)/|[A-Z]:\\\\", text)
-
-
-def test_notebooks_are_numbered_and_small():
-    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, len(NOTEBOOKS) + 1)]
-    assert sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000

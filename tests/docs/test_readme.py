@@ -192,37 +192,23 @@ class Parsed(Exception):
     """A command line was parsed; the command stops."""
 
 
-def parsed_only(parse):
-    """`parse`, which raises `Parsed` afterwards."""
-
-    def parse_and_stop(*args, **kwargs):
-        parse(*args, **kwargs)
-        raise Parsed
-
-    return parse_and_stop
-
-
-@pytest.mark.parametrize(("command", "flags"), list(documented_commands(others=True)))
-def test_documented_commands_about_runs_are_parsed(command, flags, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "flags"), [*documented_commands(others=True), *documented_commands(others=True, wrapped=True)]
+)
+def test_other_documented_commands_are_parsed(command, flags, monkeypatch):
+    """Commands about runs, and those that another program starts on several hosts."""
+    from jaxdp import flags as parsing
     from jaxdp.inference import load_run
     from jaxdp.setup import run_dir
 
-    module = importlib.import_module(f"jaxdp.cli.{command}")
+    def parse_and_stop(*args, parse=parsing.parse, **kwargs):
+        parse(*args, **kwargs)
+        raise Parsed
+
     monkeypatch.setattr(run_dir, "run_config", lambda _: Config())
     monkeypatch.setattr(load_run, "weights_config", lambda _: Config())
-    monkeypatch.setattr(module, "parse", parsed_only(module.parse))
-    with pytest.raises(Parsed):
-        main.main([command, *flags])
-
-
-@pytest.mark.parametrize(("command", "flags"), list(documented_commands(wrapped=True)))
-def test_documented_commands_of_clusters_are_parsed(command, flags, monkeypatch):
-    from jaxdp import flags as parsing
-
-    module = importlib.import_module(f"jaxdp.cli.{command}")
-    parse = parsed_only(parsing.parse)
-    for place in (parsing, module):  # train imports it when it runs
-        monkeypatch.setattr(place, "parse", parse, raising=False)
+    for place in (parsing, importlib.import_module(f"jaxdp.cli.{command}")):  # train imports it when it runs
+        monkeypatch.setattr(place, "parse", parse_and_stop, raising=False)
     with pytest.raises(Parsed):
         main.main([command, *flags])
 

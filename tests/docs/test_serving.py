@@ -26,10 +26,7 @@ RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0]); 
 
 @pytest.mark.parametrize(
     ("program", "format", "file"),
-    [
-        ("classify.py", "stablehlo", "m.jaxexport"),
-        pytest.param("classify_onnx.py", "onnx", "m.onnx", marks=pytest.mark.slow),
-    ],
+    [("classify.py", "stablehlo", "m.jaxexport"), pytest.param("classify_onnx.py", "onnx", "m.onnx", marks=pytest.mark.slow)],
 )
 def test_client_program_predicts_as_jaxdp(tiny_resnet, tmp_path, program, format, file):
     for package in ("onnx", "onnxruntime") * (format == "onnx"):

@@ -1,12 +1,10 @@
-"""The manual: its navigation, its generated pages, its strict build, and its width on a phone."""
+"""The manual: its navigation, its generated pages and its strict build."""
 
 import ast
 import dataclasses
 import inspect
-import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -21,7 +19,6 @@ from jaxdp.config import Config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PHONE = 390  # width in pixels
 TOP_FIELDS = [field.name for field in dataclasses.fields(Config)]
 
 
@@ -147,46 +144,3 @@ def test_strict_build_has_every_page_and_index(site):
     assert pages | {"README", "CONTRIBUTING", "CHANGELOG", "index"} <= built
     assert 'url=docs/index.html"' in (site / "index.html").read_text()
     assert "schedule.learning_rate" in (site / "docs/reference.html").read_text()
-
-
-MEASURE = """
-<pre id="widths"></pre>
-<script>
-const pages = %s, width = %d, widths = {};
-async function measure() {
-  for (const page of pages) {
-    const frame = document.createElement("iframe");
-    frame.width = width; frame.height = 800; frame.src = page;
-    document.body.append(frame);
-    await new Promise(loaded => frame.onload = loaded);
-    widths[page] = frame.contentDocument.documentElement.scrollWidth;
-    frame.remove();
-  }
-  document.getElementById("widths").textContent = JSON.stringify(widths);
-}
-measure();
-</script>
-"""
-
-
-def in_browser(site: Path, page: str) -> str:
-    """The text that the script of a page writes into its element `pre`, in headless Chromium."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("needs Chromium")
-    path = site / "measure.html"
-    path.write_text(page)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--virtual-time-budget=100000"]
-    command = [browser, *flags, "--dump-dom", "--window-size=1600,1000", path.as_uri()]
-    dumped = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
-    path.unlink()
-    return re.search(r"<pre[^>]*>(.*?)</pre>", dumped, re.DOTALL)[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [PHONE, 1280])
-def test_no_page_is_wider_than_the_screen(site, width):
-    pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
-    widths = json.loads(in_browser(site, MEASURE % (json.dumps(pages), width)))
-    assert list(widths) == pages
-    assert {name: found for name, found in widths.items() if found > width} == {}

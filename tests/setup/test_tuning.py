@@ -74,37 +74,6 @@ def test_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
     assert chosen == {(2, 2): Reduce(strategy="torus")}
 
 
-@pytest.mark.parametrize(("strategy", "fastest"), [("torus", "torus"), ("auto", "psum")])
-def test_auto_update_uses_the_fastest_form_and_keeps_it_on_resume(tiny, tmp_path, monkeypatch, strategy, fastest):
-    """With strategy auto, a sharded update by the torus is compared with the fastest strategy and a replicated update."""
-    config = dataclasses.replace(tiny, reduce=Reduce(strategy=strategy, update="auto"))
-    monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("psum", {"psum": 1.0}))
-    timed = []
-
-    def seconds(calls, repeats):
-        timed.append(list(calls))
-        for call in calls.values():
-            call()
-        return {name: [2.0 - name.endswith("sharded")] * repeats for name in calls}
-
-    monkeypatch.setattr(timing, "time_alternately", seconds)
-    assert train(config, tmp_path).strategy == "torus, sharded update"
-    assert timed == [["replicated", "torus, sharded"]]
-    row = json.loads((tmp_path / tuning.FILE).read_text())[-1]
-    assert (row["reduce"]["strategy"], row["update"]) == (fastest, "torus, sharded")
-    assert row["seconds"] == {"replicated": 2.0, "torus, sharded": 1.0}
-    (tmp_path / "result.json").unlink()
-    assert train(config, tmp_path).strategy == "torus, sharded update"
-    assert len(timed) == 1
-
-
-def test_auto_update_of_an_optimizer_that_cannot_be_sharded_is_replicated_without_measuring(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "time_alternately", lambda *_: pytest.fail("measured"))
-    plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="ring", update="auto")), examples=50, devices=4)
-    chosen = tuning.chosen_reductions(plan, models.create(tiny.model), tmp_path, info=print)
-    assert chosen == {(2, 2): Reduce(strategy="ring", update="replicated")}
-
-
 def test_sharded_update_with_strategy_auto_chooses_among_strategies_that_scatter():
     assert auto_candidates(8, scatters=True) == ["torus"]
 

@@ -1,0 +1,77 @@
+"""Time of reduction and update of the parameters, replicated or sharded, as `jaxdp bench allreduce` compares them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxdp.config import Config, Reduce
+from jaxdp.network import Network
+from jaxdp.optim.squares import norm
+from jaxdp.parallel import allreduce, timing
+from jaxdp.parallel.mesh import AXES
+from jaxdp.relations import replicated_reason
+from jaxdp.training.state import TrainState, create_state, make_optimizer, make_placement
+from jaxdp.xla import options
+
+
+def update_candidates(config: Config, reduce: Reduce, mesh_shape: tuple[int, int]) -> dict[str, Reduce]:
+    """The forms of the update that a mesh can have with the strategy of `reduce`, by name: replicated, and sharded."""
+    found = {"replicated": dataclasses.replace(reduce, update="replicated")}
+    sharded = dataclasses.replace(reduce, update="sharded")
+    if mesh_shape[1] > 1 and replicated_reason(dataclasses.replace(config, reduce=sharded)) is None:
+        found[f"{reduce.strategy}, sharded"] = sharded
+    return found
+
+
+def time_updates(
+    config: Config, model: Network, mesh: Mesh, *, candidates: dict[str, Reduce], repeats: int
+) -> dict[str, float]:
+    """Median seconds of reduction and update in each form, measured alternately; equal on all processes."""
+    calls: dict[str, Callable[[], Any]] = {
+        name: _compile_update(dataclasses.replace(config, reduce=reduce), model, mesh) for name, reduce in candidates.items()
+    }
+    return timing.agreed_medians(timing.time_alternately(calls, repeats))
+
+
+def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], Any]:
+    """A compiled function of no arguments that reduces a gradient, updates the state, and gathers the parameters."""
+    placement = make_placement(config, model, mesh)
+    gather_params, reduce = placement.params_gatherer(), config.reduce
+
+    def trainable(tree: dict) -> dict:
+        return model.trainable(tree, config.finetune.frozen_stages)
+
+    def update(state: TrainState) -> tuple[Any, Any, jax.Array]:
+        params = gather_params(state.params)
+        # As in a step, the gradient follows from the gathered parameters and differs between devices.
+        device = lax.axis_index(AXES).astype(jnp.float32)
+        gradient = jax.tree.map(lambda p: p * (1e-3 + 1e-6 * device), lax.pcast(trainable(params), AXES, to="varying"))
+        gradient = allreduce.all_reduce_sum(
+            gradient,
+            reduce.strategy,
+            wire_dtype=allreduce.wire_dtype_of(reduce),
+            bucket_bytes=reduce.bucket_bytes,
+            sharded=placement.sharded,
+        )
+        shards = trainable(state.params)
+        squares = placement.squares(gradient, shards)
+        optimizer = make_optimizer(config, model, learning_rate=1e-3, momentum=0.9)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, shards, squares=squares)
+        return optax.apply_updates(shards, updates), opt_state, norm(squares.gradient)  # the step logs the norm
+
+    specs = placement.specs
+    if placement.sharded:
+        specs_out: Any = (trainable(specs.params), specs.opt_state, PartitionSpec())
+    else:
+        specs_out = PartitionSpec()
+    check_vma = allreduce.check_vma(reduce.strategy)
+    mapped = jax.shard_map(update, mesh=mesh, in_specs=(specs,), out_specs=specs_out, check_vma=check_vma)
+    state = placement.place(create_state(config, model, mesh))
+    compiled = jax.jit(mapped).lower(state).compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
+    return lambda: compiled(state)
