@@ -34,7 +34,7 @@ RANKS = {
 }
 
 
-def apply_flags(config: Config, flags: list[str], program: str = "jaxdp") -> Config:
+def apply_flags(config: Config, flags: list[str], program: str = "jaxdp train") -> Config:
     """`config` with command-line flags such as ["--batch.0.global-batch", "64"] applied."""
     return parse(type(config), flags, program, default=config)
 

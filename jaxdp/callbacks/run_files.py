@@ -9,6 +9,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.errors import ConfigError
 from jaxdp.planning import Plan
 from jaxdp.records import RESUMING
+from jaxdp.schedules import SCHEDULES
 from jaxdp.setup import run_dir
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
@@ -73,6 +74,7 @@ def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     what = f"it changes {', '.join(changed)}" if changed else "learning rate and batch stay the same here"
     epoch = f"epoch {samples / plan.examples:.2f}"
     if samples == plan.schedule_start:
-        return f"the schedule starts anew at {epoch} and ends with the run at epoch {config.epochs:g}; {what}"
+        ends = f" and ends with the run at epoch {config.epochs:g}" if config.schedule.name not in SCHEDULES.registered else ""
+        return f"the schedule starts anew at {epoch}{ends}; {what}"
     choice = "--schedule-from-now starts the schedule anew there instead"
     return f"the plan above holds from {epoch} on, not for the epochs before; {what}; {choice}"

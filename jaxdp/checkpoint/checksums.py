@@ -90,7 +90,8 @@ def rejection_reason(samples: int, reports: list[StateReport], hosts: list[str])
         detail = "differs from the others" if len(diverged) == 1 else "differ from one another"
         return (
             f"the devices do not hold the same parameters at samples {samples}: {' and '.join(diverged)} {detail}; no "
-            "checkpoint was saved; check the memory and the link of these devices"
+            "checkpoint was saved; check the memory and the link of these devices, and that callbacks ask for a save on all "
+            "processes"
         )
     if not all(report.finite for report in reports):
         return f"the parameters are not finite at samples {samples}; no checkpoint was saved"

@@ -15,7 +15,7 @@ from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.data.prefetch import BatchSource, DeviceIterator
 from jaxdp.data.synthetic import SyntheticSource
 from jaxdp.errors import ConfigError, kind_of
-from jaxdp.parallel.mesh import make_mesh
+from jaxdp.parallel.mesh import AXES, make_mesh
 
 
 class Loader(Iterator[dict[str, jax.Array]]):
@@ -47,6 +47,8 @@ class Loader(Iterator[dict[str, jax.Array]]):
         image_size: int | None = None,
     ) -> None:
         self.source, self.mesh = _as_batches(dataset, image_size), mesh or make_mesh()
+        if self.mesh.axis_names != AXES:
+            raise ConfigError("mesh", self.mesh.axis_names, reason=f"must have the axes {AXES}", hint="use jaxdp.make_mesh")
         for field, value, least in (("batch", batch, 1), ("seed", seed, 0), ("start", start, 0), ("end", end or 0, 0)):
             _check_count(field, value, least=least)
         if batch % self.mesh.size:
@@ -78,6 +80,9 @@ class Loader(Iterator[dict[str, jax.Array]]):
 
         Raises ConfigError for a state of another seed or data set, whose order is another.
         """
+        if not isinstance(state, dict) or not {"samples", "seed", "examples"} <= state.keys():
+            reason = f"{kind_of(state)} without samples, seed and examples" if isinstance(state, dict) else kind_of(state)
+            raise ConfigError("state", reason=f"{reason} is no state of a loader", hint="give what get_state returned")
         for name, own in (("seed", self.seed), ("examples", len(self.source))):
             if state[name] != own:
                 reason = f"the state of the loader has {name}={state[name]}, this loader {own}"
@@ -111,6 +116,8 @@ def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
     items = as_source(dataset, "training")
     if hasattr(items, "__len__") and not len(items):
         raise ConfigError("dataset", reason="it has no images")
+    if isinstance(items, ArrayItems) and len(items.labels) and items.labels.min() < 0:
+        raise ConfigError("dataset", reason=f"label {items.labels.min()}: classes are numbered from 0", hint="map the labels")
     if isinstance(items, ArrayItems) and image_size is None:
         images = items.images.reshape(*items.images.shape[:3], -1)  # [N, H, W, 1 or 3]
         return ArraySource(np.broadcast_to(images, (*images.shape[:3], 3)), items.labels)

@@ -182,7 +182,8 @@ def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
             if process.ended is None:
                 process.signal(signal.SIGKILL)
         if len(running) < processes and isinstance(error, OSError):
-            raise ConfigError("command", command[0], reason=f"cannot be started ({error.strerror})") from None
+            hint = "give a program or a script, such as train.py or jaxdp train"
+            raise ConfigError("command", command[0], reason=f"cannot be started ({error.strerror})", hint=hint) from None
         raise
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxdp.distributed.preemption import StopTraining
-from jaxdp.errors import OneLine, TrainingError, first_line
+from jaxdp.errors import OneLine, TrainingError, first_line, place_in_user_code
 
 if TYPE_CHECKING:
     from jaxdp.checkpoint.manifest import Manifest
@@ -21,6 +21,8 @@ INSTEAD_OF_CHANGES = (
     "callbacks change nothing of the training: to freeze layers until an epoch, train a run with finetune.frozen_stages and "
     "another from its exported weights with finetune.weights, or scale their updates in your own jaxdp.register_optimizer"
 )
+
+PREFIXES = ("on_", "before_", "after_")  # of the methods of a callback
 
 
 class Callback:
@@ -99,6 +101,10 @@ class Callbacks:
         return partial(_call_watched, callback, hook) if callback in self.users else getattr(callback, hook)
 
     def on_start(self, run: "Run") -> None:
+        for callback in self.users:
+            if never := sorted(name for name in dir(callback) if name.startswith(PREFIXES) and not hasattr(Callback, name)):
+                hooks = ", ".join(name for name in vars(Callback) if name.startswith(PREFIXES))
+                run.info(f"{type(callback).__name__}.{never[0]} is never called; the methods of a callback are {hooks}")
         for callback in [*self.attached]:
             self.started.append(callback)
             self._call(callback, "on_start", run)
@@ -141,7 +147,9 @@ class Callbacks:
         """The error of a user's callback; None for a callback that is detached instead. Raises any other error again."""
         if isinstance(error, StopTraining):
             raise error
-        what = f"{getattr(callback, 'name', type(callback).__name__)}.{hook} raised {type(error).__name__}: {first_line(error)}"
+        method = f"{getattr(callback, 'name', type(callback).__name__)}.{hook}"
+        place = place_in_user_code(error) if callback in self.users else ""
+        what = f"{method} raised {type(error).__name__}{place}: {first_line(error)}"
         if callback.detach_on_error:
             self._detach(callback)
             run.info(f"{what}; the run continues without it")

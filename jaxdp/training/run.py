@@ -16,6 +16,7 @@ from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config, at_image_size
 from jaxdp.data.chunks import image_bytes, rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
+from jaxdp.errors import kind_of
 from jaxdp.records import RECORD_FIELDS
 from jaxdp.training.clock import Clock
 from jaxdp.training.evaluation import evaluation_logits
@@ -201,7 +202,8 @@ class Run:
         batch: that of `Callback.before_step`. The gradient is computed for this call, which takes about a step. All processes
         must call this.
         """
-        program = self.compiler.prepare_gradient(self.phase).result()
+        with self.clock.excluded():
+            program = self.compiler.prepare_gradient(self.phase).result()
         self.processes.barrier("a gradient")
         rate = self.plan.learning_rate(self.progress.samples)
         return program(self.state, batch, self.compiler.hyperparameters(self.phase, rate))
@@ -217,7 +219,10 @@ class Run:
         for name, value in values.items():
             if name in self.record or name in RESERVED:
                 raise ValueError(f"log({name}={value!r}): the record has this field already; choose another name")
-            self.record[name] = value if isinstance(value, int) else float(value)
+            try:
+                self.record[name] = value if isinstance(value, int) else float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"log({name}=...): must be a number, not {kind_of(value)}") from None
         self.is_logged = True
 
     def save(self) -> None:
