@@ -22,18 +22,17 @@ def test_decode_jpeg_matches_pillow(options):
     assert np.abs(ours - pillow).max() <= 2
 
 
-def test_decode_gray_cmyk_palette_and_png_returns_three_channels():
+def test_decode_cmyk_and_palette_as_pillow_and_png_exactly():
     whole = smooth_image()
-    gray = decode.decode(encode(whole, mode="L"))
-    assert gray.shape == (60, 80, 3)
-    np.testing.assert_array_equal(gray[..., 0], gray[..., 2])
-    cmyk = encode(whole, mode="CMYK")
+    cmyk, palette = encode(whole, mode="CMYK"), encode(whole, "GIF", mode="P")
     expected = np.asarray(Image.open(io.BytesIO(cmyk)).convert("RGB")).astype(int)
     assert np.abs(decode.decode(cmyk) - expected).max() <= 2
-    np.testing.assert_array_equal(decode.decode(encode(whole, "PNG")), whole)  # ImageNet has one, named .JPEG
-    np.testing.assert_array_equal(decode.decode(encode(whole, "PNG", mode="RGBA")), whole)
-    palette = encode(whole, "GIF", mode="P")
     np.testing.assert_array_equal(decode.decode(palette), np.asarray(Image.open(io.BytesIO(palette)).convert("RGB")))
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):  # ImageNet has one PNG, named .JPEG
+        image = Image.fromarray(noise(19, 31)).convert(mode)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.asarray(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
@@ -117,39 +116,22 @@ def test_decode_jpeg_of_any_sampling_factors_matches_opencv(factors):
             decode.decode(data[:length])
 
 
-def test_decode_jpeg_with_harmless_warnings_matches_pillow():
-    """An unknown revision of JFIF, color transform of Adobe and spectral selection say nothing about the pixels."""
+def test_decode_jpeg_with_a_harmless_warning_matches_pillow():
+    """An unknown revision of JFIF says nothing about the pixels."""
     data = encode(smooth_image())
-    at, scan = data.index(b"JFIF") + 5, data.index(b"\xff\xda") + 11
-    adobe = b"\xff\xee" + struct.pack(">H", 14) + b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 9)
-    revision = data[:at] + b"\x03" + data[at + 1 :]
-    selection = data[:scan] + bytes(3) + data[scan + 3 :]
-    both = revision[:scan] + bytes(3) + revision[scan + 3 :]
-    for changed in (revision, data[:2] + adobe + data[2:], data[:2] + adobe + data[20:], selection, both):
-        pixels, pillow = decode.decode(changed), np.asarray(Image.open(io.BytesIO(changed)).convert("RGB"))
-        assert np.abs(pixels.astype(int) - pillow).max() <= 2
-        with pytest.raises(ImageError, match=r"^damaged or truncated JPEG: "):  # Pillow would fill in the rest
-            decode.decode(changed[: len(changed) // 2 + 400] + b"\xff\xd9")
+    at = data.index(b"JFIF") + 5
+    changed = data[:at] + b"\x03" + data[at + 1 :]
+    pillow = np.asarray(Image.open(io.BytesIO(changed)).convert("RGB")).astype(int)
+    assert np.abs(decode.decode(changed) - pillow).max() <= 2
 
 
-def claim(form, width, height, **options) -> bytes:
-    """A small image of a format whose header states another size."""
-    data = bytearray(encode(np.zeros((16, 16, 3), np.uint8), form, **options))
-    if form == "TIFF":
-        tags = struct.unpack_from("<I", data, 4)[0]
-        for entry in range(tags + 2, tags + 2 + 12 * struct.unpack_from("<H", data, tags)[0], 12):
-            tag = struct.unpack_from("<H", data, entry)[0]
-            if tag in (256, 257):
-                struct.pack_into("<HII", data, entry + 2, 4, 1, {256: width, 257: height}[tag])
-        return bytes(data)
-    if form == "PPM":
-        return data.replace(b"16 16", b"%d %d" % (width, height), 1)
+def claim(form, width, height) -> bytes:
+    """A small image of a format whose header gives another size."""
+    data = bytearray(encode(np.zeros((16, 16, 3), np.uint8), form))
     at, size = {
         "PNG": (16, struct.pack(">II", width, height)),
         "JPEG": (data.find(b"\xff\xc0") + 5, struct.pack(">HH", height, width)),
-        "GIF": (6, struct.pack("<HH", width, height)),
         "BMP": (18, struct.pack("<ii", width, height)),
-        "WEBP": (26, struct.pack("<HH", width, height)),
     }[form]
     data[at : at + len(size)] = size
     if form == "PNG":
@@ -158,7 +140,7 @@ def claim(form, width, height, **options) -> bytes:
 
 
 @pytest.mark.parametrize("side", [8_200, 10_000, 16_383])  # below Pillow's warning, between it and Pillow's error, above
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP"])
 def test_decode_refuses_a_huge_image_by_its_header(form, side):
     with pytest.raises(ImageError, match="more than 67,108,864"):  # decoded, the data would be truncated
         decode.decode(claim(form, side, side))
@@ -190,14 +172,6 @@ def test_decode_png_ignores_metadata(recwarn):
     pixels = decode.decode(data[:33] + text + profile + data[33:])
     np.testing.assert_array_equal(pixels, np.asarray(image.convert("RGB")))
     assert not recwarn
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
-def test_decode_png_of_any_mode_matches_pillow(mode):
-    image = Image.fromarray(noise(19, 31)).convert(mode)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.asarray(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end"])
@@ -239,36 +213,18 @@ def test_center_crop_of_noise_matches_pillow_filter(height, width):
         assert np.abs(other[top : top + 224, left : left + 224].astype(int) - expected).mean() > 4
 
 
-def test_center_crop_of_extreme_aspect_ratio_takes_little_memory():
-    out = np.empty((224, 224, 3), np.uint8)
-    decode.center_crop(np.full((2, 20_000, 3), 7, np.uint8), out, 256)  # whole: 256 x 2,560,000 pixels
-    assert (out == 7).all()
-
-
-def test_random_crop_box_lies_inside_with_bounded_area_and_ratio():
-    boxes = np.array([decode.random_crop_box(300, 400, min_area=0.2, random=decode.random_numbers(0, n)) for n in range(2000)])
-    top, left, height, width = boxes.T
-    assert (top >= 0).all()
-    assert (left >= 0).all()
-    assert (top + height <= 300).all()
-    assert (left + width <= 400).all()
-    assert (height * width / 120_000).min() > 0.195
-    assert (width / height).min() > 0.73
-    assert (width / height).max() < 1.36
-    assert_like_random_crops(boxes[:, 2:], 300, 400, min_area=0.2)
-    assert decode.random_crop_box(10, 100, min_area=0.9, random=decode.random_numbers(0, 0)) == (0, 43, 10, 13)  # no draw fits
-
-
-def test_random_crop_box_row_and_column_are_uniform_and_independent():
+def test_random_crop_boxes_lie_inside_with_uniform_places_and_the_published_sizes():
     boxes = np.array([decode.random_crop_box(300, 400, min_area=0.2, random=decode.random_numbers(0, n)) for n in range(4000)])
-    down, across = 300 - boxes[:, 2], 400 - boxes[:, 3]
+    top, left, height, width = boxes.T
+    assert min(top.min(), left.min()) >= 0
+    assert_like_random_crops(boxes[:, 2:], 300, 400, min_area=0.2)
+    down, across = 300 - height, 400 - width
+    assert ((top <= down) & (left <= across)).all()
     free = (down > 20) & (across > 20)
-    places = np.stack([boxes[free, 0] / down[free], boxes[free, 1] / across[free]])
+    places = np.stack([top[free] / down[free], left[free] / across[free]])
     assert np.abs(places.mean(1) - 0.5).max() < 0.03
     assert abs(np.corrcoef(places)[0, 1]) < 0.06
-    for start, room in ((boxes[:, 0], down), (boxes[:, 1], across)):
-        assert (start[room > 0] == 0).any()
-        assert (start[room > 0] == room[room > 0]).any()
+    assert decode.random_crop_box(10, 100, min_area=0.9, random=decode.random_numbers(0, 0)) == (0, 43, 10, 13)  # no draw fits
 
 
 def test_random_resized_crop_resizes_box_and_flips_half():
