@@ -81,16 +81,11 @@ class Source(ABC):
 
         Raises ConfigError if one of them does not exist, or for a source that makes its images itself.
         """
-        raise _no_files(config)
+        raise ConfigError("data.source", config.data.source, reason="has no files to read", hint="use folder")
 
     def split(self, config: Config, name: str) -> ItemSource:
         """The images of a split. Raises ConfigError as `splits`."""
-        raise _no_files(config)
-
-
-def _no_files(config: Config) -> ConfigError:
-    hint = "use folder or a prepared data set"
-    return ConfigError("data.source", config.data.source, reason="has no files to read", hint=hint)
+        return dict(self.splits(config))[name]
 
 
 class EncodedItems(ItemSource, Protocol):
@@ -105,18 +100,15 @@ class EncodedItems(ItemSource, Protocol):
 class Splits(ABC):
     """The splits of a data set of files. Every method raises ConfigError for files that cannot be read.
 
-    matches_classes: whether the classes of the training split give those of the others, and their order.
+    place: their directory or URL. matches_classes: whether the classes of the training split give those of the others, and
+    their order.
     """
 
-    matches_classes = False
+    matches_classes, place = False, ""
 
     @abstractmethod
     def names(self) -> Sequence[str]:
         """The names of the splits; some data sets have others besides, such as parts of these."""
-
-    def has(self, name: str) -> bool:
-        """Whether there is a split of this name."""
-        return name in self.names()
 
     @abstractmethod
     def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
@@ -125,16 +117,21 @@ class Splits(ABC):
         Raises ConfigError for a split that does not exist, is empty or has other classes.
         """
 
-    @abstractmethod
-    def no_evaluation_split(self) -> ConfigError:
-        """The error for a data set that has no split of `EVALUATION_NAMES`."""
+    def no_split(self, name: str) -> ConfigError:
+        """The error for a split that does not exist."""
+        hint = f"name one of {', '.join(sorted(self.names()))} with --data.train-split or --data.eval-split"
+        return ConfigError("data.directory", self.place, reason=f"it has no split {name!r}", hint=hint)
 
     def evaluation_name(self, requested: str | None) -> str:
         """The evaluation split: the requested one, or the first of `EVALUATION_NAMES` that exists."""
-        name = requested or next((name for name in EVALUATION_NAMES if self.has(name)), None)
-        if name is None:
-            raise self.no_evaluation_split()
-        return name
+        if requested:
+            return requested
+        names = self.names()
+        if found := [name for name in EVALUATION_NAMES if name in names]:
+            return found[0]
+        reason = f"{self.place!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
+        hint = f"name one with --data.eval-split; it has {', '.join(sorted(names))}"
+        raise ConfigError("data.eval_split", None, reason=reason, hint=hint)
 
 
 class FileSource(Source):
@@ -150,32 +147,26 @@ class FileSource(Source):
         return len(train), stated_classes(train)
 
     def splits(self, config: Config) -> Sequence[tuple[str, EncodedItems]]:
-        """(name, images) of the training and the evaluation split. Raises ConfigError if one of them does not exist."""
         data_set, train_name = self.data_set(config), config.data.train_split
         train, name = data_set.open(train_name), data_set.evaluation_name(config.data.eval_split)
         return [(train_name, train), (name, data_set.open(name, _class_list(train)))]
 
     def split(self, config: Config, name: str) -> EncodedItems:
-        """See `Source.split`."""
         return self.data_set(config).open(name)
 
-    def evaluation_split(self, config: Config) -> EncodedItems:
-        """The evaluation split, without the training split, which need not exist. Raises ConfigError if it does not exist."""
-        data_set, train_name, classes = self.data_set(config), config.data.train_split, None
-        if data_set.matches_classes and data_set.has(train_name):
-            classes = _class_list(data_set.open(train_name))
-        return data_set.open(data_set.evaluation_name(config.data.eval_split), classes)
-
     def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
-        """See `Source.open`."""
         if may_lack_classes:
-            train = evaluation = self.evaluation_split(config)
+            train = evaluation = self._evaluation_split(config)
         else:
             (_, train), (_, evaluation) = self.splits(config)
-        for items in (train, evaluation):
-            if start := getattr(items, "start", None):  # looks for the files of a table
-                start()
         return decode_items(config, train, evaluation, source=config.data.source, may_lack_classes=may_lack_classes)
+
+    def _evaluation_split(self, config: Config) -> EncodedItems:
+        """The evaluation split, without the training split, which need not exist."""
+        data_set, train_name, classes = self.data_set(config), config.data.train_split, None
+        if data_set.matches_classes and train_name in data_set.names():
+            classes = _class_list(data_set.open(train_name))
+        return data_set.open(data_set.evaluation_name(config.data.eval_split), classes)
 
 
 def _class_list(items: EncodedItems) -> list[str] | None:
