@@ -13,10 +13,11 @@ from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading
 from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, printable
 from jaxdp.relations import check_classes
 
 EVALUATION_NAMES = ("val", "validation", "valid", "test")  # of the evaluation split, in this order, unless the config names one
+LISTED = 20  # names in a message
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 
 
@@ -119,7 +120,8 @@ class Splits(ABC):
 
     def no_split(self, name: str) -> ConfigError:
         """The error for a split that does not exist."""
-        hint = f"name one of {', '.join(sorted(self.names()))} with --data.train-split or --data.eval-split"
+        names = sorted(self.names())
+        hint = f"name one of {listed(names)} with --data.train-split or --data.eval-split" if names else ""
         return ConfigError("data.directory", self.place, reason=f"it has no split {name!r}", hint=hint)
 
     def evaluation_name(self, requested: str | None) -> str:
@@ -130,8 +132,13 @@ class Splits(ABC):
         if found := [name for name in EVALUATION_NAMES if name in names]:
             return found[0]
         reason = f"{self.place!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
-        hint = f"name one with --data.eval-split; it has {', '.join(sorted(names))}"
+        hint = f"name one with --data.eval-split; it has {listed(sorted(names)) or 'none'}"
         raise ConfigError("data.eval_split", None, reason=reason, hint=hint)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of splits, columns or arrays for a message."""
+    return ", ".join(printable(name, 40) for name in names[:LISTED]) + ", ..." * (len(names) > LISTED)
 
 
 class FileSource(Source):

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxdp.config import MAX_CLASSES, Data
-from jaxdp.data.datasets import EncodedItems, Splits
+from jaxdp.data.datasets import EncodedItems, Splits, listed
 from jaxdp.data.given import ArrayItems, as_source
 from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
 
 COLUMNS = {"image": ("image", "img", "path", "file", "file_name", "filename"), "label": ("label", "class")}  # their usual names
-LISTED = 20  # columns or arrays in a message
 NUMBER = r"[+-]?[0-9]{1,9}"
 
 
@@ -76,11 +75,6 @@ class Format(Splits):
             raise self.error(f"{split} has the label {items.classes - 1}", f"there are {len(names)} class names, from 0")
         items.classes = names or items.classes
         return items
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for a message."""
-    return ", ".join(printable(name, 40) for name in names[:LISTED]) + ", ..." * (len(names) > LISTED)
 
 
 def numbered(

@@ -35,11 +35,16 @@ class LocalFolders(Splits):
         self.root, self.place = root, str(root)
 
     def names(self) -> list[str]:
-        return [entry.name for entry in os.scandir(self.root) if entry.is_dir()] if self.root.is_dir() else []
+        try:
+            return [entry.name for entry in os.scandir(self.root) if entry.is_dir()]
+        except OSError as error:
+            hint = "give the folder of the images; a relative path starts in the current directory"
+            raise ConfigError("data.directory", self.place, reason=error.strerror or str(error), hint=hint) from None
 
     def open(self, name: str, classes: list[str] | None = None) -> ImageFolder:
-        if self.root.is_dir() and not (self.root / name).is_dir():
-            inside = (self.root.parent / name).is_dir()
-            hint = f"use --data.directory {self.root.parent}" if inside else f"{self.no_split(name).hint}, or {LAYOUT_HINT}"
-            raise ConfigError("data.directory", self.place, reason=f"it has no folder {name!r}", hint=hint)
-        return ImageFolder.open(self.root / name, classes)
+        if (self.root / name).is_dir():
+            return ImageFolder.open(self.root / name, classes)
+        hint = ", or ".join(filter(None, (self.no_split(name).hint, LAYOUT_HINT)))
+        if (self.root.parent / name).is_dir():
+            hint = f"use --data.directory {self.root.parent}"
+        raise ConfigError("data.directory", self.place, reason=f"it has no folder {name!r}", hint=hint)

@@ -51,9 +51,6 @@ class ImageFolder:
                     raise ConfigError("data.directory", path, reason=reason)
                 yield path
 
-        if not split.parent.is_dir():
-            hint = "give the folder of the images with --data.directory; a relative path starts in the current directory"
-            raise error("is a file" if split.parent.is_file() else "directory not found", hint)
         entries = [entry for entry in os.scandir(split) if not entry.name.startswith(".")]
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.data.file_format import Format, listed
+from jaxdp.data.datasets import listed
+from jaxdp.data.file_format import Format
 from jaxdp.data.given import ArrayItems
 from jaxdp.errors import first_line
 
