@@ -181,7 +181,7 @@ def open_builder(
         hint += ", or give the recipe that registers the name with --config" * bool(alternatives)
         raise ConfigError(field, name, reason="unknown data set", hint=hint) from None
     except Exception as error:  # ImportError, ValueError, AssertionError, ParseError, by data set and damage
-        hint = hint or "images in a folder are --data.source folder --data.directory DIR"
+        hint = hint or "use --data.source folder --data.directory DIR, with an existing folder of images"
         reason = f"tensorflow-datasets cannot open it: {first_line(error).rstrip('.')}"
         raise ConfigError(field, name, reason=reason, hint=hint) from None
     if not builder.info.splits:
