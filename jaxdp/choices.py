@@ -164,9 +164,9 @@ SOURCES = Choices(
         ),
         "folder": Source("images in `directory`/SPLIT/CLASS/", layout="FOLDER, which contains SPLIT/CLASS/"),
         "file": Source(
-            "`directory` is a CSV, TSV or .npz file, a folder with one for each split, CIFAR as published, or a "
+            "`directory` is a CSV, TSV, Parquet or .npz file, a folder with one for each split, CIFAR as published, or a "
             "data set of Hugging Face saved to disk",
-            layout="PATH, a CSV, TSV or .npz file, or a folder with train.csv and val.csv, ...",
+            layout="PATH, a CSV, TSV, Parquet or .npz file, or a folder with train.csv and val.csv, ...",
         ),
         "given": Source("the `datasets` argument of `jaxdp.train`", from_python=True),
         "imagenet2012": Source("ImageNet", prepared=True, classes=1000, train_images=1_281_167, mlperf=True),

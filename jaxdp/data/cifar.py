@@ -1,10 +1,13 @@
-"""CIFAR-10 and CIFAR-100 in the Python version of their authors, which is pickled: nothing but arrays is built from it."""
+"""CIFAR-10 and CIFAR-100 as their authors publish them, in the Python and in the binary version.
+
+The Python version is pickled. It is read without calling anything that a pickle names: arrays are rebuilt from their bytes.
+"""
 
 import io
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,69 +18,119 @@ from jaxdp.errors import first_line
 from jaxdp.files import read_regular
 
 SHAPE = (3, 32, 32)
-TRAINING_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
-VERSIONS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "batches.meta": ("label", {"train": TRAINING_FILES, "test": ("test_batch",)}),
-    "meta": ("fine_label", {"train": ("train",), "test": ("test",)}),
-}
-"""File of the class names -> (how the keys of its names and labels begin, split -> its files)."""
-ARRAY_PARTS: dict[str, Any] = {"_reconstruct": np.empty(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
+PIXELS = 3 * 32 * 32
+ARRAY_PARTS = {"_reconstruct", "ndarray", "dtype"}  # what the pickle of a NumPy array names
+
+
+class Version(NamedTuple):
+    """One of the published archives.
+
+    splits: name -> files; meta: file of the class names. label: "label" or "fine_label", with which the keys of a pickle begin.
+    label_bytes: in front of the pixels of an image, the last of them its label; 0 in the Python version.
+    """
+
+    splits: dict[str, tuple[str, ...]]
+    meta: str
+    label: str = ""
+    label_bytes: int = 0
+
+
+def version_in(folder: Path) -> Version | None:
+    """The version of CIFAR whose class names are in a folder."""
+    return next((version for version in VERSIONS if (folder / version.meta).is_file()), None)
 
 
 class Cifar(Format):
-    """The splits train and test of an extracted archive."""
+    """The splits train and test of a version."""
 
-    def __init__(self, path: Path, data: Data) -> None:
+    def __init__(self, path: Path, data: Data, version: Version) -> None:
         super().__init__(path, data)
-        self.meta = next(meta for meta in VERSIONS if (path / meta).is_file())
-        self.label, self.files = VERSIONS[self.meta]
-
-    @staticmethod
-    def is_in(folder: Path) -> bool:
-        """Whether a folder has the class names of CIFAR."""
-        return any((folder / meta).is_file() for meta in VERSIONS)
+        self.version = version
 
     def names(self) -> Sequence[str]:
-        return list(self.files)
+        """See `Splits.names`."""
+        return list(self.version.splits)
 
     def read(self, name: str, classes: list[str] | None) -> ArrayItems:
-        parts = [self._parsed(file, self._records) for file in self.files[name]]
+        """See `Format.read`."""
+        parts = [self._parsed(file, self._records) for file in self.version.splits[name]]
         pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         images = pixels.reshape(-1, *SHAPE).transpose(0, 2, 3, 1)  # [N, 32, 32, 3]
-        return self.arrays((images, labels), name, self._parsed(self.meta, lambda stored: stored[f"{self.label}_names"]))
+        return self.arrays((images, labels), name, self._parsed(self.version.meta, self._class_names))
 
-    def _parsed(self, file: str, parse: Callable[[dict[str, Any]], Any]) -> Any:
-        """What a function finds in the dictionary of a file. Raises ConfigError for a file that is missing or damaged."""
+    def _parsed(self, file: str, parse: Callable[[bytes], Any]) -> Any:
+        """What a function finds in a file. Raises ConfigError for a file that is missing or damaged."""
         try:
-            return parse(_unpickled(read_regular(self.path / file)))
+            content = read_regular(self.path / file)
         except OSError as error:
             raise self.error(f"{file}: {error.strerror}", "extract the whole archive") from None
+        try:
+            return parse(content)
         except Exception as error:  # EOFError, UnpicklingError, KeyError, TypeError, ValueError, ..., by damage
             reason = f"{file} is damaged or truncated: {type(error).__name__}: {first_line(error)}"
             raise self.error(reason, "extract the archive again") from None
 
-    def _records(self, stored: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    def _records(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
         """(pixels [N, 3072] uint8, labels [N]) of a file; any exception if it is damaged."""
-        pixels, labels = stored["data"], np.asarray(stored[f"{self.label}s"])
-        if pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, np.prod(SHAPE)):
-            raise ValueError(f"pixels are {pixels.dtype} of shape {pixels.shape}, labels of shape {labels.shape}")
+        if label_bytes := self.version.label_bytes:
+            if len(content) % (label_bytes + PIXELS) or not content:
+                raise ValueError(f"{len(content)} bytes, but an image has {label_bytes + PIXELS}")
+            records = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + PIXELS)
+            return records[:, label_bytes:], records[:, label_bytes - 1]
+        stored = _unpickled(content)
+        pixels, labels = stored["data"].pixels(), np.asarray(stored[f"{self.version.label}s"])
+        if labels.shape != pixels.shape[:1]:
+            raise ValueError(f"{len(pixels)} images, labels of shape {labels.shape}")
         return pixels, labels
+
+    def _class_names(self, content: bytes) -> list[str]:
+        if self.version.label_bytes:
+            return content.decode("utf-8").split()
+        return [_text(name) for name in _unpickled(content)[f"{self.version.label}_names"]]
+
+
+class ArrayPart:
+    """Stands for the parts of a pickled NumPy array: keeps what they would be built from, and does nothing."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def pixels(self) -> np.ndarray:
+        """The array, [N, 3072] uint8. Raises ValueError or TypeError for any other."""
+        _, shape, dtype, in_columns, content = self.state
+        if _text(dtype.arguments[0]) != "u1" or in_columns or shape[1:] != (PIXELS,):
+            raise ValueError(f"an array of shape {shape}, not [N, {PIXELS}] of uint8")
+        return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads numbers, text, lists, dictionaries and arrays. Refuses every other class and function."""
+    """Reads numbers, text, lists and dictionaries, and arrays as `ArrayPart`. Refuses every other class and function."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> type:
+        """`ArrayPart` for the parts of an array. Raises ValueError for anything else."""
         if module.partition(".")[0] == "numpy" and name in ARRAY_PARTS:
-            return ARRAY_PARTS[name]
+            return ArrayPart
         raise ValueError(f"it names {module}.{name}")
 
 
 def _unpickled(content: bytes) -> dict[str, Any]:
-    """The dictionary of a file of Python 2, with text for bytes; of class names too."""
+    return {_text(key): value for key, value in Unpickler(io.BytesIO(content), encoding="bytes").load().items()}
 
-    def text(value: Any) -> Any:
-        return value.decode("utf-8") if isinstance(value, bytes) else value
 
-    stored = Unpickler(io.BytesIO(content), encoding="bytes").load()
-    return {text(key): list(map(text, value)) if isinstance(value, list) else value for key, value in stored.items()}
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+VERSIONS = (
+    Version({"train": BATCHES, "test": ("test_batch",)}, "batches.meta", label="label"),
+    Version({"train": ("train",), "test": ("test",)}, "meta", label="fine_label"),
+    Version(
+        {"train": tuple(f"{batch}.bin" for batch in BATCHES), "test": ("test_batch.bin",)}, "batches.meta.txt", label_bytes=1
+    ),
+    Version({"train": ("train.bin",), "test": ("test.bin",)}, "fine_label_names.txt", label_bytes=2),
+)

@@ -27,6 +27,11 @@ MIN_SIDE = 2
 MAX_PIXELS = 2**26  # a small file may claim to be huge
 JPEG = b"\xff\xd8"
 JPEG_DAMAGE = ("Corrupt JPEG data", "Premature end", "Inconsistent progression")  # libjpeg's warnings about the pixels
+HARMLESS = {  # libjpeg's other warnings: bytes that cause them, and bytes that mean the same to the decoder without one
+    "Warning: unknown JFIF revision": (rb"(\xff\xe0..JFIF\0).", b"\\1\1"),
+    "Unknown Adobe color transform": (rb"(\xff\xee..Adobe.{6}).", b"\\1\1"),
+    "Invalid SOS parameters": (rb"(\xff\xda\0(?:\x08\x01..|\x0c\x03.{6}))...", b"\\1\0\x3f\0"),
+}
 PNG_SIGNATURE, ANCILLARY = b"\x89PNG\r\n\x1a\n", 0x20  # the bit in the first letter of chunks that pixels do not need
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -87,9 +92,10 @@ def _check_size(height: int, width: int) -> None:
 
 
 def _decode_jpeg(data: bytes, scratch: Scratch | None) -> np.ndarray | None:
-    """None for CMYK, for sampling factors and other properties that simplejpeg does not know, and after a harmless warning.
+    """None for CMYK, and for sampling factors and other properties that simplejpeg does not know.
 
-    Decoder warnings about the pixels are errors, because the decoder fills damaged regions with invented ones.
+    Decoder warnings about the pixels are errors, because the decoder fills damaged regions with invented ones. It stops at the
+    first warning, so files with a harmless one are decoded without its cause.
     """
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
@@ -104,6 +110,9 @@ def _decode_jpeg(data: bytes, scratch: Scratch | None) -> np.ndarray | None:
     except ValueError as error:
         if str(error).startswith(JPEG_DAMAGE):
             raise ImageError(f"damaged or truncated JPEG: {first_line(error)}") from None
+        for warning, (cause, other) in HARMLESS.items():
+            if str(error).startswith(warning) and (changed := re.sub(cause, other, data, flags=re.DOTALL)) != data:
+                return _decode_jpeg(changed, scratch)
         return None
 
 

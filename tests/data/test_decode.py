@@ -116,22 +116,39 @@ def test_decode_jpeg_of_any_sampling_factors_matches_opencv(factors):
             decode.decode(data[:length])
 
 
-def test_decode_jpeg_with_a_harmless_warning_matches_pillow():
-    """An unknown revision of JFIF says nothing about the pixels."""
+def test_decode_jpeg_with_harmless_warnings_matches_pillow():
+    """An unknown revision of JFIF, color transform of Adobe and spectral selection say nothing about the pixels."""
     data = encode(smooth_image())
-    at = data.index(b"JFIF") + 5
-    changed = data[:at] + b"\x03" + data[at + 1 :]
-    pillow = np.asarray(Image.open(io.BytesIO(changed)).convert("RGB")).astype(int)
-    assert np.abs(decode.decode(changed) - pillow).max() <= 2
+    at, scan = data.index(b"JFIF") + 5, data.index(b"\xff\xda") + 11
+    adobe = b"\xff\xee" + struct.pack(">H", 14) + b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 9)
+    revision = data[:at] + b"\x03" + data[at + 1 :]
+    selection = data[:scan] + bytes(3) + data[scan + 3 :]
+    both = revision[:scan] + bytes(3) + revision[scan + 3 :]
+    for changed in (revision, data[:2] + adobe + data[2:], data[:2] + adobe + data[20:], selection, both):
+        pixels, pillow = decode.decode(changed), np.asarray(Image.open(io.BytesIO(changed)).convert("RGB"))
+        assert np.abs(pixels.astype(int) - pillow).max() <= 2
+        with pytest.raises(ImageError, match=r"^damaged or truncated JPEG: "):  # Pillow would fill in the rest
+            decode.decode(changed[: len(changed) // 2 + 400] + b"\xff\xd9")
 
 
 def claim(form, width, height) -> bytes:
     """A small image of a format whose header gives another size."""
     data = bytearray(encode(np.zeros((16, 16, 3), np.uint8), form))
+    if form == "TIFF":
+        tags = struct.unpack_from("<I", data, 4)[0]
+        for entry in range(tags + 2, tags + 2 + 12 * struct.unpack_from("<H", data, tags)[0], 12):
+            tag = struct.unpack_from("<H", data, entry)[0]
+            if tag in (256, 257):
+                struct.pack_into("<HII", data, entry + 2, 4, 1, {256: width, 257: height}[tag])
+        return bytes(data)
+    if form == "PPM":
+        return data.replace(b"16 16", b"%d %d" % (width, height), 1)
     at, size = {
         "PNG": (16, struct.pack(">II", width, height)),
         "JPEG": (data.find(b"\xff\xc0") + 5, struct.pack(">HH", height, width)),
+        "GIF": (6, struct.pack("<HH", width, height)),
         "BMP": (18, struct.pack("<ii", width, height)),
+        "WEBP": (26, struct.pack("<HH", width, height)),
     }[form]
     data[at : at + len(size)] = size
     if form == "PNG":
@@ -140,7 +157,7 @@ def claim(form, width, height) -> bytes:
 
 
 @pytest.mark.parametrize("side", [8_200, 10_000, 16_383])  # below Pillow's warning, between it and Pillow's error, above
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"])
 def test_decode_refuses_a_huge_image_by_its_header(form, side):
     with pytest.raises(ImageError, match="more than 67,108,864"):  # decoded, the data would be truncated
         decode.decode(claim(form, side, side))
@@ -211,6 +228,12 @@ def test_center_crop_of_noise_matches_pillow_filter(height, width):
         other = cv2.resize(image, (int(width * scale), int(height * scale)), interpolation=cv2.INTER_LINEAR)
         top, left = round((other.shape[0] - 224) / 2), round((other.shape[1] - 224) / 2)
         assert np.abs(other[top : top + 224, left : left + 224].astype(int) - expected).mean() > 4
+
+
+def test_center_crop_of_extreme_aspect_ratio_takes_little_memory():
+    out = np.empty((224, 224, 3), np.uint8)
+    decode.center_crop(np.full((2, 20_000, 3), 7, np.uint8), out, 256)  # whole: 256 x 2,560,000 pixels
+    assert (out == 7).all()
 
 
 def test_random_crop_boxes_lie_inside_with_uniform_places_and_the_published_sizes():
