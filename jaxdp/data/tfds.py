@@ -166,7 +166,11 @@ def open_builder(
     import tensorflow_datasets as tfds
 
     root, base = Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory")), re.split("[/:]", name)[0]
-    infos = [path for depth in ("*", "*/*") if base.isidentifier() for path in root.glob(f"{base}/{depth}/{DATASET_INFO}")]
+    metadata = [path for depth in ("*", "*/*") if base.isidentifier() for path in root.glob(f"{base}/{depth}/*.json")]
+    for path in metadata:
+        if not path.is_file():  # tensorflow-datasets would read it and might block forever
+            raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
+    infos = [path for path in metadata if path.name == DATASET_INFO]
     prepared = sorted(f"{info.parents[1].relative_to(root)}:{info.parent.name}" for info in infos)
     hint = f"prepared are {', '.join(prepared)}" if prepared else ""
     try:

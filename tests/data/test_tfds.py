@@ -1,6 +1,7 @@
 """Prepared data sets of tensorflow-datasets: reading, errors, and preparation."""
 
 import io
+import os
 import shutil
 
 import numpy as np
@@ -73,6 +74,15 @@ def test_open_unknown_version_or_config_lists_prepared_ones(imagenet, tmp_path):
     for name in ("imagenet2012:9.9.9", "fruit:9.9.9", "fruit/x"):
         with pytest.raises(ConfigError, match=rf"data.source='{name}': .*prepared are {name[:5]}\w*:5\.1\.0"):
             open_split(name, str(tmp_path), "train")
+
+
+def test_open_metadata_that_is_a_pipe_raises_and_does_not_wait_for_a_writer(imagenet, tmp_path):
+    shutil.copytree(imagenet / "imagenet2012", tmp_path / "imagenet2012")
+    pipe = tmp_path / "imagenet2012/5.1.0/features.json"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"features\.json is not a regular file; prepare it again"):
+        open_split("imagenet2012", str(tmp_path), "train")
 
 
 @pytest.mark.parametrize(
