@@ -1,6 +1,8 @@
 """The training and evaluation sets of a run, and the interface of the data sources that open them."""
 
 import dataclasses
+import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -17,6 +19,10 @@ from jaxdp.errors import ConfigError, printable
 from jaxdp.relations import check_classes
 
 EVALUATION_NAMES = ("val", "validation", "valid", "test")  # of the evaluation split, in this order, unless the config names one
+SIMILAR_NAMES = {  # flag -> (names of the split, names that only look like one)
+    "--data.train-split": (("train",), r"(train|training)([ _-].*)?"),
+    "--data.eval-split": (EVALUATION_NAMES, r"(val|valid|validation|test|testing|eval|dev)([ _-].*)?"),
+}
 LISTED = 20  # names in a message
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 
@@ -122,6 +128,7 @@ class Splits(ABC):
         """The error for a split that does not exist."""
         names = sorted(self.names())
         hint = f"name one of {listed(names)} with --data.train-split or --data.eval-split" if names else ""
+        hint = similar_splits(names) or hint
         return ConfigError("data.directory", self.place, reason=f"it has no split {name!r}", hint=hint)
 
     def evaluation_name(self, requested: str | None) -> str:
@@ -132,8 +139,18 @@ class Splits(ABC):
         if found := [name for name in EVALUATION_NAMES if name in names]:
             return found[0]
         reason = f"{self.place!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
-        hint = f"name one with --data.eval-split; it has {listed(sorted(names)) or 'none'}"
+        hint = similar_splits(names) or f"name one with --data.eval-split; it has {listed(sorted(names)) or 'none'}"
         raise ConfigError("data.eval_split", None, reason=reason, hint=hint)
+
+
+def similar_splits(names: Sequence[str]) -> str:
+    """A hint with the flags for names that look like those of splits, such as Train and Val; "" without any."""
+    flags = []
+    for flag, (usual, similar) in SIMILAR_NAMES.items():
+        found = sorted(name for name in names if re.fullmatch(similar, name, re.IGNORECASE))
+        if found and not set(usual) & set(found):
+            flags.append(f"{flag} {shlex.quote(found[0])}")
+    return f"use {' '.join(flags)}" if flags else ""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -166,6 +183,9 @@ class FileSource(Source):
             train = evaluation = self._evaluation_split(config)
         else:
             (_, train), (_, evaluation) = self.splits(config)
+        for items in (train, evaluation):
+            if start := getattr(items, "start", None):  # looks for the files of a table
+                start()
         return decode_items(config, train, evaluation, source=config.data.source, may_lack_classes=may_lack_classes)
 
     def _evaluation_split(self, config: Config) -> EncodedItems:

@@ -16,7 +16,8 @@ from jaxdp.data.table import Table
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_local
 
-FORMATS: dict[str, type[Table] | type[Npz]] = {".csv": Table, ".tsv": Table, ".npz": Npz}
+ARCHIVES = (".gz", ".tgz", ".zip", ".tar")
+FORMATS: dict[str, type[Table] | type[Npz]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
 
 
 class File(FileSource):
@@ -52,10 +53,13 @@ def open_format(path: Path, data: Data) -> Format:
         if files:
             return SplitFiles(path, data, files)
     reason = "it has no known format" if path.exists() else "no such file or folder"
-    hint = (
-        f"give a {', '.join(FORMATS)} file, a folder with a file for each split, such as train.csv and val.csv, an extracted "
-    )
-    hint += "archive of CIFAR, or a saved DatasetDict; images in SPLIT/CLASS/ are --data.source folder"
+    hint = f"give a {', '.join(FORMATS)} file, a folder with a file for each split, such as train.csv and val.csv, "
+    hint += "an extracted archive of CIFAR, or a saved DatasetDict; images in SPLIT/CLASS/ are --data.source folder"
+    if path.is_file() and path.suffix.lower() in ARCHIVES:
+        hint = "extract it, and give the folder"
+    inside = [folder for folder in sorted(path.glob("*/")) if HuggingFace.is_in(folder) or Cifar.is_in(folder)]
+    if inside:
+        hint = f"use --data.directory {inside[0]}"
     raise ConfigError("data.directory", str(path), reason=reason, hint=hint)
 
 

@@ -1,25 +1,35 @@
-"""Tables of image paths and labels: CSV and TSV in UTF-8.
+"""Tables of image paths and labels: CSV and TSV in UTF-8, and Parquet.
 
-The first line names the columns. Paths are relative to the folder of the table. A column `split` divides a table; without it a
-table is one split.
+The first line of a CSV or TSV file names the columns. Paths are relative to the folder of the table. A column `split` divides
+a table; without it a table is one split.
 """
 
 import csv
+import os
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
+from jaxdp.data import progress
 from jaxdp.data.decode import ImageError
 from jaxdp.data.file_format import Format, numbered
-from jaxdp.errors import first_line, plural, printable
+from jaxdp.errors import ConfigError, first_line, plural, printable
 from jaxdp.files import read_regular
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 SPLIT_COLUMN = "split"
+TEXT_TYPES = ("string", "large_string", "string_view")  # of Parquet
+CHECKED = 10_000  # rows of a split, evenly spaced, whose files must exist at the start; others are found when they are read
+ROWS_AT_A_TIME = 2**16
+
+Row = tuple[int, str, str, str]
+"""(number in the file, path, label, split)"""
 
 
 @dataclass
@@ -56,34 +66,67 @@ class Table(Format):
 
     def _read(self, *, divided: bool) -> dict[str, Rows]:
         splits: dict[str, Rows] = defaultdict(Rows)
+        delimiter = DELIMITERS.get(self.path.suffix.lower())
+        for number, path, label, split in self._csv(delimiter) if delimiter else self._parquet():
+            if not path:
+                raise self.error(f"row {number} has no path", "add it, or remove the row")
+            rows = splits[split if divided else ""]
+            rows.numbers.append(number)
+            rows.paths.append(path)
+            rows.labels.append(sys.intern(label))
+            if number % ROWS_AT_A_TIME == 0:
+                progress.report()
+        if not splits:
+            raise self.error("it has no rows")
+        return splits
+
+    def _columns(self, header: list[str]) -> list[int]:
+        """Positions of the path, of the label and, if there is one, of the split."""
+        split = [position for position, name in enumerate(header) if name.lower() == SPLIT_COLUMN]
+        return [header.index(self.column(header, kind)) for kind in ("image", "label")] + split[:1]
+
+    def _csv(self, delimiter: str) -> Iterator[Row]:
         number = 0
         try:
             with open(self.path, newline="", encoding="utf-8-sig") as file:
-                reader = csv.reader(file, delimiter=DELIMITERS[self.path.suffix.lower()], skipinitialspace=True, strict=True)
+                reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
                 header = [name.strip() for name in next(reader, [])]
-                image, label = (header.index(self.column(header, kind)) for kind in ("image", "label"))
-                lower = [name.lower() for name in header]
-                split = lower.index(SPLIT_COLUMN) if divided and SPLIT_COLUMN in lower else None
+                image, label, *split = self._columns(header)
                 for row in filter(None, reader):  # without empty lines
                     number = reader.line_num
                     if len(row) != len(header):
                         reason = f"row {number} has {plural(len(row), 'value')}, the first row {len(header)}"
                         raise self.error(reason, "put values that contain the separator in double quotes")
-                    if not row[image]:
-                        raise self.error(f"row {number} has no path", "add it, or remove the row")
-                    rows = splits["" if split is None else row[split].strip()]
-                    rows.numbers.append(number)
-                    rows.paths.append(row[image])
-                    rows.labels.append(sys.intern(row[label].strip()))
+                    yield number, row[image], row[label].strip(), row[split[0]].strip() if split else ""
         except csv.Error as error:
             raise self.error(f"row {reader.line_num}: {error}", "check the quotes") from None
         except UnicodeDecodeError:
             raise self.error(f"it is not UTF-8, after row {number}", "save the file as UTF-8") from None
         except OSError as error:
             raise self.error(error.strerror or str(error)) from None
-        if not splits:
-            raise self.error("it has no rows")
-        return splits
+
+    def _parquet(self) -> Iterator[Row]:
+        try:
+            from pyarrow import parquet
+        except ImportError:
+            raise self.error("the package pyarrow is not installed", "pip install -e '.[hf]'") from None
+        number = 0
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                schema = file.schema_arrow
+                names = [schema.names[position] for position in self._columns(schema.names)]
+                if str(kind := schema.field(names[0]).type) not in TEXT_TYPES:
+                    hint = "load images inside Parquet with the package datasets, and save them with save_to_disk"
+                    raise self.error(f"the column {names[0]!r} has the type {kind}, not text", hint)
+                for batch in file.iter_batches(ROWS_AT_A_TIME, columns=names):
+                    for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+                        number += 1
+                        path, label, *split = ("" if value is None else str(value).strip() for value in row)
+                        yield number, path, label, split[0] if split else ""
+        except ConfigError:
+            raise
+        except Exception as error:  # OSError, ArrowInvalid, ..., by damage
+            raise self.error(f"damaged or not a Parquet file: {first_line(error)}", "write it again") from None
 
 
 class TableItems:
@@ -117,6 +160,14 @@ class TableItems:
     def file_name(self, index: int) -> str:
         """The name of the image's file."""
         return self._path(index).name
+
+    def start(self) -> None:
+        """Look for the files, before images are read. Raises ConfigError for the first of CHECKED rows without a file."""
+        for index in np.unique(np.linspace(0, len(self) - 1, CHECKED).astype(np.int64)):
+            progress.report()
+            if not os.path.exists(self._path(index)):
+                reason = f"{self._row(index)}: no file {str(self._path(index))!r}"
+                raise self.table.error(reason, "fix the path, which is relative to the folder of the table, or remove the row")
 
     def _duplicates(self) -> list[str]:
         """A warning of paths that several rows have. Raises ConfigError if their labels differ."""

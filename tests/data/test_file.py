@@ -15,7 +15,6 @@ from jaxdp.config import Config, Data
 from jaxdp.data import sources
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.decode import decode
-from jaxdp.data.loader import DataError
 from jaxdp.errors import ConfigError
 
 LABELS = [2, 0, 1, 0]
@@ -58,15 +57,23 @@ def write_table(path, header, rows, delimiter=","):
         csv.writer(file, delimiter=delimiter).writerows([header, *rows])
 
 
-@pytest.mark.parametrize(("suffix", "delimiter", "divided"), [("csv", ",", False), ("tsv", "\t", True)])
-def test_tables_have_the_images_and_class_names_of_their_rows(tmp_path, images, suffix, delimiter, divided):
+@pytest.mark.parametrize(("suffix", "divided"), [("csv", False), ("tsv", True), ("parquet", False), ("parquet", True)])
+def test_tables_have_the_images_and_class_names_of_their_rows(tmp_path, images, suffix, divided):
     rows = {split: [(f"images/{n}.png", NAMES[label]) for n, label in enumerate(LABELS)] for split in ("train", "val")}
+
+    def write(path, header, lines):
+        if suffix == "parquet":
+            parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+            columns = dict(zip(header, map(list, zip(*lines, strict=True)), strict=True))
+            parquet.write_table(pyarrow.table(columns), path)
+        else:
+            write_table(path, header, lines, "\t" if suffix == "tsv" else ",")
+
     if divided:
         for split, lines in rows.items():
-            write_table(tmp_path / f"{split}.{suffix}", ["path", "label"], lines, delimiter)
+            write(tmp_path / f"{split}.{suffix}", ["path", "label"], lines)
     else:
-        lines = [(split, *line) for split in rows for line in rows[split]]
-        write_table(tmp_path / f"all.{suffix}", ["split", "path", "label"], lines, delimiter)
+        write(tmp_path / f"all.{suffix}", ["split", "path", "label"], [(s, *line) for s in rows for line in rows[s]])
     for items in splits(tmp_path if divided else tmp_path / f"all.{suffix}").values():
         assert labels(items) == LABELS
         assert items.classes == NAMES
@@ -122,13 +129,23 @@ def test_a_repeated_row_is_warned_about_and_classes_must_be_those_of_training(tm
     assert (labels(evaluation), evaluation.classes) == ([1], ["ape", "bee"])
     (tmp_path / "images/0.png").unlink()
     assert len(sources.open_datasets(config_of(tmp_path), may_lack_classes=True).evaluation) == 1  # needs no training images
-    with pytest.raises(DataError, match=r"images/0\.png \(row 2 of train\.csv\) cannot be used: No such file"):
+    with pytest.raises(ConfigError, match=r"train\.csv': row 2: no file '.*images/0\.png'"):
         sources.open_datasets(config_of(tmp_path))
     (tmp_path / "val.csv").write_text(HEADER + "images/1.png,eel\n")
     with pytest.raises(ConfigError, match=r"val\.csv': row 2 has the label 'eel'; the training split lacks it"):
         splits(tmp_path)
     (tmp_path / "train.csv").write_text(HEADER + "images/0.png,0\nimages/1.png,1\n")
     with pytest.raises(ConfigError, match=r"the labels of train are numbers, those of val names"):
+        splits(tmp_path)
+
+
+def test_a_parquet_file_that_is_damaged_or_holds_the_images_is_refused(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"train\.parquet': damaged or not a Parquet file: "):
+        splits(tmp_path)
+    parquet.write_table(pyarrow.table({"image": [b"bytes"], "label": [0]}), tmp_path / "train.parquet")
+    with pytest.raises(ConfigError, match=r"the column 'image' has the type binary, not text"):
         splits(tmp_path)
 
 
@@ -176,13 +193,17 @@ def python_2(content: bytes) -> bytes:
     return bytes(edited).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
 
 
-def write_cifar(folder, classes):
+def write_cifar(folder, classes, binary):
     """CIFAR with one image a class and file; returns {split: (images [N, 32, 32, 3], labels)}."""
     folder.mkdir()
     names, generator = [f"class_{n}" for n in range(classes)], np.random.default_rng(classes)
     key = b"label_names" if classes == 10 else b"fine_label_names"
-    meta = pickle.dumps({key: [name.encode() for name in names]}, protocol=3)
-    (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(python_2(meta))
+    if binary:
+        file = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
+        (folder / file).write_text("\n".join(names) + "\n\n")
+    else:
+        meta = pickle.dumps({key: [name.encode() for name in names]}, protocol=3)
+        (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(python_2(meta))
     files = {"train": [f"data_batch_{n}" for n in range(1, 6)], "test": ["test_batch"]} if classes == 10 else {}
     expected = {}
     for split, batches in (files or {"train": ["train"], "test": ["test"]}).items():
@@ -190,15 +211,21 @@ def write_cifar(folder, classes):
         for batch in batches:
             planes, numbers = generator.integers(0, 256, (classes, 3, 32, 32), np.uint8), generator.permutation(classes)
             parts.append((planes.transpose(0, 2, 3, 1), numbers))
-            stored = {b"data": planes.reshape(classes, -1), key[: -len("_names")] + b"s": numbers.tolist()}
-            (folder / batch).write_bytes(python_2(pickle.dumps(stored, protocol=3)))
+            if binary:
+                coarse = [bytes([7])] * (classes == 100)
+                records = [b"".join([*coarse, bytes([n]), image.tobytes()]) for n, image in zip(numbers, planes, strict=True)]
+                (folder / f"{batch}.bin").write_bytes(b"".join(records))
+            else:
+                stored = {b"data": planes.reshape(classes, -1), key[: -len("_names")] + b"s": numbers.tolist()}
+                (folder / batch).write_bytes(python_2(pickle.dumps(stored, protocol=3)))
         expected[split] = tuple(map(np.concatenate, zip(*parts, strict=True)))
     return expected
 
 
+@pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("classes", [10, 100])
-def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes):
-    expected = write_cifar(tmp_path / "cifar", classes)
+def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes, binary):
+    expected = write_cifar(tmp_path / "cifar", classes, binary)
     for split, items in splits(tmp_path / "cifar").items():
         np.testing.assert_array_equal(pixels(items), expected[split][0])
         assert labels(items) == expected[split][1].tolist()
@@ -211,7 +238,7 @@ class Hostile:
 
 
 def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_nothing(tmp_path, capsys):
-    write_cifar(tmp_path / "cifar", 10)
+    write_cifar(tmp_path / "cifar", 10, binary=False)
     file = tmp_path / "cifar/data_batch_3"
     whole = file.read_bytes()
     floats = pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [0]})
@@ -223,6 +250,10 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
     with pytest.raises(ConfigError, match=r"it names builtins\.print; extract the archive again"):
         splits(tmp_path / "cifar")
     assert "executed" not in capsys.readouterr().out
+    write_cifar(tmp_path / "binary", 100, binary=True)
+    (tmp_path / "binary/test.bin").write_bytes(b"0" * 5000)
+    with pytest.raises(ConfigError, match=r"test\.bin is damaged or truncated: ValueError: 5000 bytes, but an image has 3074"):
+        splits(tmp_path / "binary")
 
 
 def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
@@ -240,19 +271,23 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
 
 
 def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, images):
-    write_cifar(tmp_path / "cifar", 10)
+    (tmp_path / "cifar.tar.gz").write_bytes(b"")
+    (tmp_path / "deep").mkdir()
+    write_cifar(tmp_path / "deep/cifar", 10, binary=True)
     for place, message in (
         ("none", "no such file or folder"),
-        ("images/0.png", r"it has no known format; give a \.csv, \.tsv, \.npz file"),
+        ("images/0.png", r"it has no known format; give a \.csv, \.tsv, \.parquet, \.npz file"),
+        ("cifar.tar.gz", "it has no known format; extract it, and give the folder"),
         ("images", r"it has no known format; .*--data\.source folder"),
+        ("deep", r"use --data\.directory .*deep/cifar"),
         ("s3://bucket/train.csv", "URLs are not supported"),
     ):
         with pytest.raises(ConfigError, match=message):
             splits(place if ":" in place else tmp_path / place)
     with pytest.raises(ConfigError, match=r"data\.label_column='x': .*cifar has no columns"):
-        splits(tmp_path / "cifar", label_column="x")
+        splits(tmp_path / "deep/cifar", label_column="x")
     with pytest.raises(ConfigError, match=r"it has no split 'fit'; name one of test, train with"):
-        splits(tmp_path / "cifar", train_split="fit")
+        splits(tmp_path / "deep/cifar", train_split="fit")
     (tmp_path / "train.csv").write_text(HEADER + GOOD)
     with pytest.raises(ConfigError, match=r"no column 'split'; add it, with train or val"):
         splits(tmp_path / "train.csv")

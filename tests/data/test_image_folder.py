@@ -11,6 +11,7 @@ from helpers.remote_data import at_url
 from jaxdp.cloud.source import Source
 from jaxdp.config import Storage
 from jaxdp.data import image_folder, sources
+from jaxdp.data.datasets import similar_splits
 from jaxdp.data.image_folder import find_images
 from jaxdp.data.loader import DecodedImages
 from jaxdp.data.remote_folder import RemoteFolder
@@ -23,7 +24,7 @@ from jaxdp.setup.consistency import data_digest
     [
         (
             lambda root: (root / "train").rename(root / "Train"),
-            "it has no folder 'train'; name one of Train, val with .* or arrange images as train/",
+            "it has no folder 'train'; use --data.train-split Train, or arrange images as train/",
         ),
         (lambda root: [f.unlink() for f in (root / "train/dog").iterdir()], "class folder .*train/dog' has no images"),
         (
@@ -141,6 +142,12 @@ def test_class_names_in_another_unicode_form_are_equal(pictures, tmp_path, names
     fill(pictures / "val", [f"{names[0]}/1.png"])
     with pytest.raises(ConfigError, match=r"'val' has two class folders '.*' that differ only in their Unicode form"):
         sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache") if place == "url" else config)
+
+
+def test_folders_that_look_like_splits_are_suggested():
+    hint = "use --data.train-split Train --data.eval-split 'TEST set'"
+    assert similar_splits(["Train", "TEST set", "photos"]) == hint
+    assert similar_splits(["train", "val", "Testing"]) == ""
 
 
 def test_names_with_control_characters_are_escaped(tmp_path):
