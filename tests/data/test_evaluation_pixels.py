@@ -18,6 +18,8 @@ from jaxdp.data import datasets, decode, transforms
 from jaxdp.data.augment import normalize
 from jaxdp.errors import ConfigError
 from jaxdp.evaluation_size import evaluation_side
+from jaxdp.inference.predict import make_prediction_step
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.validation import validate
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -98,16 +100,25 @@ def test_area_resizes_the_central_square_as_ffcv(fields, share):
         assert np.abs(ours - expected).max() <= 0.51, shape
 
 
-def test_normalized_pixels_are_those_published(tiny_resnet):
-    """An image of odd size, mean and standard deviation of the Inception family."""
+def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
+    """Random weights, an image of odd size, mean and standard deviation of the Inception family."""
     fields = {"eval_size": 48, "eval_resize": 0.95, "eval_interpolation": "bicubic", "mean": (0.5,) * 3, "std": (0.5,) * 3}
     config = dataclasses.replace(tiny_resnet, data=Data(source="folder", directory="anywhere", image_size=32, **fields))
     data = encode(smooth_image(75, 61))
     image = published(Image.open(io.BytesIO(data)).convert("RGB"), resize=50, crop=48, interpolation="bicubic")
     expected_input = (np.asarray(image)[None] / 255 - 0.5) / 0.5
+    model = models.create(config.model)
+    params, stats = jax.jit(lambda: model.init(jax.random.key(0), (32, 32, 3)))()
     out = np.empty((1, 48, 48, 3), np.uint8)
     transforms.evaluation_transform(config)[0](decode.decode(data), out[0], 0)
     np.testing.assert_allclose(normalize(out, *datasets.pixel_stats(config)), expected_input, rtol=0, atol=1e-6)
+    step = make_prediction_step(config, model, make_mesh(1, 1), pixel_stats=datasets.pixel_stats(config), top=6)
+    batch = {"images": out, "labels": np.zeros(1, np.int32)}
+    classes, probabilities = step(params, stats, batch)
+    apply = jax.jit(lambda *given: model.apply(*given, train=False)[0])
+    logits = np.asarray(apply(params, stats, expected_input.astype(np.float32)))[0]
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(np.asarray(probabilities)[0], expected[np.asarray(classes)[0]], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

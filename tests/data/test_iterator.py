@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from helpers.processes import ROOT, TIMEOUT, launch, wait_for_exit
 from jax.sharding import PartitionSpec
 
 import jaxdp
@@ -94,3 +95,46 @@ def test_a_method_batch_of_other_libraries_is_not_called():
     np.testing.assert_array_equal(batch["images"], IMAGES[np.asarray(batch["labels"])])
     with pytest.raises(jaxdp.ConfigError, match="an instance of IteratorWithBatch is no data set"):
         jaxdp.data.Loader(IteratorWithBatch(), 8)
+
+
+PROGRAM = f"""
+import json, os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+import jax, numpy as np, jaxdp
+
+jax.config.update("jax_num_cpu_devices", 2)
+rank, folder, ends = int(os.environ["JAX_PROCESS_ID"]), Path(sys.argv[1]), sys.argv[2] == "killed"
+jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], 2, rank)
+saved, total = folder / "state.json", jax.jit(lambda labels: labels.sum())
+images = np.arange(30, dtype=np.uint8)[:, None, None, None] + np.zeros((1, 4, 4, 3), np.uint8)
+with jaxdp.data.Loader((images, np.arange(30)), 8, seed=3, end=80) as loader:
+    if saved.exists():
+        loader.set_state(json.loads(saved.read_text()))
+    for batch in loader:
+        rows = {{name: np.concatenate([part.data for part in batch[name].addressable_shards]) for name in batch}}
+        assert (rows["images"][:, 0, 0, 0] == rows["labels"]).all()
+        with (folder / f"rank{{rank}}.jsonl").open("a") as log:
+            print(json.dumps([loader.samples, rows["labels"].tolist()]), file=log)
+        if ends and rank == 1 and loader.samples == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+        total(batch["labels"]).block_until_ready()
+        if rank == 0:
+            saved.write_text(json.dumps(loader.get_state()))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_load_the_rows_of_their_devices_also_after_a_kill(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    process = launch(2, tmp_path, command=[str(program), str(tmp_path), "killed"])
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert json.loads((tmp_path / "state.json").read_text()) == {"samples": 32, "seed": 3, "examples": 30}
+    wait_for_exit(launch(2, tmp_path, command=[str(program), str(tmp_path), "resumed"]))
+    with jaxdp.data.Loader((IMAGES, LABELS), 8, seed=3, mesh=jaxdp.make_mesh(2, 2)) as loader:
+        expected = labels_of(loader, 10)
+    for rank, rows in enumerate((slice(0, 4), slice(4, 8))):
+        lines = map(json.loads, (tmp_path / f"rank{rank}.jsonl").read_text().splitlines())
+        assert dict(lines) == {8 * (step + 1): labels[rows] for step, labels in enumerate(expected)}

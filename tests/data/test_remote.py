@@ -1,6 +1,7 @@
 """Data sets at URLs: the same images in the same order as on a disk, from copies or from the URL. Here of file:// URLs."""
 
 import hashlib
+import itertools
 import os
 import shutil
 
@@ -127,6 +128,18 @@ def test_a_changed_object_stops_the_run(pictures, tmp_path, quick):
     (pictures / "train/cat/3.JPEG").write_bytes(b"another image")
     with pytest.raises(DataError, match=r"cat/3.JPEG cannot be read: changed since the data set was opened"):
         batches(datasets.train, epochs=1)
+
+
+def test_torn_downloads_are_repeated(pictures, tmp_path, monkeypatch):
+    config, torn, read = folder_config(pictures), itertools.count(), Location.read
+
+    def tear(self, name, **options):
+        data = read(self, name, **options)
+        return data[: len(data) // 2] if next(torn) % 3 == 0 else data
+
+    monkeypatch.setattr(Location, "read", tear)
+    far = sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache"))
+    assert_equal_batches(batches(sources.open_datasets(config).train), batches(far.train))
 
 
 def records_config(directory):
