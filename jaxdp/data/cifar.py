@@ -35,24 +35,22 @@ class Version(NamedTuple):
     label_bytes: int = 0
 
 
-def version_in(folder: Path) -> Version | None:
-    """The version of CIFAR whose class names are in a folder."""
-    return next((version for version in VERSIONS if (folder / version.meta).is_file()), None)
-
-
 class Cifar(Format):
-    """The splits train and test of a version."""
+    """The splits train and test of an extracted archive."""
 
-    def __init__(self, path: Path, data: Data, version: Version) -> None:
+    def __init__(self, path: Path, data: Data) -> None:
         super().__init__(path, data)
-        self.version = version
+        self.version = next(version for version in VERSIONS if (path / version.meta).is_file())
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a folder has the class names of CIFAR."""
+        return any((folder / version.meta).is_file() for version in VERSIONS)
 
     def names(self) -> Sequence[str]:
-        """See `Splits.names`."""
         return list(self.version.splits)
 
     def read(self, name: str, classes: list[str] | None) -> ArrayItems:
-        """See `Format.read`."""
         parts = [self._parsed(file, self._records) for file in self.version.splits[name]]
         pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         images = pixels.reshape(-1, *SHAPE).transpose(0, 2, 3, 1)  # [N, 32, 32, 3]
@@ -61,11 +59,9 @@ class Cifar(Format):
     def _parsed(self, file: str, parse: Callable[[bytes], Any]) -> Any:
         """What a function finds in a file. Raises ConfigError for a file that is missing or damaged."""
         try:
-            content = read_regular(self.path / file)
+            return parse(read_regular(self.path / file))
         except OSError as error:
             raise self.error(f"{file}: {error.strerror}", "extract the whole archive") from None
-        try:
-            return parse(content)
         except Exception as error:  # EOFError, UnpicklingError, KeyError, TypeError, ValueError, ..., by damage
             reason = f"{file} is damaged or truncated: {type(error).__name__}: {first_line(error)}"
             raise self.error(reason, "extract the archive again") from None

@@ -18,20 +18,21 @@ def with_class_weights(config: Config, train: Any) -> Config:
     optimizer = config.optimizer
     if optimizer.class_weights != "balanced":
         return config
+    field, hint = (
+        "optimizer.class_weights",
+        "give a number for each class, or datasets with an attribute `labels`",
+    )
     labels = getattr(train, "labels", getattr(getattr(train, "source", None), "labels", None))
-    hint = "give a number for each class"
     if labels is None:
         reason = f"data.source={config.data.source!r} has its labels only with the images"
-        hint += ", or datasets with an attribute `labels`, an array of all labels"
-        raise ConfigError("optimizer.class_weights", "balanced", reason=reason, hint=hint)
+        raise ConfigError(field, "balanced", reason=reason, hint=hint)
     labels, classes = np.asarray(labels), config.model.class_count
     if labels.shape != (len(train),) or labels.dtype.kind not in "iu" or not np.all((labels >= 0) & (labels < classes)):
-        reason = f"the labels of the training set are {labels.dtype} of shape {labels.shape} for {len(train)} images"
-        hint = f"must be a class, 0 to {classes - 1}, for each image, or {hint}"
-        raise ConfigError("optimizer.class_weights", "balanced", reason=reason, hint=hint)
+        found = f"{labels.dtype} of shape {labels.shape} for {len(train)} images"
+        reason = f"the labels of the training set are {found}, not a class, 0 to {classes - 1}, for each"
+        raise ConfigError(field, "balanced", reason=reason, hint=hint)
     counts = np.bincount(labels, minlength=classes)
     if not counts.all():
-        reason = f"no training image has the class {counts.argmin()}"
-        raise ConfigError("optimizer.class_weights", "balanced", reason=reason, hint=hint)
+        raise ConfigError(field, "balanced", reason=f"no training image has the class {counts.argmin()}", hint=hint)
     weights = tuple((counts.sum() / (len(counts) * counts)).tolist())
     return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, class_weights=weights))

@@ -1,6 +1,8 @@
 """The training and evaluation sets of a run, and the interface of the data sources that open them."""
 
 import dataclasses
+import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,10 +15,15 @@ from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading
 from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, printable
 from jaxdp.relations import check_classes
 
 EVALUATION_NAMES = ("val", "validation", "valid", "test")  # of the evaluation split, in this order, unless the config names one
+SIMILAR_NAMES = {  # flag -> (names of the split, names that only look like one)
+    "--data.train-split": (("train",), r"(train|training)([ _-].*)?"),
+    "--data.eval-split": (EVALUATION_NAMES, r"(val|valid|validation|test|testing|eval|dev)([ _-].*)?"),
+}
+LISTED = 20  # names in a message
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 
 
@@ -81,16 +88,11 @@ class Source(ABC):
 
         Raises ConfigError if one of them does not exist, or for a source that makes its images itself.
         """
-        raise _no_files(config)
+        raise ConfigError("data.source", config.data.source, reason="has no files to read", hint="use folder")
 
     def split(self, config: Config, name: str) -> ItemSource:
         """The images of a split. Raises ConfigError as `splits`."""
-        raise _no_files(config)
-
-
-def _no_files(config: Config) -> ConfigError:
-    hint = "use folder or a prepared data set"
-    return ConfigError("data.source", config.data.source, reason="has no files to read", hint=hint)
+        return dict(self.splits(config))[name]
 
 
 class EncodedItems(ItemSource, Protocol):
@@ -105,18 +107,15 @@ class EncodedItems(ItemSource, Protocol):
 class Splits(ABC):
     """The splits of a data set of files. Every method raises ConfigError for files that cannot be read.
 
-    matches_classes: whether the classes of the training split give those of the others, and their order.
+    place: their directory or URL. matches_classes: whether the classes of the training split give those of the others, and
+    their order.
     """
 
-    matches_classes = False
+    matches_classes, place = False, ""
 
     @abstractmethod
     def names(self) -> Sequence[str]:
         """The names of the splits; some data sets have others besides, such as parts of these."""
-
-    def has(self, name: str) -> bool:
-        """Whether there is a split of this name."""
-        return name in self.names()
 
     @abstractmethod
     def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
@@ -125,16 +124,38 @@ class Splits(ABC):
         Raises ConfigError for a split that does not exist, is empty or has other classes.
         """
 
-    @abstractmethod
-    def no_evaluation_split(self) -> ConfigError:
-        """The error for a data set that has no split of `EVALUATION_NAMES`."""
+    def no_split(self, name: str) -> ConfigError:
+        """The error for a split that does not exist."""
+        names = sorted(self.names())
+        hint = f"name one of {listed(names)} with --data.train-split or --data.eval-split" if names else ""
+        hint = similar_splits(names) or hint
+        return ConfigError("data.directory", self.place, reason=f"it has no split {name!r}", hint=hint)
 
     def evaluation_name(self, requested: str | None) -> str:
         """The evaluation split: the requested one, or the first of `EVALUATION_NAMES` that exists."""
-        name = requested or next((name for name in EVALUATION_NAMES if self.has(name)), None)
-        if name is None:
-            raise self.no_evaluation_split()
-        return name
+        if requested:
+            return requested
+        names = self.names()
+        if found := [name for name in EVALUATION_NAMES if name in names]:
+            return found[0]
+        reason = f"{self.place!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
+        hint = similar_splits(names) or f"name one with --data.eval-split; it has {listed(sorted(names)) or 'none'}"
+        raise ConfigError("data.eval_split", None, reason=reason, hint=hint)
+
+
+def similar_splits(names: Sequence[str]) -> str:
+    """A hint with the flags for names that look like those of splits, such as Train and Val; "" without any."""
+    flags = []
+    for flag, (usual, similar) in SIMILAR_NAMES.items():
+        found = sorted(name for name in names if re.fullmatch(similar, name, re.IGNORECASE))
+        if found and not set(usual) & set(found):
+            flags.append(f"{flag} {shlex.quote(found[0])}")
+    return f"use {' '.join(flags)}" if flags else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of splits, columns or arrays for a message."""
+    return ", ".join(printable(name, 40) for name in names[:LISTED]) + ", ..." * (len(names) > LISTED)
 
 
 class FileSource(Source):
@@ -150,32 +171,29 @@ class FileSource(Source):
         return len(train), stated_classes(train)
 
     def splits(self, config: Config) -> Sequence[tuple[str, EncodedItems]]:
-        """(name, images) of the training and the evaluation split. Raises ConfigError if one of them does not exist."""
         data_set, train_name = self.data_set(config), config.data.train_split
         train, name = data_set.open(train_name), data_set.evaluation_name(config.data.eval_split)
         return [(train_name, train), (name, data_set.open(name, _class_list(train)))]
 
     def split(self, config: Config, name: str) -> EncodedItems:
-        """See `Source.split`."""
         return self.data_set(config).open(name)
 
-    def evaluation_split(self, config: Config) -> EncodedItems:
-        """The evaluation split, without the training split, which need not exist. Raises ConfigError if it does not exist."""
-        data_set, train_name, classes = self.data_set(config), config.data.train_split, None
-        if data_set.matches_classes and data_set.has(train_name):
-            classes = _class_list(data_set.open(train_name))
-        return data_set.open(data_set.evaluation_name(config.data.eval_split), classes)
-
     def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
-        """See `Source.open`."""
         if may_lack_classes:
-            train = evaluation = self.evaluation_split(config)
+            train = evaluation = self._evaluation_split(config)
         else:
             (_, train), (_, evaluation) = self.splits(config)
         for items in (train, evaluation):
             if start := getattr(items, "start", None):  # looks for the files of a table
                 start()
         return decode_items(config, train, evaluation, source=config.data.source, may_lack_classes=may_lack_classes)
+
+    def _evaluation_split(self, config: Config) -> EncodedItems:
+        """The evaluation split, without the training split, which need not exist."""
+        data_set, train_name, classes = self.data_set(config), config.data.train_split, None
+        if data_set.matches_classes and train_name in data_set.names():
+            classes = _class_list(data_set.open(train_name))
+        return data_set.open(data_set.evaluation_name(config.data.eval_split), classes)
 
 
 def _class_list(items: EncodedItems) -> list[str] | None:

@@ -22,13 +22,10 @@ class Digits(Source):
     """The digits as images of any size, in memory."""
 
     def size(self, config: Config) -> tuple[int, int | None]:
-        """See `Source.size`."""
         examples = {"train": IMAGES - TEST, "fit": IMAGES - TEST - VALIDATION}
         return examples[config.data.train_split], SOURCES[config.data.source].classes
 
     def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
-        """See `Source.open`."""
-
         def split(config: Config, name: str) -> ArraySource:
             return ArraySource(*digits(config.data.stored_size or config.data.image_size)[name])
 

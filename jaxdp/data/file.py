@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxdp.config import Config, Data
-from jaxdp.data.cifar import Cifar, version_in
+from jaxdp.data.cifar import Cifar
 from jaxdp.data.datasets import EncodedItems, FileSource
 from jaxdp.data.file_format import Format
 from jaxdp.data.hugging_face import HuggingFace
@@ -16,15 +16,14 @@ from jaxdp.data.table import Table
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_local
 
-FORMATS: dict[str, type[Table] | type[Npz]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
 ARCHIVES = (".gz", ".tgz", ".zip", ".tar")
+FORMATS: dict[str, type[Table] | type[Npz]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
 
 
 class File(FileSource):
     """Data sets in the formats of others."""
 
     def data_set(self, config: Config) -> Format:
-        """See `FileSource.data_set`."""
         directory = config.data.directory or ""
         check_local(directory, "data.directory")
         try:
@@ -44,32 +43,24 @@ class File(FileSource):
 
 def open_format(path: Path, data: Data) -> Format:
     """The data set at a path. Raises ConfigError if there is none of a known format."""
-
-    def error(reason: str, hint: str) -> ConfigError:
-        return ConfigError("data.directory", str(path), reason=reason, hint=hint)
-
-    def unknown(hint: str) -> ConfigError:
-        return error("it has no known format", hint)
-
-    known = f"give a {', '.join(FORMATS)} file, or a folder with a file for each split, such as train.csv and val.csv"
-    if path.is_file():
-        if path.suffix.lower() not in FORMATS:
-            raise unknown("extract it, and give the folder" if path.suffix.lower() in ARCHIVES else known)
+    if path.is_file() and path.suffix.lower() in FORMATS:
         return FORMATS[path.suffix.lower()](path, data)
-    if not path.is_dir():
-        reason = "not a regular file" if path.exists() else "no such file or folder"
-        raise error(reason, "a relative path starts in the current directory")
-    if HuggingFace.is_in(path):
-        return HuggingFace(path, data)
-    if version := version_in(path):
-        return Cifar(path, data, version)
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in FORMATS and not file.name.startswith("."))
-    if not files:
-        folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-        inside = [folder for folder in folders if HuggingFace.is_in(folder) or version_in(folder)]
-        hint = f"use --data.directory {inside[0]}" if inside else f"{known}; images in SPLIT/CLASS/ are --data.source folder"
-        raise unknown(hint)
-    return SplitFiles(path, data, files)
+    if path.is_dir():
+        for folder_format in (HuggingFace, Cifar):
+            if folder_format.is_in(path):
+                return folder_format(path, data)
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in FORMATS and not file.name.startswith("."))
+        if files:
+            return SplitFiles(path, data, files)
+    reason = "it has no known format" if path.exists() else "no such file or folder"
+    hint = f"give a {', '.join(FORMATS)} file, a folder with a file for each split, such as train.csv and val.csv, "
+    hint += "an extracted archive of CIFAR, or a saved DatasetDict; images in SPLIT/CLASS/ are --data.source folder"
+    if path.is_file() and path.suffix.lower() in ARCHIVES:
+        hint = "extract it, and give the folder"
+    inside = [folder for folder in sorted(path.glob("*/")) if HuggingFace.is_in(folder) or Cifar.is_in(folder)]
+    if inside:
+        hint = f"use --data.directory {inside[0]}"
+    raise ConfigError("data.directory", str(path), reason=reason, hint=hint)
 
 
 class SplitFiles(Format):
@@ -86,10 +77,8 @@ class SplitFiles(Format):
                 raise self.error(reason, "remove one of them, or move it to another folder")
 
     def names(self) -> Sequence[str]:
-        """See `Splits.names`."""
         return list(self.files)
 
     def read(self, name: str, classes: list[str] | None) -> EncodedItems:
-        """See `Format.read`."""
         file = self.files[name]
         return FORMATS[file.suffix.lower()](file, self.data).whole(classes)

@@ -1,18 +1,20 @@
-"""The interface of the formats that the data source `file` reads."""
+"""The interface of the formats that the data source `file` reads, and the labels in their rows."""
 
-import importlib
+import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from jaxdp.config import Data
-from jaxdp.data.datasets import EVALUATION_NAMES, EncodedItems, Splits
+import numpy as np
+
+from jaxdp.config import MAX_CLASSES, Data
+from jaxdp.data.datasets import EncodedItems, Splits, listed
 from jaxdp.data.given import ArrayItems, as_source
+from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
 
 COLUMNS = {"image": ("image", "img", "path", "file", "file_name", "filename"), "label": ("label", "class")}  # their usual names
-LISTED = 20  # columns or arrays in a message
+NUMBER = r"[+-]?[0-9]{1,9}"
 
 
 class Format(Splits):
@@ -24,56 +26,36 @@ class Format(Splits):
     has_columns = False
 
     def __init__(self, path: Path, data: Data) -> None:
-        self.path, self.data = path, data
+        self.path, self.data, self.place = path, data, str(path)
         for field in ("image_column", "label_column"):
             if getattr(data, field) is not None and not self.has_columns:
                 raise ConfigError(f"data.{field}", getattr(data, field), reason=f"{path} has no columns", hint="omit it")
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
         """An error of this place."""
-        return ConfigError("data.directory", str(self.path), reason=reason, hint=hint)
-
-    def package(self, module: str) -> Any:
-        """A module of the extra hf. Raises ConfigError if it is not installed."""
-        try:
-            return importlib.import_module(module)
-        except ImportError:
-            raise self.error(f"the package {module.partition('.')[0]} is not installed", "pip install -e '.[hf]'") from None
+        return ConfigError("data.directory", self.place, reason=reason, hint=hint)
 
     def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
-        """See `Splits.open`."""
-        names = self.names()
-        if name not in names:
-            hint = f"name one of {', '.join(sorted(names))} with --data.train-split or --data.eval-split"
-            raise self.error(f"it has no split {name!r}", hint)
+        if name not in self.names():
+            raise self.no_split(name)
         return self.read(name, classes)
 
     @abstractmethod
     def read(self, name: str, classes: list[str] | None) -> EncodedItems:
         """The images of an existing split; see `Splits.open`."""
 
-    def no_evaluation_split(self) -> ConfigError:
-        """See `Splits.no_evaluation_split`."""
-        reason = f"{str(self.path)!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
-        hint = f"name one with --data.eval-split; it has {', '.join(sorted(self.names()))}"
-        return ConfigError("data.eval_split", None, reason=reason, hint=hint)
-
     def column(self, header: Sequence[str], kind: str) -> str:
         """The column that the config names for a key of `COLUMNS`, or the only one with a usual name.
 
         Raises ConfigError for one that is missing or not unique.
         """
-        usual, chosen = COLUMNS[kind], getattr(self.data, f"{kind}_column")
-        found = [name for name in header if name == chosen or (chosen is None and name.lower() in usual)]
+        chosen = getattr(self.data, f"{kind}_column")
+        found = [name for name in header if name == chosen or (chosen is None and name.lower() in COLUMNS[kind])]
         if len(found) == 1:
             return found[0]
-        flag, shown = f"--data.{kind}-column", listed(header)
-        if found:
-            raise self.error(f"several columns may be meant: {listed(found)}", f"name one with {flag}")
-        if chosen is not None:
-            reason, hint = f"{self.path} has no such column", f"its columns are {shown}"
-            raise ConfigError(f"data.{kind}_column", chosen, reason=reason, hint=hint)
-        raise self.error(f"no column {' or '.join(usual)}", f"name the column with {flag}; its columns are {shown}")
+        wanted = chosen or " or ".join(COLUMNS[kind])
+        reason = f"several columns are named {wanted}" if found else f"it has no column {wanted}"
+        raise self.error(reason, f"name the column with --data.{kind}-column; its columns are {listed(header)}")
 
     def arrays(self, pair: tuple, split: str, names: list[str] | None) -> ArrayItems:
         """(images, labels) of a split as items. Raises ConfigError for other shapes and types than `ArrayItems` has.
@@ -95,6 +77,34 @@ class Format(Splits):
         return items
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names for a message."""
-    return ", ".join(printable(name, 40) for name in names[:LISTED]) + ", ..." * (len(names) > LISTED)
+def numbered(
+    texts: Sequence[str],
+    classes: list[str] | None,
+    *,
+    row_name: Callable[[int], str],
+    error: Callable[[str, str], ConfigError],
+) -> tuple[np.ndarray, int | list[str]]:
+    """(labels [N] int32, their number or the names of the classes) of texts: whole numbers from 0, or names.
+
+    classes: names of the training split. row_name: index of a text -> how errors name it. Raises `error` (reason, hint) for an
+    empty text, a negative number, a name that is not in `classes`, and more than MAX_CLASSES different texts.
+    """
+    texts = list(map(normalized, texts))
+    used = set(texts)
+    if len(used) > MAX_CLASSES:
+        hint = "name the column of the labels with --data.label-column"
+        raise error(f"the data set has more than {MAX_CLASSES:,} classes", hint)
+    if "" in used:
+        raise error(f"{row_name(texts.index(''))} has no label", "add it, or remove the row")
+    found: int | list[str]
+    if classes is None and all(re.fullmatch(NUMBER, text) for text in used):
+        labels = {text: int(text) for text in used}
+        found, hint = max(labels.values(), default=-1) + 1, "labels count from 0"
+    else:
+        found = class_order(list(used)) if classes is None else classes
+        labels = {normalized(name): label for label, name in enumerate(found)}
+        hint = "the training split lacks it: add images of it there, or remove the row"
+    for row, text in enumerate(texts):
+        if labels.get(text, -1) < 0:
+            raise error(f"{row_name(row)} has the label {printable(text)!r}", hint)
+    return np.array([labels[text] for text in texts], np.int32), found

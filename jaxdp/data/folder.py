@@ -1,19 +1,22 @@
 """The data source `folder`: images in DIRECTORY/SPLIT/CLASS/, on a disk or at a URL."""
 
+import os
 from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.data import progress
 from jaxdp.data.datasets import FileSource, Splits
-from jaxdp.data.image_folder import LocalFolders
+from jaxdp.data.image_folder import ImageFolder
+from jaxdp.errors import ConfigError
 from jaxdp.files import is_url
+
+LAYOUT_HINT = "arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE (docs/data.md divides a folder of classes)"
 
 
 class Folder(FileSource):
-    """Folders of images. The classes of the training split are those of the evaluation split."""
+    """Folders of images, on a disk or at a URL."""
 
     def data_set(self, config: Config) -> Splits:
-        """See `FileSource.data_set`."""
         directory = config.data.directory or ""
         if not is_url(directory):
             return LocalFolders(Path(directory))
@@ -21,3 +24,27 @@ class Folder(FileSource):
         from jaxdp.data.remote_folder import RemoteFolders
 
         return RemoteFolders(Source(directory, config.storage, progress.report))
+
+
+class LocalFolders(Splits):
+    """Splits that are folders on a disk. The classes of the training split are those of the evaluation split."""
+
+    matches_classes = True
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.place = root, str(root)
+
+    def names(self) -> list[str]:
+        try:
+            return [entry.name for entry in os.scandir(self.root) if entry.is_dir()]
+        except OSError as error:
+            hint = "give the folder of the images; a relative path starts in the current directory"
+            raise ConfigError("data.directory", self.place, reason=error.strerror or str(error), hint=hint) from None
+
+    def open(self, name: str, classes: list[str] | None = None) -> ImageFolder:
+        if (self.root / name).is_dir():
+            return ImageFolder.open(self.root / name, classes)
+        hint = ", or ".join(filter(None, (self.no_split(name).hint, LAYOUT_HINT)))
+        if (self.root.parent / name).is_dir():
+            hint = f"use --data.directory {self.root.parent}"
+        raise ConfigError("data.directory", self.place, reason=f"it has no folder {name!r}", hint=hint)

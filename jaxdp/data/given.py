@@ -38,22 +38,15 @@ class Given(Source):
         self.make = make
 
     def size(self, config: Config) -> tuple[int, int | None]:
-        """See `Source.size`."""
         train, evaluation = self._pair(config)
         return len(train), max(stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
 
     def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
-        """See `Source.open`."""
         return open_pair(config, self._pair(config), may_lack_classes=may_lack_classes, source=config.data.source)
 
     def splits(self, config: Config) -> Sequence[tuple[str, ItemSource]]:
-        """See `Source.splits`."""
         train, evaluation = self._pair(config)
         return [(config.data.train_split, train), (config.data.eval_split or "evaluation", evaluation)]
-
-    def split(self, config: Config, name: str) -> ItemSource:
-        """See `Source.split`."""
-        return dict(self.splits(config))[name]
 
     def _pair(self, config: Config) -> tuple[ItemSource, ItemSource]:
         """The training and the evaluation images. Raises ConfigError if they are missing, and for an error of the function."""
@@ -82,9 +75,6 @@ def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
     pairs = "give ((images, labels), (evaluation_images, evaluation_labels))"
     if len(items) == 2 and all(hasattr(item, "ndim") for item in items):
         raise ConfigError("datasets", reason="are two arrays, not two data sets", hint=pairs)
-    for item, name in zip(items, ("training", "evaluation"), strict=False):
-        if hasattr(item, "dataset") and hasattr(item, "batch_size"):
-            raise ConfigError("datasets", reason=f"the {name} set is a DataLoader", hint="pass its dataset: loader.dataset")
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
         reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
         raise ConfigError("datasets", reason=reason, hint=pairs)
@@ -92,30 +82,17 @@ def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
     return training, evaluation
 
 
-def _is_image(item: Any) -> bool:
-    return getattr(item, "ndim", 0) >= 2
-
-
 def as_source(item: Any, name: str) -> ItemSource:
     """A source of a pair of arrays (images, labels); any other object unchanged."""
-    if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], list) and all(map(_is_image, item[0])):
-        hint = "give arrays: (numpy.stack(images), numpy.array(labels))"
-        raise ConfigError("datasets", reason=f"{name} images are a list", hint=hint)
     if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
         return item
     images, labels = np.asarray(item[0]), np.asarray(item[1])
     if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
-        raise ConfigError(
-            "datasets",
-            reason=f"{name} images are {images.dtype} of shape {images.shape}",
-            hint="give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]",
-        )
+        hint = "give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]"
+        raise ConfigError("datasets", reason=f"{name} images are {images.dtype} of shape {images.shape}", hint=hint)
     if labels.shape == (len(images), 1):  # as Keras has them
         labels = labels[:, 0]
     if labels.dtype.kind not in "iub" or labels.shape != images.shape[:1]:
-        raise ConfigError(
-            "datasets",
-            reason=f"{name} labels are {labels.dtype} of shape {labels.shape}",
-            hint=f"give integers of shape {images.shape[:1]}, one for each image",
-        )
+        hint = f"give integers of shape {images.shape[:1]}, one for each image"
+        raise ConfigError("datasets", reason=f"{name} labels are {labels.dtype} of shape {labels.shape}", hint=hint)
     return ArrayItems(images, labels)

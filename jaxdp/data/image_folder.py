@@ -4,26 +4,18 @@ Images may lie in folders below CLASS. Folders 0, 1, ... N - 1 are in the order 
 """
 
 import os
-import re
-import shlex
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxdp.data import progress
-from jaxdp.data.datasets import EVALUATION_NAMES, Splits
 from jaxdp.data.decode import ImageError
 from jaxdp.errors import ConfigError, plural, printable
 from jaxdp.files import check_local, expand_user, read_regular
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
-LAYOUT_HINT = "arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE (docs/data.md divides a folder of classes)"
-SIMILAR_NAMES = {  # flag -> (names of the split, names that only look like one)
-    "--data.train-split": (("train",), r"(train|training)([ _-].*)?"),
-    "--data.eval-split": (EVALUATION_NAMES, r"(val|valid|validation|test|testing|eval|dev)([ _-].*)?"),
-}
 
 
 @dataclass(frozen=True)
@@ -33,7 +25,7 @@ class ImageFolder:
     paths: list[str]
     labels: list[int]
     classes: list[str]
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
     @classmethod
     def open(cls, split: Path, classes: list[str] | None = None) -> "ImageFolder":
@@ -51,43 +43,26 @@ class ImageFolder:
         def error(reason: str, hint: str = "") -> ConfigError:
             return ConfigError("data.directory", str(split.parent), reason=reason, hint=hint)
 
-        root = split.parent
-        if root.is_file():
-            raise error("is a file, not a directory", "give the folder of the images, or use --data.source file")
-        if not root.is_dir():
-            raise error("directory not found", "give it with --data.directory; a relative path starts in the current directory")
-        if not split.is_dir():
-            above = f"use --data.directory {root.parent}" if (root.parent / split.name).is_dir() else ""
-            raise error(f"it has no folder {split.name!r}", above or similar_splits(LocalFolders(root).names()) or LAYOUT_HINT)
+        top = os.path.realpath(split)
+
+        def files(name: str) -> Iterator[str]:
+            for path, reason in _walk(name, top, visited={top}):  # no class is a link to the split, or to what contains it
+                if reason and os.path.isdir(path):
+                    raise ConfigError("data.directory", path, reason=reason)
+                yield path
+
         entries = [entry for entry in os.scandir(split) if not entry.name.startswith(".")]
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):
                 raise error(f"dangling link {entry.path!r}", "fix or remove it")
-        folders = [entry.name for entry in entries if entry.is_dir()]
-        strays = sorted(entry.path for entry in entries if not entry.is_dir() and is_image(entry.name))
-        names = class_order(folders)
-        if not names:
-            raise error(f"{split.name!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
+        names = [entry.name for entry in entries if entry.is_dir()]
         for name in names:
-            if not _is_valid(name):
+            if name.encode(errors="replace").decode() != name:  # Python represents other bytes as surrogates
                 raise error(f"class folder name {name!r} is not UTF-8", "rename it")
-        names = match_classes(names, classes, split=split.name, error=error, is_empty=lambda name: not os.listdir(split / name))
-        paths: list[str] = []
-        labels: list[int] = []
-        ignored: list[str] = []
-        top = os.path.realpath(split)
-        for label, name in enumerate(names):
-            folder = str(split / name)
-            images: list[str] = []
-            for path, reason in _walk(folder, top, visited={top}):  # no class is a link to the split, or to what contains it
-                if reason and os.path.isdir(path):
-                    raise ConfigError("data.directory", path, reason=reason)
-                (images if is_image(path) else ignored).append(path)
-            if not images:
-                raise error(f"class folder {folder!r} has no images ({', '.join(EXTENSIONS)})")
-            paths += images
-            labels += [label] * len(images)
-        return cls(paths, labels, classes or names, ignored_warnings(str(split), strays, ignored))
+        names = match_classes(names, classes, split=split.name, error=error)
+        images = class_images([str(split / name) for name in names], files, error)
+        strays = sorted(entry.path for entry in entries if not entry.is_dir() and is_image(entry.name))
+        return cls(images.paths, images.labels, classes or names, ignored_warnings(str(split), strays, images.ignored))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -108,63 +83,50 @@ class ImageFolder:
         return os.path.basename(self.paths[index])
 
 
-class Folders(Splits):
-    """Splits that are folders. place: the directory or URL in which they are."""
-
-    matches_classes, place = True, ""
-
-    def no_evaluation_split(self) -> ConfigError:
-        reason = f"{self.place!r} has none of the folders {', '.join(EVALUATION_NAMES)}"
-        hint = similar_splits(self.names()) or f"name one with --data.eval-split FOLDER, or {LAYOUT_HINT}"
-        return ConfigError("data.eval_split", None, reason=reason, hint=hint)
-
-
-class LocalFolders(Folders):
-    """Splits on a disk."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.place = root, str(root)
-
-    def names(self) -> list[str]:
-        return [entry.name for entry in os.scandir(self.root) if entry.is_dir()] if self.root.is_dir() else []
-
-    def has(self, name: str) -> bool:
-        return (self.root / name).is_dir()
-
-    def open(self, name: str, classes: list[str] | None = None) -> ImageFolder:
-        return ImageFolder.open(self.root / name, classes)
-
-
 def is_image(name: str) -> bool:
     """Whether a file is taken for an image because of its extension."""
     return name.lower().endswith(EXTENSIONS)
 
 
+class ClassImages(NamedTuple):
+    """The images of class folders, with labels by the order of these. ignored: files without an image extension."""
+
+    paths: list[str]
+    labels: list[int]
+    ignored: list[str]
+
+
+def class_images(folders: list[str], files: Callable[[str], Iterable[str]], error: Callable[[str], ConfigError]) -> ClassImages:
+    """The images of class folders. files: folder -> the files below it, in order. Raises `error` for one without images."""
+    found = ClassImages([], [], [])
+    for label, folder in enumerate(folders):
+        before = len(found.paths)
+        for file in files(folder):
+            (found.paths if is_image(file) else found.ignored).append(file)
+        if len(found.paths) == before:
+            raise error(f"class folder {folder!r} has no images ({', '.join(EXTENSIONS)})")
+        found.labels.extend([label] * (len(found.paths) - before))
+    return found
+
+
 def ignored_warnings(split: str, strays: list[str], others: list[str]) -> list[str]:
     """What users should know about files of a split that are not used. strays: images beside the class folders."""
+    kinds = ((strays, "image", "without a class, directly in"), (others, "file", "without an image extension in"))
     return [
-        f"ignored {plural(len(files), kind)} {why} {split}, {printable(files[0])} first"
-        for files, kind, why in (
-            (strays, "image", "without a class, directly in"),
-            (others, "file", "without an image extension in"),
-        )
-        if files
+        f"ignored {plural(len(files), kind)} {why} {split}, {printable(files[0])} first" for files, kind, why in kinds if files
     ]
 
 
 def match_classes(
-    names: list[str],
-    classes: list[str] | None,
-    *,
-    split: str,
-    error: Callable[[str, str], ConfigError],
-    is_empty: Callable[[str], bool] = lambda name: False,
+    names: list[str], classes: list[str] | None, *, split: str, error: Callable[[str, str], ConfigError]
 ) -> list[str]:
-    """The class folders `names` of a split in the order of `classes`, those of the training split (None: as they are).
+    """The class folders `names` of a split in the order of `classes`, those of the training split (None: of their labels).
 
-    Names that differ only in their Unicode form (NFC, NFD) are equal.
-    error: (reason, hint) -> error; raised if the names differ, or are equal within a split. is_empty: of a class folder.
+    Names that differ only in their Unicode form (NFC, NFD) are equal. error: (reason, hint) -> error; raised if there are none,
+    if the names differ, or are equal within a split.
     """
+    if not names:
+        raise error(f"{split!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
     by_class: dict[str, str] = {}
     for name in names:
         same = by_class.setdefault(normalized(name), name)
@@ -172,11 +134,10 @@ def match_classes(
             reason = f"{split!r} has two class folders {name!r} that differ only in their Unicode form, {same!a} and {name!a}"
             raise error(reason, "merge them into one")
     if classes is None:
-        return names
+        return class_order(names)
     expected = list(map(normalized, classes))
     if unknown := sorted(by_class.keys() - set(expected)):
-        empty = "empty " if is_empty(by_class[unknown[0]]) else ""
-        reason = f"{split!r} has the {empty}class {unknown[0]!r}, which the training split lacks"
+        reason = f"{split!r} has the class {unknown[0]!r}, which the training split lacks"
         raise error(reason, "add it to the training split, or remove it")
     if missing := sorted(set(expected) - by_class.keys()):
         raise error(
@@ -192,18 +153,9 @@ def normalized(name: str) -> str:
 
 
 def class_order(names: list[str]) -> list[str]:
-    """Folder names in the order of their labels."""
+    """Class names in the order of their labels."""
     numbers = list(map(str, range(len(names))))
     return numbers if set(names) == set(numbers) else sorted(names)
-
-
-def _is_valid(name: str) -> bool:
-    """Whether a name is valid UTF-8; Python represents other bytes as surrogates."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class ImageFiles(NamedTuple):
@@ -272,13 +224,3 @@ def _walk(folder: str, inside: str, visited: set[str] | None = None) -> Iterator
             yield entry.path, None
         else:
             yield entry.path, "dangling link" if entry.is_symlink() else "not a regular file"
-
-
-def similar_splits(folders: Sequence[str]) -> str:
-    """A hint with the flags for folders that look like splits of other names, such as Train and Val; "" without any."""
-    flags = []
-    for flag, (names, similar) in SIMILAR_NAMES.items():
-        found = sorted(name for name in folders if re.fullmatch(similar, name, re.IGNORECASE))
-        if found and not set(names) & set(found):
-            flags.append(f"{flag} {shlex.quote(found[0])}")
-    return f"use {' '.join(flags)}" if flags else ""

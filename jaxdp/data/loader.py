@@ -66,6 +66,9 @@ class DecodedImages:
         self.bad_images: dict[str, str] = {}
         self.loading_seconds = 0.0  # of all threads
         self.lock = threading.Lock()
+        # Of a source that fetches images over a network: tells it the coming order, and lets threads that wait for images fail.
+        self.read_ahead: Callable[[Iterable[np.ndarray]], None] = getattr(source, "read_ahead", lambda order: None)
+        self.stop_reading: Callable[[], None] = getattr(source, "stop_reading", lambda: None)
 
     @property
     def storage_share(self) -> float:
@@ -79,16 +82,6 @@ class DecodedImages:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
         images, labels = self.batch(np.array([index]), np.array([index]))
         return images[0], labels[0]
-
-    def read_ahead(self, order: Iterable[np.ndarray]) -> None:
-        """Let a source that fetches images over a network know the coming order. order: arrays of indices."""
-        if hasattr(self.source, "read_ahead"):
-            self.source.read_ahead(order)
-
-    def stop_reading(self) -> None:
-        """Let threads that wait for images from a network fail, so that the process can exit."""
-        if hasattr(self.source, "stop_reading"):
-            self.source.stop_reading()
 
     def batch(self, indices: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B] samples seen before each image."""

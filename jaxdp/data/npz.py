@@ -4,6 +4,7 @@ One file has the arrays of all splits, SPLIT_images and SPLIT_labels (as MedMNIS
 is a split with `images` and `labels`. An optional array `class_names` names the classes.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -11,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.data.file_format import Format, listed
+from jaxdp.data.datasets import listed
+from jaxdp.data.file_format import Format
 from jaxdp.data.given import ArrayItems
 from jaxdp.errors import first_line
 
-PAIRS = (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
+PAIRS = ((r"(.+)_images", "{}_labels"), (r"x_(.+)", "y_{}"))  # (name of the images with the split, name of the labels)
 WHOLE = ("images", "labels")
 NAMES = "class_names"
-RENAME = "rename them"
 
 
 class Npz(Format):
@@ -29,33 +30,22 @@ class Npz(Format):
         """The names of the arrays."""
         return self._load(list)
 
-    @cached_property
-    def pairs(self) -> dict[str, tuple[str, str]]:
-        """Split -> names of its images and labels. Raises ConfigError if there are none."""
-        found = {}
-        for images, labels in PAIRS:
-            before, after = images.split("{}")
-            for key in self.keys:
-                split = key.removeprefix(before).removesuffix(after)
-                if split and key == images.format(split) and labels.format(split) in self.keys:
-                    found[split] = (key, labels.format(split))
-        if not found:
-            wanted = "train_images and train_labels"
-            raise self.error(f"no {wanted} among its arrays {listed(self.keys)}", RENAME)
-        return found
-
     def names(self) -> Sequence[str]:
-        """See `Splits.names`."""
-        return list(self.pairs)
+        return list(self._pairs())
+
+    def _pairs(self) -> dict[str, tuple[str, str]]:
+        """Split -> names of its images and labels."""
+        matches = [(re.fullmatch(images, key), labels) for key in self.keys for images, labels in PAIRS]
+        found = {match[1]: (match[0], labels.format(match[1])) for match, labels in matches if match}
+        return {split: pair for split, pair in found.items() if pair[1] in self.keys}
 
     def read(self, name: str, classes: list[str] | None) -> ArrayItems:
-        """See `Format.read`."""
-        return self._arrays(self.pairs[name], name)
+        return self._arrays(self._pairs()[name], name)
 
     def whole(self, classes: list[str] | None) -> ArrayItems:
         """The images of a file that is a single split; see `Splits.open`."""
         if not {*WHOLE} <= {*self.keys}:
-            raise self.error(f"no {' and '.join(WHOLE)} among its arrays {listed(self.keys)}", RENAME)
+            raise self.error(f"no {' and '.join(WHOLE)} among its arrays {listed(self.keys)}", "rename them")
         return self._arrays(WHOLE, self.path.stem)
 
     def _arrays(self, keys: tuple[str, str], split: str) -> ArrayItems:

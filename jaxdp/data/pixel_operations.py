@@ -1,7 +1,8 @@
 """Pillow's operations on the pixels of one image, on the device and without branches.
 
-Every image of a batch may have another operation, so `apply` computes each shared step once and selects by the numbers of an
-`Operation`: one resample for all geometric operations, one elementwise expression for the others. Images are uint8 [H, W, 3].
+Every image of a batch may have another operation, so `apply_operation` computes each shared step once and selects by the
+numbers of an `Operation`: one resample for all geometric operations, one elementwise expression for the others. Images are
+uint8 [H, W, 3].
 """
 
 from enum import IntEnum, auto
@@ -61,11 +62,6 @@ def fixed_point(matrix: Any, *, nearest: bool) -> Any:
     whole = xp.floor(steps + 0.5 if nearest else steps)
     parts = 0 * steps if nearest else xp.floor((steps - whole) * FIXED)
     return xp.stack([whole, parts], axis=-3).astype(xp.int32)
-
-
-def channels_of(image: jax.Array) -> list[jax.Array]:
-    """Red, green and blue of [H, W, 3]."""
-    return [image[..., channel] for channel in range(3)]
 
 
 def gray(image: jax.Array) -> jax.Array:
@@ -218,7 +214,7 @@ def hue_saturation_value(image: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
 
     In integers, since a device's division may round otherwise than Pillow's, and one level of hue is up to six of a color.
     """
-    red, green, blue = (channel.astype(jnp.int32) for channel in channels_of(image))
+    red, green, blue = (image[..., channel].astype(jnp.int32) for channel in range(3))
     high, low = jnp.maximum(jnp.maximum(red, green), blue), jnp.minimum(jnp.minimum(red, green), blue)
     spread = jnp.maximum(high - low, 1)
     sixths = jnp.where(red == high, green - blue, jnp.where(green == high, 2 * spread + blue - red, 4 * spread + red - green))

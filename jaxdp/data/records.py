@@ -1,5 +1,6 @@
 """Random access to the examples in array_record and TFRecord files, without TensorFlow; files are checked when opened."""
 
+import itertools
 import os
 import struct
 from bisect import bisect_right
@@ -35,23 +36,15 @@ def open_array_records(instructions: Sequence[Any]) -> Sequence[bytes]:
 class TFRecords:
     """The serialized examples of TFRecord files, through the offsets of their records.
 
-    offsets: for each file, (offset, length of the data) of the split's records, int64 [N, 2].
+    instructions, errors: as of `open_array_records`. Reads the headers of all records.
     """
 
-    def __init__(self, paths: list[str], offsets: list[np.ndarray]) -> None:
-        self.paths, self.offsets = paths, offsets
-        self.starts = [0]
-        for rows in offsets:
-            self.starts.append(self.starts[-1] + len(rows))
-
-    @classmethod
-    def open(cls, instructions: Sequence[Any]) -> "TFRecords":
-        """Read the headers of all files. instructions, errors: as of `open_array_records`."""
-        paths = [str(file.filename) for file in instructions]
+    def __init__(self, instructions: Sequence[Any]) -> None:
+        self.paths = [str(file.filename) for file in instructions]
         with ThreadPoolExecutor(CHECK_THREADS) as threads:
-            offsets = list(threads.map(record_offsets, paths, [file.examples_in_shard for file in instructions]))
-        used = [rows[file.skip : file.skip + file.take] for rows, file in zip(offsets, instructions, strict=True)]
-        return cls(paths, used)
+            offsets = list(threads.map(record_offsets, self.paths, [file.examples_in_shard for file in instructions]))
+        self.offsets = [rows[file.skip : file.skip + file.take] for rows, file in zip(offsets, instructions, strict=True)]
+        self.starts = [0, *itertools.accumulate(map(len, self.offsets))]
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -67,7 +60,7 @@ class TFRecords:
         return raw[:length]
 
 
-READERS: dict[str, Callable[[Sequence[Any]], Any]] = {"array_record": open_array_records, "tfrecord": TFRecords.open}
+READERS: dict[str, Callable[[Sequence[Any]], Any]] = {"array_record": open_array_records, "tfrecord": TFRecords}
 """Format of files -> the sequence of examples in those of tensorflow-datasets' `FileInstruction`s."""
 
 

@@ -11,23 +11,17 @@ import numpy as np
 from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.cloud.read_ahead import ReadAhead
 from jaxdp.cloud.source import Source
+from jaxdp.data.datasets import Splits
 from jaxdp.data.decode import ImageError
-from jaxdp.data.image_folder import (
-    EXTENSIONS,
-    LAYOUT_HINT,
-    Folders,
-    class_order,
-    ignored_warnings,
-    is_image,
-    match_classes,
-    similar_splits,
-)
+from jaxdp.data.image_folder import class_images, ignored_warnings, is_image, match_classes
 from jaxdp.errors import ConfigError, printable
 from jaxdp.files import LARGEST
 
 
-class RemoteFolders(Folders):
+class RemoteFolders(Splits):
     """Splits at a URL."""
+
+    matches_classes = True
 
     def __init__(self, remote: Source) -> None:
         self.remote, self.place = remote, remote.url
@@ -41,9 +35,8 @@ class RemoteFolders(Folders):
         return self._names
 
     def open(self, name: str, classes: list[str] | None = None) -> "RemoteFolder":
-        if not self.has(name):
-            hint = similar_splits(self.names()) or LAYOUT_HINT
-            raise ConfigError("data.directory", self.remote.url, reason=f"it has no folder {name!r}", hint=hint)
+        if name not in self._names:
+            raise self.no_split(name)
         return RemoteFolder.open(self.remote, name, classes)
 
 
@@ -74,30 +67,20 @@ class RemoteFolder:
 
         with remote.opening():
             folders, beside = remote.ask(lambda location: location.list_folder(split))
-            names = class_order([name for name in folders if not name.startswith(".")])
-            if not names:
-                raise error(f"{split!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
+            names = [name for name in folders if not name.startswith(".")]
             names = match_classes(names, classes, split=split, error=error)
             below = [f"{split}/{name}" for name in names]
             listed = remote.list_below(below)
         by_class: dict[str, list[str]] = {folder: [] for folder in below}
         for path in sorted(listed, key=lambda path: path.split("/")):  # as on a disk, where each folder is sorted
             by_class["/".join(path.split("/", 2)[:2])].append(path)
-        paths, labels, ignored = [], [], []
-        for label, (folder, files) in enumerate(by_class.items()):
-            images = [file for file in files if is_image(file)]
-            if not images:
-                raise error(f"class folder {folder!r} has no images ({', '.join(EXTENSIONS)})")
-            ignored += [file for file in files if not is_image(file)]
-            paths += images
-            labels += [label] * len(images)
-        objects = [listed[path] for path in paths]
+        images = class_images(below, by_class.__getitem__, error)
         strays = sorted(f"{split}/{name}" for name in beside if is_image(name) and not name.startswith("."))
-        warnings = ignored_warnings(
-            remote.url_of(split), *([remote.url_of(name) for name in some] for some in (strays, ignored))
-        )
+        unused = ([remote.url_of(name) for name in some] for some in (strays, images.ignored))
+        objects = [listed[path] for path in images.paths]
+        warnings = ignored_warnings(remote.url_of(split), *unused)
         warnings += remote.size_warnings(sum(info.size for info in objects), len(objects))
-        return cls(remote, paths, objects, labels, classes or names, warnings)
+        return cls(remote, images.paths, objects, images.labels, classes or names, warnings)
 
     def __len__(self) -> int:
         return len(self.paths)

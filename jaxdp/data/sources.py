@@ -13,7 +13,7 @@ from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, Source, model_classes
 from jaxdp.data.loader import ArraySource, ItemSource
 from jaxdp.registry import InModule, loaded
 
-PREPARED = InModule("jaxdp.data.prepared", "Prepared")  # also every name that is not in the table
+PREPARED = InModule("jaxdp.data.tfds", "Prepared")  # also every name that is not in the table
 SOURCES.implement(
     {
         "digits": InModule("jaxdp.data.digits", "Digits"),

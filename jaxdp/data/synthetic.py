@@ -12,11 +12,9 @@ class Synthetic(Source):
     """Seeded images, as many as `train_examples` and `eval_examples` say."""
 
     def size(self, config: Config) -> tuple[int, int]:
-        """See `Source.size`."""
         return config.data.train_examples, config.model.classes or CLASSES
 
     def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
-        """See `Source.open`."""
         _, classes = self.size(config)
 
         def generate(config: Config, split: int) -> SyntheticSource:

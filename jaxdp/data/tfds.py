@@ -1,4 +1,4 @@
-"""Opens and prepares data sets of tensorflow-datasets; training reads them without TensorFlow."""
+"""Data sets that tensorflow-datasets has prepared, on a disk or at a URL; training reads them without TensorFlow."""
 
 import os
 import re
@@ -7,45 +7,78 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import SOURCES
+from jaxdp.config import Config
+from jaxdp.data import progress
+from jaxdp.data.datasets import FileSource, Splits, stated_classes
 from jaxdp.data.decode import ImageError
 from jaxdp.data.records import READERS
 from jaxdp.errors import ConfigError, first_line, nearest
-from jaxdp.files import check_local, expand_user
+from jaxdp.files import check_local, expand_user, is_url
 
 if TYPE_CHECKING:
     from jaxdp.data.remote_prepared import RemotePrepared
 
 DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
 OTHER_SOURCES = tuple(name for name, one in SOURCES.items() if not (one.prepared or one.from_python))
-MANUAL_DOWNLOADS = {
-    "imagenet2012": (
-        "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, which image-net.org provides after registration",
-        ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"),
-    ),
-}
+# Downloaded by hand; tensorflow-datasets would leave out the split of a missing one.
+ARCHIVES = {"imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")}
 
 
 class NotPreparedError(ConfigError):
     """A data set that tensorflow-datasets knows and that has not been prepared."""
 
 
+class Prepared(FileSource):
+    """A data set of tensorflow-datasets, by its name there."""
+
+    def size(self, config: Config) -> tuple[int, int | None]:
+        """See `Source.size`; a published size is known without the data."""
+        data, published = config.data, SOURCES[config.data.source]
+        if published.train_images is not None and data.train_split == "train" and data.directory is None:
+            return published.train_images, published.classes
+        train = self.data_set(config).describe(data.train_split)
+        return len(train), stated_classes(train)
+
+    def data_set(self, config: Config) -> "PreparedSplits":
+        if not is_url(config.data.directory or ""):
+            return PreparedSplits(config, None)
+        from jaxdp.cloud.source import Source  # and the client of object storage, which a local disk does not need
+        from jaxdp.data.remote_prepared import RemotePrepared
+
+        remote = Source(config.data.directory or "", config.storage, progress.report)
+        return PreparedSplits(config, RemotePrepared(remote, config.data.source))
+
+
+class PreparedSplits(Splits):
+    """The splits of a prepared data set, and slices of them such as train[:10%]. remote: the data set, if it is at a URL."""
+
+    def __init__(self, config: Config, remote: "RemotePrepared | None") -> None:
+        self.config, self.remote, self.place = config, remote, config.data.source
+
+    def names(self) -> list[str]:
+        directory = str(self.remote.directory) if self.remote else self.config.data.directory
+        return list(open_builder(self.config.data.source, directory).info.splits)
+
+    def open(self, name: str, classes: list[str] | None = None) -> "TfdsSource":
+        source = self.describe(name)
+        source.read()
+        return source
+
+    def describe(self, name: str) -> "TfdsSource":
+        """A split whose files have been neither copied nor opened; on a disk, they exist."""
+        data = self.config.data
+        field = "data.train_split" if name == data.train_split else "data.eval_split"
+        return TfdsSource(data.source, data.directory, name, field=field, remote=self.remote)
+
+
 class TfdsSource:
-    """The examples of a split, or of a slice such as train[:10%], as (encoded image, label).
+    """The examples of a split, or of a slice such as train[:10%], as (encoded image, label); `read` opens its files."""
 
-    `read` opens its files. directory: where tensorflow-datasets keeps its data, None for its default; field: config field of
-    `split`, for errors; remote: the data set, if it is at a URL.
-    """
+    def __init__(self, name: str, directory: str | None, split: str, *, field: str, remote: "RemotePrepared | None") -> None:
+        """directory: where tensorflow-datasets keeps its data, None for its default; field: config field of `split`.
 
-    def __init__(
-        self,
-        name: str,
-        directory: str | None,
-        split: str,
-        *,
-        field: str = "data.train_split",
-        remote: "RemotePrepared | None" = None,
-    ) -> None:
-        """Raises ConfigError for an unknown data set or split, and a data set without images and labels."""
+        Raises ConfigError for an unknown data set or split, and a data set without images and labels.
+        """
         import tensorflow_datasets as tfds
 
         try:
@@ -56,13 +89,9 @@ class TfdsSource:
             reason = error.reason.replace(str(remote.directory), remote.url)
             raise ConfigError(error.field, error.value, reason=reason, hint=error.hint) from None
         features, splits = builder.info.features, builder.info.splits
-        for feature in ("image", "label"):
-            if feature not in features:
-                raise ConfigError("data.source", name, reason=f"no feature {feature!r}, only {', '.join(features)}")
-        if not hasattr(features["label"], "num_classes"):
-            raise ConfigError(
-                "data.source", name, reason="its labels are not classes", hint="choose a data set for classification"
-            )
+        if not {"image", "label"} <= {*features} or not hasattr(features["label"], "num_classes"):
+            reason = f"its features are {', '.join(features)}, not an image and the class in a label"
+            raise ConfigError("data.source", name, reason=reason, hint="choose a data set for classification")
         try:
             instructions = splits[split].file_instructions
         except (KeyError, ValueError) as error:
@@ -74,9 +103,10 @@ class TfdsSource:
         if file_format not in READERS:
             reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
             raise ConfigError("data.source", name, reason=reason, hint=f"prepare it again with jaxdp data prepare {name}")
-
-        if remote is None:
-            _check_exist(instructions, name)
+        for file in () if remote else instructions:
+            if not os.path.exists(file.filename):
+                hint = f"prepare {name} again"
+                raise ConfigError("data.directory", str(file.filename), reason="file not found", hint=hint)
         self.label, self.remote = f"{name}, {split}", remote
         self.features, self.instructions, self.file_format = features, instructions, file_format
         self.examples, self.classes = splits[split].num_examples, features["label"].num_classes
@@ -126,14 +156,6 @@ class TfdsSource:
         return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def _check_exist(instructions: Sequence[Any], name: str) -> None:
-    """Raise ConfigError for the first instruction whose file is missing."""
-    for file in instructions:
-        if not os.path.exists(file.filename):
-            hint = f"prepare {name} again"
-            raise ConfigError("data.directory", str(file.filename), reason="file not found", hint=hint)
-
-
 def open_builder(
     name: str, directory: str | None, *, field: str = "data.source", alternatives: tuple[str, ...] = OTHER_SOURCES
 ) -> Any:
@@ -141,70 +163,41 @@ def open_builder(
 
     Raises NotPreparedError, or ConfigError for an unknown name, config or version and for damaged metadata.
     """
-    folder_hint = "use --data.source folder --data.directory"
-    no_folder = ConfigError(field, name, reason="directory not found", hint=f"{folder_hint} DIR, with an existing one")
-    if name.startswith((".", "/")) and not Path(name).exists():
-        raise no_folder
     import tensorflow_datasets as tfds
 
-    for path in _below(name, directory, "*.json"):
+    root, base = Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory")), re.split("[/:]", name)[0]
+    metadata = [path for depth in ("*", "*/*") if base.isidentifier() for path in root.glob(f"{base}/{depth}/*.json")]
+    for path in metadata:
         if not path.is_file():  # tensorflow-datasets would read it and might block forever
             raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
-    is_folder = ConfigError(field, name, reason="is a folder", hint=f"{folder_hint} {name}") if Path(name).is_dir() else None
+    infos = [path for path in metadata if path.name == DATASET_INFO]
+    prepared = sorted(f"{info.parents[1].relative_to(root)}:{info.parent.name}" for info in infos)
+    hint = f"prepared are {', '.join(prepared)}" if prepared else ""
     try:
         builder = tfds.builder(name, data_dir=directory) if directory else tfds.builder(name)
     except tfds.core.registered.DatasetNotFoundError:
-        if is_folder:
-            raise is_folder from None
-        if prepared := _prepared(name, directory):
-            hint = f"prepared are {', '.join(prepared)}"
+        if prepared:
             raise ConfigError(field, name, reason="no such config or version", hint=hint) from None
         suggestion = nearest(name, [*alternatives, *tfds.list_builders(with_community_datasets=False)])
-        if "/" in name and suggestion is None:
-            raise no_folder from None
         question = f"did you mean {suggestion}? " if suggestion else ""
         known = "".join(f"{source}, " for source in alternatives) + "or " * bool(alternatives)
         hint = f"{question}give {known}a data set of tensorflow-datasets, such as imagenette or cifar10"
         hint += ", or give the recipe that registers the name with --config" * bool(alternatives)
         raise ConfigError(field, name, reason="unknown data set", hint=hint) from None
     except Exception as error:  # ImportError, ValueError, AssertionError, ParseError, by data set and damage
-        if is_folder:
-            raise is_folder from None
-        prepared = _prepared(name, directory)
-        hint = f"prepared are {', '.join(prepared)}" if prepared else ""
+        hint = hint or "use --data.source folder --data.directory DIR, with an existing folder of images"
         reason = f"tensorflow-datasets cannot open it: {first_line(error).rstrip('.')}"
         raise ConfigError(field, name, reason=reason, hint=hint) from None
     if not builder.info.splits:
-        folder = Path(builder.data_dir)
-        versions = sorted(path.name for path in folder.parent.glob("*.*.*") if (path / DATASET_INFO).exists())
-        other = f" (versions {', '.join(versions)} are: give {name}:{versions[-1]})" if versions else ""
+        other = f" ({hint})" if hint else ""
         raise NotPreparedError(
             field,
             name,
-            reason=f"not prepared in {folder}{other}",
+            reason=f"not prepared in {builder.data_dir}{other}",
             hint=f"run `jaxdp data prepare {name}`, give its directory with --data.directory, or try synthetic images with "
             "--data.source synthetic",
         )
     return builder
-
-
-def _prepared(name: str, directory: str | None) -> list[str]:
-    """The prepared configs and versions of a data set, as name/config:version."""
-    root, folders = _root(directory), [path.parent for path in _below(name, directory, DATASET_INFO)]
-    return sorted(f"{folder.parent.relative_to(root)}:{folder.name}" for folder in folders)
-
-
-def _below(name: str, directory: str | None, pattern: str) -> list[Path]:
-    """The files of this pattern of all prepared configs and versions of a data set."""
-    base = re.split("[/:]", name)[0]
-    depths = ("*", "*/*") if base.isidentifier() else ()
-    return [path for depth in depths for path in _root(directory).glob(f"{base}/{depth}/{pattern}")]
-
-
-def _root(directory: str | None) -> Path:
-    import tensorflow_datasets as tfds
-
-    return Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory"))
 
 
 def prepare(name: str, directory: str | None = None, manual_directory: str | None = None) -> str:
@@ -219,9 +212,7 @@ def prepare(name: str, directory: str | None = None, manual_directory: str | Non
 
     for flag, path in (("--directory", directory), ("--manual-directory", manual_directory)):
         check_local(path or "", flag)
-    directory, manual_directory = (
-        None if path is None else expand_user(path, "directory") for path in (directory, manual_directory)
-    )
+    directory, manual_directory = (path and expand_user(path, "directory") for path in (directory, manual_directory))
     if not SOURCES[name].prepared:
         hint = "give a data set of tensorflow-datasets"
         raise ConfigError("NAME", name, reason="this source needs no preparation", hint=hint)
@@ -229,21 +220,15 @@ def prepare(name: str, directory: str | None = None, manual_directory: str | Non
         return str(open_builder(name, directory, field="NAME", alternatives=()).data_dir)
     except NotPreparedError:
         pass
-    base = name.split("/")[0].split(":")[0]
-    description, archives = MANUAL_DOWNLOADS.get(base, ("", ()))
     if importlib.util.find_spec("tensorflow") is None:
-        also = f"; {name} also needs {description}" if description else ""
-        raise ConfigError(
-            "NAME",
-            name,
-            reason="TensorFlow is missing, which preparation needs and training does not",
-            hint=f"pip install -e '.[prepare]', or prepare it on another machine and copy the directory{also}",
-        )
+        hint = "pip install -e '.[prepare]', or prepare it on another machine and copy the directory"
+        reason = "TensorFlow is missing, which preparation needs and training does not"
+        raise ConfigError("NAME", name, reason=reason, hint=hint)
     builder = tfds.builder(name, file_format="array_record", **({"data_dir": directory} if directory else {}))
     folder = Path(manual_directory or Path(builder.data_dir).parents[1] / "downloads/manual")
-    if missing := [file for file in archives if not (folder / file).exists()]:
-        reason = f"{', '.join(missing)} not found in {folder}"
-        raise ConfigError("NAME", name, reason=reason, hint=f"it needs {description}; give --manual-directory")
+    if missing := [file for file in ARCHIVES.get(builder.name, ()) if not (folder / file).exists()]:
+        hint = "download what is missing by hand, and give --manual-directory"
+        raise ConfigError("NAME", name, reason=f"{', '.join(missing)} not found in {folder}", hint=hint)
     options = tfds.download.DownloadConfig(manual_dir=manual_directory)
     try:
         builder.download_and_prepare(download_config=options)

@@ -68,7 +68,7 @@ def test_operations_equal_torchvisions_at_every_magnitude(policy, interpolation)
 
     def one(operation):
         operation = operation._replace(cubic=jnp.bool_(interpolation == "bicubic"))
-        return pixel_operations.apply(jnp.asarray(pixels), operation, interpolation=interpolation, fill=jnp.zeros(3))
+        return pixel_operations.apply_operation(jnp.asarray(pixels), operation, interpolation=interpolation, fill=jnp.zeros(3))
 
     ours = np.asarray(jax.jit(jax.vmap(one))(flat)).reshape(-1, policies.BINS, 2, SIZE, SIZE, 3).astype(int)
     for operation, results in zip(policies.OPERATIONS, ours, strict=True):

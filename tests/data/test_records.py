@@ -17,7 +17,7 @@ from jaxdp.data.loader import DataError, DecodedImages
 from jaxdp.errors import ConfigError
 
 
-@pytest.mark.parametrize("split", ["train", "train[:10]", "train[25%:75%]", "train[-8:]", "validation"])
+@pytest.mark.parametrize("split", ["train", "train[25%:75%]"])
 def test_tfrecord_and_array_record_return_equal_examples(imagenet, imagenet_tfrecord, split):
     one = open_split("imagenet2012", str(imagenet), split)
     other = open_split("imagenet2012", str(imagenet_tfrecord), split)
@@ -106,10 +106,10 @@ def test_masked_checksum_is_crc32c():
 
 
 MANY_FILES = """
-import resource, sys
+import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
-from jaxdp.data import records
-records.allow_open_files(1024)
+from jaxdp.files import allow_open_files
+allow_open_files(1024)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -86,12 +85,6 @@ def test_only_sets_that_reading_ahead_does_not_hold_are_read_in_every_epoch(pict
     assert (len(names) == 24) == held
 
 
-def test_the_time_that_threads_wait_for_an_item_is_counted():
-    ahead = read_ahead.ReadAhead(lambda index: time.sleep(0.05), lambda index: 1, read_ahead.Daemons(1))
-    assert (ahead.wait_seconds, ahead[0]) == (0.0, None)
-    assert ahead.wait_seconds > 0
-
-
 def test_sizes_are_known_without_reading_an_image(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(Location, "read", None)
     config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
@@ -114,12 +107,11 @@ def test_copies_are_used_again_and_replaced_if_damaged_or_out_of_date(pictures, 
     assert "train/cat/0.JPEG" in names
 
 
-@pytest.mark.parametrize("policy", ["stop", "skip"])
 @pytest.mark.parametrize(
     "failure", [ObjectNotFoundError("u/a.jpg"), StorageError("no answer", "u/a.jpg")], ids=["gone", "network"]
 )
-def test_an_image_that_cannot_be_fetched_is_no_bad_image(pictures, tmp_path, monkeypatch, quick, policy, failure):
-    config = at_url(folder_config(pictures, on_bad_image=policy), f"file://{pictures}", tmp_path / "cache")
+def test_an_image_that_cannot_be_fetched_is_no_bad_image(pictures, tmp_path, monkeypatch, quick, failure):
+    config = at_url(folder_config(pictures, on_bad_image="skip"), f"file://{pictures}", tmp_path / "cache")
     loader = sources.open_datasets(config).train
 
     def fail(self, name, **_):
@@ -129,15 +121,6 @@ def test_an_image_that_cannot_be_fetched_is_no_bad_image(pictures, tmp_path, mon
     with pytest.raises(DataError, match=r"^u/a.jpg cannot be read: (not found|no answer)$"):
         batches(loader, epochs=1)
     assert loader.bad_images == {}
-
-
-def test_a_damaged_image_at_a_url_is_skipped_as_on_a_disk(pictures, tmp_path):
-    (pictures / "train/cat/3.JPEG").write_bytes(b"\xff\xd8 no image")
-    config = folder_config(pictures, on_bad_image="skip")
-    local = sources.open_datasets(config).train
-    far = sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache")).train
-    assert_equal_batches(batches(local), batches(far))
-    assert list(far.bad_images.values()) == list(local.bad_images.values())
 
 
 def test_a_changed_object_stops_the_run(pictures, tmp_path, quick):
@@ -204,12 +187,11 @@ def test_a_copy_with_a_byte_that_was_flipped_in_transit_is_made_again(imagenet, 
     assert far.download(file.name, of_kms).read_bytes() == data
 
 
-@pytest.mark.parametrize("damage", ["truncated", "other"])
-def test_a_damaged_shard_at_a_url_raises_one_line(imagenet, tmp_path, damage):
+def test_a_damaged_shard_at_a_url_raises_one_line(imagenet, tmp_path):
     shutil.copytree(imagenet, tmp_path / "tfds")
     (file,) = (tmp_path / "tfds").rglob("*-train.array_record-*")
     data = file.read_bytes()
-    file.write_bytes(data[: len(data) // 2] if damage == "truncated" else os.urandom(len(data)))
+    file.write_bytes(data[: len(data) // 2])
     with pytest.raises(ConfigError, match=r"data.directory='file:///.*': damaged file: .*; prepare it again"):
         sources.open_datasets(at_url(records_config(imagenet), f"file://{tmp_path}/tfds", tmp_path / "cache"))
 
