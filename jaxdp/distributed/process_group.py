@@ -83,7 +83,8 @@ class ProcessGroup:
         return True
 
     def take_request(self, stop_reason: str | None) -> int:
-        """The request of this process that the next step carries. stop_reason: as for `check_stop`."""
+        """The request of this process that the next step carries, and the sign that steps have begun. stop_reason: as for
+        `check_stop`."""
         return NONE
 
     def record_request(self, request: int) -> None:

@@ -14,7 +14,7 @@ BATCH_KEY = "requests"  # the key of a batch: int32 [devices], sharded over all 
 
 
 def as_flags(requests: jax.Array) -> jax.Array:
-    """The requests up to a device's own, [SAVE, STOP], as 1.0 or 0.0. requests: int32 [1], the device's part of a batch's.
+    """[whether the device asks for SAVE or more, whether for STOP] as 1.0 or 0.0. requests: int32 [1], its part of a batch's.
 
     A sum or mean of these over all devices is positive where any device has reached that request, so they fit into an
     all-reduce of other float32 values.
