@@ -33,6 +33,9 @@ class OneLine:
 class _NoValue(enum.Enum):  # whose member stays the same when pickled
     NO_VALUE = enum.auto()
 
+    def __repr__(self) -> str:
+        return self.name
+
 
 NO_VALUE = _NoValue.NO_VALUE
 

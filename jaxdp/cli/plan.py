@@ -76,8 +76,10 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
     devices, rate = _number_of_devices(options), options.images_per_second
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
-    finetune.read_weights(config)  # raises what a run would
+    _, given = finetune.read_weights(config)  # raises what a run would
     plan = jaxdp.plan(config, devices, options.hosts)
+    if given is not None:
+        finetune.initial_values(finetune.with_digest(plan.config, given.digest), given)
     summary = model_summary(plan.config)
     needed = memory.estimate(plan, summary)
     hours = None if rate is None else plan.training_hours(rate)

@@ -211,6 +211,9 @@ class Cache:
             is_here = _try_exclusive(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path))
         except FileNotFoundError:
             is_here = False
+        except BaseException:
+            os.close(descriptor)
+            raise
         if not is_here:
             os.close(descriptor)
             raise BlockingIOError(errno.EWOULDBLOCK, "written, or just finished, by another process", str(path))

@@ -267,7 +267,9 @@ def _check_names(stored: dict[str, Tensor], expected: set[str], model: ModelConf
     for names, kind in ((expected - stored.keys(), "missing"), (stored.keys() - expected, "unexpected")):
         if names:
             tensors = f"tensor {min(names)!r}" if len(names) == 1 else f"tensors, {min(names)!r} first"
-            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", "give a file of the network alone")
+            alone = "give a file of the network alone, without filters of BlurPool"
+            hint = "give a complete file" if kind == "missing" else alone
+            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", hint)
 
 
 def _convert(name: str, stored: Tensor, *, shape: tuple[int, ...], naming: str) -> np.ndarray:

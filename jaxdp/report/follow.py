@@ -103,13 +103,15 @@ class Board:
             return self._page
 
     def _make_page(self) -> None:
-        """Make the page; after an error, one that says so."""
+        """Make the page. After an error, the last page is shown, with the error at its end."""
         try:
             self._page = page.page([run.seen() for run in self.runs], self._pictures, _url, follows=True, foot=self._problem)
         except Exception as error:  # any content of a log: the server continues
             problem = f"The page could not be made ({type(error).__name__}: {first_line(error)})."
-            unknown = [Seen(run.label, None, "cannot be shown") for run in self.runs]
-            self._page = page.page(unknown, {}, _url, follows=True, foot=problem)
+            if not self._page:
+                unknown = [Seen(run.label, None, "cannot be shown") for run in self.runs]
+                self._page = page.page(unknown, {}, _url, follows=True)
+            self._page = page.with_foot(self._page, problem)
 
     def picture(self, digest: str) -> bytes | None:
         """The PNG of a figure on a recent page."""

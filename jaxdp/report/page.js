@@ -70,14 +70,19 @@ async function update() {
   }
   const sections = [...next.querySelectorAll("section")], ids = new Set(sections.map(section => section.id));
   for (const old of [...main.children]) if (!ids.has(old.id)) old.remove();
+  let complete = true;
   for (const [number, section] of sections.entries()) {
     const html = section.outerHTML;
+    if (document.getElementById(section.id)?.querySelector("output:not([hidden])")) {  // somebody reads a value
+      complete = false;
+      continue;
+    }
     if (received.get(section.id) === html && document.getElementById(section.id)) continue;
     if (main.children[number]?.id !== section.id) main.insertBefore(document.createElement("section"), main.children[number] ?? null);
     await replace(main.children[number], section);
     received.set(section.id, html);
   }
-  etag = response.headers.get("ETag");
+  etag = complete ? response.headers.get("ETag") : "";
 }
 
 async function follow() {

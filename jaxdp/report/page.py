@@ -18,6 +18,7 @@ from jaxdp.report.tables import (
 )
 
 REFRESH_SECONDS = 10  # without JavaScript
+FOOTER = '<footer class="quiet">'
 STYLE, SCRIPT = ((files("jaxdp.report") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
 
 
@@ -75,8 +76,14 @@ def page(
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n<header><h1>{escape(names)}</h1>"
         f'<p id="connection" role="status" class="quiet"></p></header>\n<main>\n{body}</main>\n'
         f'<p id="announcement" class="unseen" role="status">{escape("; ".join(one.announcement for one in cards))}</p>\n'
-        f'<footer class="quiet">{escape(foot)}</footer>\n<script>{SCRIPT}</script>\n</body></html>\n'
+        f"{FOOTER}{escape(foot)}</footer>\n<script>{SCRIPT}</script>\n</body></html>\n"
     )
+
+
+def with_foot(html: str, foot: str) -> str:
+    """A page with another text at its end."""
+    before, _, after = html.partition(FOOTER)
+    return f"{before}{FOOTER}{escape(foot)}</footer>{after.partition('</footer>')[2]}"
 
 
 def _figure(picture: Picture, source: str) -> str:

@@ -172,7 +172,7 @@ def value_figure(runs: list[History], name: str) -> Plot:
     """
     title, unit = SETTINGS.get(name, (_short_label(name), ""))
     figure, curves = Plot(title), list[list[float]]()
-    axes = figure.panel
+    axes, words = figure.panel, title.lower() if name in SETTINGS else name
     for run, style in line_styles(runs):
         records = [record for record in run.records if _is_drawable(record.get(name))]
         xs, ys, line = values(records, "epoch"), values(records, name), style | {"linewidth": 1.6}
@@ -183,7 +183,7 @@ def value_figure(runs: list[History], name: str) -> Plot:
             ys = (1 / moving_average([1 / y if y else math.inf for y in ys])).tolist()
         if name not in SETTINGS:
             line["marker"] = "o"
-        curves.append(_draw_line(axes, xs, ys, style=line, label=(f"{run.label}: {title.lower()}", unit, "epochs")))
+        curves.append(_draw_line(axes, xs, ys, style=line, label=(f"{run.label}: {words}", unit, "epochs")))
     axes.set(ylabel=unit, xlabel="epoch")
     highest = [max(curve) for curve in curves if curve]
     if highest and name in SETTINGS:

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from jaxdp.training.callback import Callbacks
     from jaxdp.training.step_compiler import StepCompiler
 
-# Fields that a callback cannot log; those that jaxdp's own callbacks log are free.
-RESERVED = {*RECORD_FIELDS, "request"} - {"audit_share", "waiting_share", "slowest_rank"}
+# Fields that a callback cannot log, also without the prefix that TensorBoard and trackers leave out; those that jaxdp's own
+# callbacks log are free.
+RESERVED = {*RECORD_FIELDS, *(name.removeprefix("eval_") for name in RECORD_FIELDS), "request"}
+RESERVED -= {"audit_share", "waiting_share", "slowest_rank"}
 LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between logged steps; logged steps of a run of at least as many steps
 
 

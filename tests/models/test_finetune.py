@@ -17,6 +17,7 @@ from parallel.test_overlap import is_convolution, walk
 import jaxdp
 from jaxdp import ConfigError, models, train
 from jaxdp.analysis.traffic import step_traffic
+from jaxdp.cli import main
 from jaxdp.config import Finetune, Mesh, Optimizer, Phase
 from jaxdp.data.augment import normalize
 from jaxdp.inference.load_run import load_run
@@ -114,6 +115,16 @@ def test_frozen_parts_of_given_parameters_stay_as_given_and_resume_without_them(
     trained = jaxdp.load_params(tmp_path / "run", averaged=False)["params"]
     same = {name: jax.tree.all(jax.tree.map(np.array_equal, trained[name], given["params"][name])) for name in trained}
     assert same == {"conv1": True, "bn1": True, "layer1_0": True, "layer2_0": False, "fc_kernel": False, "fc_bias": False}
+
+
+def test_plan_refuses_an_initial_bias_of_a_given_classifier(tiny_resnet, tmp_path, capsys):
+    file, _ = write_tiny_weights(tmp_path / "w.safetensors")
+    config = finetuned(tiny_resnet, weights=file)
+    biased = dataclasses.replace(config, model=dataclasses.replace(config.model, classifier_bias="class_frequency"))
+    (tmp_path / "config.json").write_text(to_json(biased))
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["plan", "--config", str(tmp_path / "config.json")])
+    assert (stopped.value.code, "model.classifier_bias='class_frequency': not used" in capsys.readouterr().err) == (2, True)
 
 
 def test_resume_without_the_weights_file_succeeds(tiny_resnet, tmp_path):

@@ -166,6 +166,10 @@ def test_error_of_making_the_page_is_shown_until_it_passes(no_drawing, tmp_path,
             assert (status, "cannot be shown" in text, text.count(note)) == (200, True, 1)
         assert ">Results</h2>" in client.get()[2]
         assert "could not be made" not in client.get()[2]
+        monkeypatch.setattr(page, "results_table", fail)
+        for _ in range(2):
+            text = client.get()[2]
+            assert (">Results</h2>" in text, text.count(note), text.count("<footer")) == (True, 1, 1)
 
 
 def test_hostile_names_and_messages_are_text(no_drawing, tmp_path):
