@@ -112,7 +112,8 @@ class TestTrainingStep:
         factor = branch_factor(jax.random.split(key, 8), variant.get("drop_path", 0.0), 1)
         assert len(np.unique(factor)) == 1 + ("drop_path" in variant)
         network = torch_network(timm, depth, variant, np.asarray(factor))
-        save_file({name: value.float().numpy() for name, value in network.state_dict().items()}, tmp_path / "w.safetensors")
+        tensors = {name.replace(".conv.", "."): value.float().numpy() for name, value in network.state_dict().items()}
+        save_file(tensors, tmp_path / "w.safetensors")
         read = weights.read(tmp_path / "w.safetensors", blur_pool=variant.get("blur_pool", "none"))
         model = models.create(dataclasses.replace(read.model, **variant))
 
