@@ -12,10 +12,11 @@ class Progress:
 
     first_step_seconds: from the start of the command to the first step, in the last session that took one. last_evaluation:
     record of the last evaluation. evaluation_due: an evaluation is due at this position and has not run. best,
-    not_improved: of early stopping: record of the best evaluation, and number of evaluations since the last one that improved.
-    retained: samples of checkpoints that are never removed. audits: number of audits that
-    passed; audited_step: step of the last one; audited_checkpoint: samples of the newest checkpoint at that time.
-    loss_exploded: the warning about an exploded loss was shown. sessions: number of times the run was started.
+    not_improved: of early stopping: record of the best evaluation, and number of evaluations since the last one that
+    improved. retained: samples of checkpoints that are never removed. audits: number of audits that passed; audited_step:
+    step of the last one; audited_checkpoint: samples of the newest checkpoint at that time. loss_exploded: the warning
+    about an exploded loss was shown. stop_reason: why the run ends here; None if it goes on. sessions: number of times the
+    run was started.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -41,6 +42,7 @@ class Progress:
     audited_step: int | None = None
     audited_checkpoint: int | None = None
     loss_exploded: bool = False
+    stop_reason: str | None = None
     sessions: int = 1
 
     def position(self, examples: int) -> dict[str, Any]:

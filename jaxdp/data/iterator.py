@@ -103,8 +103,8 @@ class Loader(Iterator[dict[str, jax.Array]]):
 
 
 def _check_count(field: str, value: object, *, least: int) -> None:
-    if not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(field, value, reason=f"must be a whole number, at least {least}")
+    if not isinstance(value, (int, np.integer)) or not least <= value < 2**63:
+        raise ConfigError(field, value, reason=f"must be a whole number, at least {least} and below 2**63")
 
 
 def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
@@ -116,8 +116,9 @@ def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
     items = as_source(dataset, "training")
     if hasattr(items, "__len__") and not len(items):
         raise ConfigError("dataset", reason="it has no images")
-    if isinstance(items, ArrayItems) and len(items.labels) and items.labels.min() < 0:
-        raise ConfigError("dataset", reason=f"label {items.labels.min()}: classes are numbered from 0", hint="map the labels")
+    labels = items.labels if isinstance(items, ArrayItems) else np.zeros(1)
+    if wrong := [label for label in (labels.min(), labels.max()) if not 0 <= label < MAX_CLASSES]:
+        raise ConfigError("dataset", reason=f"label {wrong[0]}: classes are numbered from 0", hint="map the labels")
     if isinstance(items, ArrayItems) and image_size is None:
         images = items.images.reshape(*items.images.shape[:3], -1)  # [N, H, W, 1 or 3]
         return ArraySource(np.broadcast_to(images, (*images.shape[:3], 3)), items.labels)

@@ -30,8 +30,8 @@ class Callback:
 
     Processes: every process of the run calls the same methods in the same order, except `after_save`. Collective operations
     (`run.params`, `run.predict`) must be called by all of them; write files and print on one, `if run.is_rank0`.
-    Order: the callbacks of the run itself (checks, audits, early stopping, checkpoints), then the user's in the order of the
-    list, then the loggers, which see what the others logged; `on_end` in the reverse order.
+    Order: the callbacks of the run itself (checks, audits, early stopping, checkpoints, trackers, advice), then the user's as
+    in the list, then the loggers, which see what the others logged; `on_end` in the reverse order.
     Blocking: the devices compute the next step meanwhile. A method that takes longer than a step, or reads arrays of
     `run.state`, delays the run, and every other process with it.
     Errors: an exception ends the run, with the class and the method of the callback in its message. A run of one process saves
@@ -51,7 +51,8 @@ class Callback:
         before may not be known yet."""
 
     def after_step(self, run: "Run", metrics: Mapping[str, Any]) -> None:
-        """Called with the metrics of a completed step; the next step is already running, and `run.state` is its result.
+        """Called with the metrics of a completed step. The next step is already running, and `run.state` is its result, except
+        before an evaluation, a save or an audit, and after the last step of a phase.
 
         metrics: the step's record, numbers on the host; see `jaxdp.records.RECORD_FIELDS`. `run.is_logged`
         says whether it is one of those that the log receives.
@@ -131,8 +132,9 @@ class Callbacks:
             try:
                 method(run, argument)
             except Exception as error:
-                found = self._failure_of(callback, hook, error, run=run)
-                failure = failure or found
+                if found := self._failure_of(callback, hook, error, run=run):
+                    self._call_no_more(callback)  # the run ends, and may complete a step before
+                    failure = failure or found
         if failure is not None:
             raise failure
 
@@ -165,9 +167,14 @@ class Callbacks:
         return failure
 
     def _detach(self, callback: Callback) -> None:
-        for callbacks in (self.attached, self.started):
-            if callback in callbacks:
-                callbacks.remove(callback)
+        if callback in self.started:
+            self.started.remove(callback)
+        self._call_no_more(callback)
+
+    def _call_no_more(self, callback: Callback) -> None:
+        """Call no method of a callback, except `on_end` if it has started."""
+        if callback in self.attached:
+            self.attached.remove(callback)
         self._find_callbacks()
 
 

@@ -321,8 +321,11 @@ def _naming_checkpoint(run: Run) -> Iterator[None]:
 
 
 def _save_last_step(run: Run) -> bool:
-    """Save the state after the last step, unless no step has run or it is saved. Returns whether a step has run."""
-    if not run.has_started or run.progress.steps == 0:
+    """Save the state after the last step, unless no step has run or it is saved. Returns whether a step has run.
+
+    A process that has reported a failure has left the others: they would not take part in a save.
+    """
+    if not run.has_started or run.progress.steps == 0 or run.processes.failure is not None:
         return False
     run.processes.set_activity("save", run.progress.steps, "waiting for the steps in progress")
     with _naming_checkpoint(run):

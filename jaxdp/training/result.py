@@ -80,12 +80,12 @@ class TrainResult:
         group, plan, progress = run.processes, run.plan, progress_now(run)
         by_process = group.all_gather_object("bad images", progress.bad_images, while_waiting=lambda: None)
         bad_images = {name: reason for images in by_process for name, reason in images.items()}
-        progress = dataclasses.replace(progress, bad_images=bad_images)
+        stop_reason = run.stop_reason if progress.samples < plan.total_samples else None
+        progress = dataclasses.replace(progress, bad_images=bad_images, stop_reason=stop_reason)
         assert progress.first_step_seconds is not None
         report, phase = group.straggler_report(whole_run=True), plan.phase_before(progress.samples)
         has_best = run.config.stop.patience is not None
         shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(progress)}
-        stop_reason = run.stop_reason if progress.samples < plan.total_samples else None
         strategies = [run.compiler.shown_strategy(each) for each in plan.phases[: phase.index + 1]]
         return cls(
             accuracy=evaluation["eval_accuracy"],
@@ -109,7 +109,6 @@ class TrainResult:
             best_samples=evaluation["samples"] if has_best else None,
             best_epoch=evaluation["epoch"] if has_best else None,
             stopped_early=stop_reason is not None,
-            stop_reason=stop_reason,
             **{name: getattr(progress, name) for name in shared},
         )
 

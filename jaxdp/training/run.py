@@ -237,7 +237,7 @@ class Run:
 
     def stop(self, reason: str) -> None:
         """End the run after the step that is running: it is evaluated and saved, and finished. Every process must ask."""
-        self.stop_reason = self.stop_reason or reason
+        self.stop_reason = self.progress.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:
         """Stop as after a signal: the run is saved after the same step on all processes, and the same command resumes it.

@@ -97,7 +97,7 @@ def test_missing_buckets_and_objects_raise_one_line(storage, url, config, tmp_pa
         with pytest.raises(ConfigError, match=f"^data.directory='{name}': {name} not found: there is no such bucket"):
             train_shown(at_url(config, name, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     wrong = dataclasses.replace(config, data=dataclasses.replace(config.data, train_split="fit"))
-    with pytest.raises(ConfigError, match="it has no folder 'fit'"):
+    with pytest.raises(ConfigError, match="it has no split 'fit'"):
         train_shown(at_url(wrong, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     storage.proxy.add("status", status=403)
     with pytest.raises(ConfigError, match=r"^data.directory=.*; check the credentials and permissions$") as error:

@@ -133,6 +133,18 @@ def test_run_saves_evaluates_and_stops_after_the_step_that_is_running(rare, tmp_
     assert train(rare, tmp_path) == result  # it is finished
 
 
+def test_run_that_a_callback_has_stopped_stays_stopped_after_a_kill_unless_it_is_changed(rare, tmp_path):
+    class Killed(Asks):
+        def on_end(self, run, result):
+            raise Interrupted  # the last checkpoint is complete, result.json is not written
+
+    with pytest.raises(TrainingError, match="Interrupted"):
+        train(rare, tmp_path, callbacks=[Killed()])
+    result = train(rare, tmp_path)
+    assert (result.steps, result.stop_reason) == (10, "it is good enough")
+    assert train(dataclasses.replace(rare, epochs=4.0), tmp_path, accept_changes=True).stop_reason is None
+
+
 class Predicts(Callback):
     """Predictions of the held-out images, whose 23 do not divide among four devices."""
 
@@ -144,7 +156,7 @@ class Predicts(Callback):
 
 class FailsAfterStep(Callback):
     def after_step(self, run, metrics):
-        if metrics["step"] == 5:
+        if metrics["step"] >= 5:
             raise KeyError("my own mistake")
 
 
