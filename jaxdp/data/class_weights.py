@@ -18,10 +18,7 @@ def with_class_weights(config: Config, train: Any) -> Config:
     optimizer = config.optimizer
     if optimizer.class_weights != "balanced":
         return config
-    field, hint = (
-        "optimizer.class_weights",
-        "give a number for each class, or datasets with an attribute `labels`",
-    )
+    field, hint = "optimizer.class_weights", "give a number for each class, or datasets with an attribute `labels`"
     labels = getattr(train, "labels", getattr(getattr(train, "source", None), "labels", None))
     if labels is None:
         reason = f"data.source={config.data.source!r} has its labels only with the images"

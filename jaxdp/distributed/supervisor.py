@@ -346,6 +346,7 @@ class Follower:
         """Rank 0: the verdict over all processes, which is also written for the others."""
         supervisor, alive, processes = self.supervisor, self._records.alive, self.cluster.num_processes
         limits, now = supervisor.limits, supervisor.status.clock
+        stranger = _other_coordinator(supervisor.record.run, self._strangers)
         if not self.session and len(alive) == processes:
             supervisor.update(session=secrets.token_hex(8))
         self._judge.limits = limits
@@ -354,13 +355,9 @@ class Follower:
             supervisor.print_report(tuple(verdict.report(alive, limits)))
         elif now - self._began >= limits.start_seconds:
             found = found or verdict.missing(self._records, processes, limits.start_seconds)
-            found = found and replace(
-                found, reason=found.reason + _other_coordinator(self.supervisor.record.run, self._strangers)
-            )
+            found = found and replace(found, reason=found.reason + stranger)
         elif now - self._began >= limits.late_seconds:
-            supervisor.print_report(
-                (verdict.waiting(alive, processes, limits) + _other_coordinator(self.supervisor.record.run, self._strangers),)
-            )
+            supervisor.print_report((verdict.waiting(alive, processes, limits) + stranger,))
         if found is not None and supervisor.record.verdict is None:
             found = self._placed(found)
             supervisor.update(verdict=found)

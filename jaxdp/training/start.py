@@ -43,7 +43,7 @@ def restore_or_initialize(run: Run, start: StartPoint) -> None:
         if changes(restored.config, run.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
             run.progress.last_evaluation = None  # it was of another configuration
         if run.saved_samples is None or changes(restored.config, run.config):
-            run.progress.stop_reason = None  # another run, or one that was asked to go on
+            run.progress.stop_reason = None  # of another run, or of a config that has changed since
         run.stop_reason = run.progress.stop_reason
         run.datasets.add_bad_images(run.progress.bad_images)
         resume = f"continues from {restored.path}"
