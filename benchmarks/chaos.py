@@ -33,7 +33,7 @@ from jaxdp.records import RESUMING, TIMING, read_log
 EPOCH = 512
 TRAINING = [
     *("--config", str(ROOT / "tests/helpers/tiny_run.py"), "--epochs", "24", "--mesh.cpu-devices", "2"),
-    *("--data.train-examples", str(EPOCH), "--data.eval-examples", "2000", "--evaluation.batch", "250"),
+    *("--data.train-examples", str(EPOCH), "--data.eval-examples", "2000"),
     *("--batch.0.global-batch", "24", "--batch.0.until-epoch", "12", "--batch.1.global-batch", "48"),
     *("--checkpoint.every-epochs", "0.78"),
 ]

@@ -55,7 +55,7 @@ PERIODS = 20, OUTAGE_SECONDS, 40  # seconds before, during and after an outage
 SMALL = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "256", "--data.eval-examples", "250"),
     *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2"),
-    *("--batch.0.global-batch", "16", "--evaluation.batch", "250", "--logging.no-tensorboard", "--logging.every-steps", "1"),
+    *("--batch.0.global-batch", "16", "--logging.no-tensorboard", "--logging.every-steps", "1"),
 ]
 KILLED = [*SMALL, "--epochs", "8", "--checkpoint.every-epochs", "0.78"]
 LONG = [*SMALL, "--epochs", "5000", "--evaluation.every-epochs", "500", "--checkpoint.every-epochs", "15.6"]

@@ -440,12 +440,18 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
-    """Decay per step of an exponential moving average of parameters and batch statistics over all steps, used in evaluation;
-    the weights of the steps are divided by their sum (None: no averaging)"""
+    """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation (None: no
+    averaging)"""
+    average_start: Literal["unbiased", "initial", "warmup"] = "unbiased"
+    """Start of the average. unbiased: all steps, their weights divided by the sum of these weights; initial: the values of
+    the first step, as in timm; warmup: these, with the decay 1 - 1 / step^(2/3) until it is `average_decay`, as in timm"""
 
     def check(self) -> None:
-        """Class weights and a fixed loss scale are positive."""
+        """Class weights and a fixed loss scale are positive; the start of an average is not given without an average."""
         super().check()
+        if self.average_start != Optimizer.average_start and self.average_decay is None:
+            reason, hint = "not used without optimizer.average_decay", "omit it, or use --optimizer.average-decay 0.9999"
+            raise ConfigError("optimizer.average_start", self.average_start, reason=reason, hint=hint)
         if isinstance(self.loss_scale, float) and not SMALLEST_SCALE <= self.loss_scale <= LARGEST_SCALE:
             reason = "must be none, dynamic or a number from 2^-100 to 2^100"
             raise ConfigError("optimizer.loss_scale", self.loss_scale, reason=reason, hint="use dynamic")
@@ -579,8 +585,6 @@ class Evaluation(Section):
 
     every_epochs: Positive | None = 1.0
     """Number of epochs between evaluations (None: only at the end of the run, which is always evaluated)"""
-    batch: Count | None = None
-    """Number of images per evaluation step on all devices (None: the largest number that they train on at a time)"""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ def optimizer_words(optimizer: Optimizer) -> str:
     if optimizer.clip_norm is not None:
         words.append(f"gradients clipped to norm {optimizer.clip_norm:g}")
     if optimizer.average_decay is not None:
-        words.append(f"evaluation of averaged parameters with decay {optimizer.average_decay:g}")
+        start = "" if optimizer.average_start == "unbiased" else f", start {optimizer.average_start}"
+        words.append(f"evaluation of averaged parameters with decay {optimizer.average_decay:g}{start}")
     return ", ".join(words)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, ge
 from jaxdp.errors import ConfigError, nearest, one_of, plural
 from jaxdp.files import RUNS, check_local, check_no_password, is_run, known_recipes
 from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
-from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterpart
+from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART, Counterpart
 from jaxdp.registry import OneOf
 
 Options = TypeVar("Options")
@@ -406,10 +406,8 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
 
 
 def _counterparts(flags: Flags, program: str) -> dict[str, Counterpart]:
-    meant = MEANT_IN.get(program, {})
-    found = {name: COUNTERPARTS[meant.get(name, name)] for name in COUNTERPARTS}
     trains = "--resume" in flags.named  # which only the commands that train take
-    return {name: each for name, each in found.items() if each.flag in flags.named and (trains or not each.trains)}
+    return {name: each for name, each in COUNTERPARTS.items() if each.flag in flags.named and (trains or not each.trains)}
 
 
 def _in_nearest_section(named: Iterable[str], section: str, index: list[str]) -> dict[str, str]:

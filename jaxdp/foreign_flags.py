@@ -112,11 +112,11 @@ _ROWS = {
     "bce-target-thresh": Counterpart("--optimizer.target-threshold"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
+    "model-ema-warmup": Counterpart(
+        "--optimizer.average-start", form="--optimizer.average-start warmup --optimizer.average-decay 0.9999"
+    ),
     "-b batch batch-size": Counterpart(
         "--batch.0.global-batch", "the global batch: that of all GPUs together; a second phase has --batch.1.global-batch"
-    ),
-    "validation-batch-size val-batch-size eval-batch-size evaluation-batch-size": Counterpart(
-        "--evaluation.batch", "of all GPUs together"
     ),
     "val-interval": Counterpart("--evaluation.every-epochs"),
     "-a arch model": Counterpart("--model.depth", "18, 34, 50, 101, 152; other models with --model.name", "50", convert=_depth),
@@ -172,8 +172,6 @@ _ROWS = {
 }
 # Name without the leading -- (a short flag with its dash).
 COUNTERPARTS = {name: counterpart for names, counterpart in _ROWS.items() for name in names.split()}
-# Program -> names that mean another name there.
-MEANT_IN = {"jaxdp evaluate": dict.fromkeys(("-b", "batch", "batch-size"), "eval-batch-size")}
 
 _DROPOUT = "the built-in ResNet has none; a registered model may"
 _DEVICES = "a run uses all GPUs that it sees; CUDA_VISIBLE_DEVICES selects them; plan takes --devices"
@@ -181,10 +179,15 @@ _PROCESSES = "jaxdp reads the launcher's variables; see docs/clusters.md"
 _ACCUMULATION = "devices accumulate if --batch.0.global-batch exceeds devices x --batch.0.per-worker-batch"
 _COMPILED = "not needed: jaxdp always compiles the step, with channels last"
 _PARALLEL = "not needed: a run is always data-parallel, on all GPUs that it sees"
+_EVALUATION_BATCH = "not needed: a run evaluates as many images at a time as it trains on, other commands 64 on each device"
 _EVALUATE = "use jaxdp evaluate"
 # Name -> what to do instead, for flags that have no flag of the same purpose.
 NO_COUNTERPART = {
     "opt-eps": "it is 1e-8 in adamw and 1e-6 in lamb; for another value register the optimizer (docs/extending.md)",
+    "validation-batch-size": _EVALUATION_BATCH,
+    "val-batch-size": _EVALUATION_BATCH,
+    "eval-batch-size": _EVALUATION_BATCH,
+    "evaluation-batch-size": _EVALUATION_BATCH,
     "drop": _DROPOUT,
     "dropout": _DROPOUT,
     "device": _DEVICES,
@@ -214,7 +217,6 @@ NO_COUNTERPART = {
     "memory": "jaxdp plan always prints the memory of a run",
     "remode": "jaxdp erases with the mean of the data set, timm's const",
     "multi-label": "an image has one label",
-    "model-ema-warmup": "not needed: the average has no bias towards its start",
     "quiet": "redirect the output, as in > log.txt; in Python with contextlib.redirect_stdout(io.StringIO())",
     "max-steps": "give the length with --epochs, which may be a fraction",
     "no-resume": "use --resume never",

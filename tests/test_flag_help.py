@@ -76,7 +76,7 @@ def test_general_group_has_the_flags_of_no_other_group(capsys, monkeypatch):
 
 @pytest.mark.parametrize("words", [["--help=evaluation"], ["-h", "evaluation"], ["--seed", "1", "--help", "evaluation"]])
 def test_help_of_a_group_can_be_spelled_in_several_ways(capsys, monkeypatch, words):
-    assert "--evaluation.batch" in shown(capsys, monkeypatch, "plan", *words)
+    assert "--evaluation.every-epochs" in shown(capsys, monkeypatch, "plan", *words)
 
 
 @pytest.mark.parametrize(("topic", "near"), [("dta", "data"), ("depth", "model")])

@@ -106,7 +106,7 @@ def test_missing_or_misplaced_run_is_named_with_its_flag(capsys, monkeypatch, tm
         ("--schedule.boundaries", ()),
         ("--optimizer.average-decay None", None),
         ("--schedule.end -1", -1.0),
-        ("--evaluation.batch=32", 32),
+        ("--checkpoint.keep=32", 32),
         ("--model.depth=18", 18),
         ("--data.directory=", ""),
         ("--name None", "None"),

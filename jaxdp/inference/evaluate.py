@@ -112,7 +112,7 @@ def _evaluate_on(
         print(f"jaxdp: {text}", file=sys.stderr, flush=True)
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
-    batch = inference_batch(config, len(data.evaluation), mesh)
+    batch = inference_batch(len(data.evaluation), mesh)
     return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=observer)
 
 

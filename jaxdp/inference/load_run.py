@@ -347,7 +347,7 @@ def load_weights(path: str | Path, config: Config) -> LoadedWeights:
     return LoadedWeights((params, batch_stats), mesh, config, words)
 
 
-def inference_batch(config: Config, examples: int, mesh: jax.sharding.Mesh) -> tuple[int, int]:
+def inference_batch(examples: int, mesh: jax.sharding.Mesh) -> tuple[int, int]:
     """(images per step, rows of the padded batch) for `examples` images; the devices divide the rows evenly."""
-    images = min(examples, config.evaluation.batch or 64 * mesh.size)
+    images = min(examples, 64 * mesh.size)
     return images, -(-images // mesh.size) * mesh.size

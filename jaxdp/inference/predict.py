@@ -213,7 +213,7 @@ def _most_likely(
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh
     step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config), top=top)
-    images, rows = inference_batch(config, len(loader), mesh)
+    images, rows = inference_batch(len(loader), mesh)
     starts = range(0, len(loader), images)
     prefetcher = prefetch.evaluation_prefetcher(loader, batch_size=images, rows=np.arange(rows))
     parts = []

@@ -29,6 +29,7 @@ from jaxdp.parallel.forward_dtypes import forward_dtypes
 from jaxdp.parallel.mesh import HORIZONTAL
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
 
+WARMUP_POWER = 2 / 3  # of the average's decay, timm's default
 VECTORS = -1  # the group of all tensors with at most one dimension: biases, parameters of normalization
 
 
@@ -42,8 +43,19 @@ class Average(NamedTuple):
     def include(self, params: dict, batch_stats: dict, optimizer: Optimizer) -> "Average":
         """The average after one more step. optimizer: with `average_decay`."""
         new = Average(params, batch_stats, jnp.ones((), jnp.float32))
-        decay: Any = optimizer.average_decay
-        return jax.tree.map(lambda old, value: decay * old + (1 - decay) * value, self, new)
+        kept, added = _factors(optimizer, self.weight)
+        return jax.tree.map(lambda old, value: kept * old + added * value, self, new)
+
+
+def _factors(optimizer: Optimizer, weight: jax.Array) -> tuple[Any, Any]:
+    """The factors on the sums and on the values of a step. weight: of the sums; with a warm-up the number of their steps."""
+    decay: Any = optimizer.average_decay
+    if optimizer.average_start == "initial":
+        decay = jnp.where(weight > 0, jnp.float32(decay), 0)
+    if optimizer.average_start == "warmup":
+        decay = jnp.minimum(jnp.float32(decay), 1 - (1 + weight) ** jnp.float32(-WARMUP_POWER))
+        return decay * (weight + 1) / jnp.maximum(weight, 1), (1 - decay) * (weight + 1)
+    return decay, 1 - decay
 
 
 class TrainState(NamedTuple):

@@ -151,16 +151,15 @@ class StepCompiler:
         return reduce.strategy + ", sharded update" * (reduce.update == "sharded") if phase.devices > 1 else "none"
 
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
-        """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices)."""
-        examples, images = self.evaluation_examples, self.plan.config.evaluation.batch
-        if images is None:  # as in the largest training step on this mesh, so that phases share a program, but spread evenly
-            config = self.plan.config
-            largest = max(each.per_worker_batch for each in self.plan.phases if each.shape == phase.shape)
-            image_bytes = 3 * evaluation_transform(config)[1] ** 2
-            fitting = AHEAD_BYTES // (PREFETCH_DEPTH + 1) // image_bytes // phase.local_devices * phase.devices
-            batches = -(-examples // max(1, min(largest * phase.devices, fitting)))
-            images = -(-examples // batches)
-        images = min(images, examples)
+        """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices).
+
+        As in the largest training step on this mesh, so that phases share a program, but spread evenly.
+        """
+        largest = max(each.per_worker_batch for each in self.plan.phases if each.shape == phase.shape)
+        image_bytes = 3 * evaluation_transform(self.plan.config)[1] ** 2
+        fitting = AHEAD_BYTES // (PREFETCH_DEPTH + 1) // image_bytes // phase.local_devices * phase.devices
+        batches = -(-self.evaluation_examples // max(1, min(largest * phase.devices, fitting)))
+        images = -(-self.evaluation_examples // batches)
         return images, -(-images // phase.devices) * phase.devices
 
     def prepare_train(self, phase: PlannedPhase) -> Future[Callable]:

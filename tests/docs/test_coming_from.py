@@ -53,7 +53,7 @@ def test_flag_of_another_trainer_names_its_counterpart(name, capsys):
         ("--nproc-per-node gpu", "jaxdp launch --processes, for example jaxdp launch --processes 2 -- jaxdp train"),
         ("--model.ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
         ("--optimizer.lr 0.1", "--schedule.learning-rate 0.1"),
-        ("--eval.batch-size 32", "--evaluation.batch 32"),
+        ("--model-ema-warmup", "--optimizer.average-start warmup --optimizer.average-decay 0.9999"),
         ("--optimizr sgd", "--optimizer.name sgd"),
         ("--model-ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
         ("--dataset tfds/cifar10", "--data.source cifar10"),

@@ -197,17 +197,48 @@ def test_clipping_scales_the_gradient_to_the_norm():
     assert_close(loose, expected, 1e-6)
 
 
+def averages(values, **options):
+    """The average after each step."""
+    zero = np.zeros((), np.float32)
+    average, found = Average({"w": zero}, {}, zero), []
+    for value in values:
+        average = average.include({"w": np.float32(value)}, {}, Optimizer(**options))
+        found.append(float(TrainState({"w": zero}, {}, (), average, ()).evaluated[0]["w"]))
+    return found
+
+
 def test_average_over_many_steps_weights_the_last_ones_most_and_its_weights_sum_to_one():
     decay, steps = 0.99, 1200
     values = 3 + np.random.default_rng(0).normal(size=steps)
     weights = decay ** np.arange(steps)[::-1]
     expected = [(weights[-n:] * values[:n]).sum() / weights[-n:].sum() for n in range(1, steps + 1)]
-    zero = np.zeros((), np.float32)
-    average, found = Average({"w": zero}, {}, zero), []
-    for value in values:
-        average = average.include({"w": np.float32(value)}, {}, Optimizer(average_decay=decay))
-        found.append(float(TrainState({"w": zero}, {}, (), average, ()).evaluated[0]["w"]))
-    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    np.testing.assert_allclose(averages(values, average_decay=decay), expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("start", ["initial", "warmup"])
+def test_average_starts_as_in_timm(start):
+    """Against the formula of ModelEmaV3, whose first decay is 0, in float64; with timm against its class too."""
+    decay, steps = 0.99, 1200  # the warm-up reaches this decay at step 1,000
+    values = 3 + np.random.default_rng(0).normal(size=steps)
+    expected, average = [], 0.0
+    for step, value in enumerate(values):
+        kept = min(decay, 1 - (1 + step) ** (-2 / 3)) if start == "warmup" else decay * (step > 0)
+        average = kept * average + (1 - kept) * value
+        expected.append(average)
+    np.testing.assert_allclose(averages(values, average_decay=decay, average_start=start), expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("use_warmup", [False, True])
+def test_average_equals_timms(use_warmup):
+    torch, timm = pytest.importorskip("torch"), pytest.importorskip("timm.utils")
+    module, values = torch.nn.Linear(1, 1, bias=False), 3 + np.random.default_rng(1).normal(size=50)
+    peer, expected = timm.ModelEmaV3(module, decay=0.9, use_warmup=use_warmup), []
+    for number, value in enumerate(values):
+        torch.nn.init.constant_(module.weight, value)
+        peer.update(module, step=number + 1)  # as timm's train.py counts
+        expected.append(peer.module.weight.item())
+    start = "warmup" if use_warmup else "initial"
+    np.testing.assert_allclose(averages(values, average_decay=0.9, average_start=start), expected, rtol=2e-6)
 
 
 def test_average_is_the_bias_corrected_mean_of_all_steps():

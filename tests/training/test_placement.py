@@ -67,7 +67,7 @@ UPDATES = {
     "sgd, Nesterov": {"optimizer": {"name": "sgd", "nesterov": True}},
     "adamw": {"optimizer": {"name": "adamw"}},
     "lamb, clipped": {"optimizer": {"name": "lamb", "clip_norm": 0.1}},
-    "averaged": {"optimizer": {"average_decay": 0.9}},
+    "averaged": {"optimizer": {"average_decay": 0.9, "average_start": "warmup"}},
     "small buckets": {"reduce": {"bucket_bytes": 400}},
     "without overlap": {"reduce": {"overlap": False}},
     "16 bits on the wire": {"reduce": {"wire_dtype": "bfloat16"}},

@@ -169,7 +169,7 @@ def test_resume_restores_averages_loss_scale_and_counts(tiny_resnet, tmp_path, m
         monkeypatch.setattr(loss_scale, name, value)
     config = dataclasses.replace(
         tiny_resnet,
-        optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9, loss_scale="dynamic"),
+        optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9, average_start="initial", loss_scale="dynamic"),
         model=dataclasses.replace(tiny_resnet.model, dtype="float16"),
     )
     train(config, tmp_path / "whole")
