@@ -78,18 +78,21 @@ class Loader(Iterator[dict[str, jax.Array]]):
     def set_state(self, state: dict[str, int]) -> None:
         """Continue where `get_state` was called, with this or another batch size, on any number of devices.
 
+        state: numbers, or arrays without dimensions, as a checkpoint may restore them.
+
         Raises ConfigError for a state of another seed or data set, whose order is another.
         """
         if not isinstance(state, dict) or not {"samples", "seed", "examples"} <= state.keys():
             reason = f"{kind_of(state)} without samples, seed and examples" if isinstance(state, dict) else kind_of(state)
             raise ConfigError("state", reason=f"{reason} is no state of a loader", hint="give what get_state returned")
+        state = {name: np.asarray(value).item() if np.ndim(value) == 0 else value for name, value in state.items()}
         for name, own in (("seed", self.seed), ("examples", len(self.source))):
             if state[name] != own:
                 reason = f"the state of the loader has {name}={state[name]}, this loader {own}"
                 raise ConfigError("state", reason=reason, hint="open the loader with the seed and the data of the state")
         _check_count("samples", state["samples"], least=0)
         self.close()
-        self._open(state["samples"])
+        self._open(int(state["samples"]))
 
     def close(self) -> None:
         """Stop loading."""

@@ -109,8 +109,8 @@ class BatchNorm(nn.Module):
     """Batch normalization that reports the moments of its input.
 
     In training it stores the batch's mean and mean square ([C] float32) in the collection `moments` if that is mutable; the
-    training step averages them over workers and updates the moving averages once. If `batch_stats` is mutable, it updates them
-    itself, as Flax does with this momentum. Returns a term, because the ReLU behind it computes the output: a
+    training step averages them over workers and updates the moving averages once. Without it, or if `batch_stats` is mutable,
+    it updates them itself, as Flax does with this momentum. Returns a term, because the ReLU behind it computes the output: a
     `FoldedTerm` of a `Projection`, else a `BatchNormTerm`.
     """
 
@@ -153,7 +153,7 @@ class BatchNorm(nn.Module):
             return mean, variance
         self.sow("moments", "mean", mean, reduce_fn=lambda _, new: new, init_fn=lambda: None)
         self.sow("moments", "square", square, reduce_fn=lambda _, new: new, init_fn=lambda: None)
-        if self.is_mutable_collection("batch_stats"):
+        if self.is_mutable_collection("batch_stats") or not self.is_mutable_collection("moments"):
             for name, new in (("mean", mean), ("var", variance)):
                 old: jax.Array = self.get_variable("batch_stats", name)
                 self.put_variable("batch_stats", name, self.momentum * old + (1 - self.momentum) * new)
