@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from jaxdp.distributed import stack_traces, status, verdict
+from jaxdp.distributed import coordination, stack_traces, status, verdict
 from jaxdp.distributed.launchers import Cluster, host_identity
 from jaxdp.distributed.status import Board, Directory, Failure, Record, Verdict, read_record
 from jaxdp.distributed.stragglers import StepTimes
@@ -206,6 +206,7 @@ class Follower:
         self._foreign: set[int] = set()  # counts that another process of the same rank has written
         self._looks = 0
         self._can_write, self._problem, self._is_told = True, NO_ANSWER, False
+        self._probed = ""  # the value of `Record.overdue` for which `Record.cut_off` is known
         if isinstance(board, Directory):
             supervisor.dump_stacks_on_signal(open(board.path / f"{cluster.rank}.stacks", "ab", buffering=0))
         supervisor.update(run=f"{cluster.address}:{cluster.port}", rank=cluster.rank)
@@ -271,7 +272,13 @@ class Follower:
         _let_others_exit(self.cluster.rank)
 
     def check_board(self, own: Record) -> Verdict | None:
-        """Called by the watchdog: says once that the board does not answer. The verdict if this process then stands still."""
+        """Called by the watchdog: says once that the board does not answer. The verdict if this process then stands still.
+
+        If this process is overdue, finds out whether it is cut off from rank 0 instead.
+        """
+        if own.overdue != self._probed:
+            self._probed = own.overdue
+            self.supervisor.update(cut_off=bool(own.overdue) and not coordination.reaches_rank0(self.cluster))
         seconds, limits = self.supervisor.status.clock - self._answered, self.supervisor.limits
         if seconds >= limits.late_seconds and not (self._is_told or self.supervisor.is_exiting):
             self._is_told = True

@@ -2,6 +2,13 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+from jaxdp.distributed import coordination
+from jaxdp.distributed.launchers import Cluster
+from jaxdp.distributed.supervisor import Follower, Supervisor
+from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
 TIMEOUT = 300  # seconds: a slow machine is no failure
 HANGS = """
@@ -70,3 +77,16 @@ def test_the_reason_of_another_process_is_printed_on_one_line():
     assert last.startswith(r"jaxdp: rank 1 on node failed: a\nb\x1b[2Jccc")
     assert last.endswith("ccc...; do this")
     assert completed.stderr.count("\n") < 20
+
+
+def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(monkeypatch):
+    asked = []
+    monkeypatch.setattr(coordination, "reaches_rank0", lambda cluster: asked.append(cluster.rank))
+    supervisor = Supervisor(Limits())
+    supervisor.stop()  # its threads end at once
+    board = SimpleNamespace(name="status files", period_seconds=0.0)
+    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=2, num_processes=3), board)
+    for overdue, expected in (("", []), (LATE, [2]), (LATE, [2]), (STUCK, [2, 2]), ("", [2, 2])):
+        follower.check_board(replace(supervisor.record, overdue=overdue))
+        assert asked == expected
+        assert supervisor.record.cut_off == (overdue != "")
