@@ -158,6 +158,7 @@ def train(case: str, workdir: Path, faulty: int) -> None:
     (workdir / f"{cluster.rank}.pid").write_text(str(os.getpid()))
     fails = cluster.rank == faulty
     if fails and case == "missing":
+        mark(workdir, "failed")
         time.sleep(10_000)
     import jaxdp
     from jaxdp.config import Config, Data, Guard, Logging, Mesh, Model, Optimizer, Phase, Schedule
