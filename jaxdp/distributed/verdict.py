@@ -238,8 +238,8 @@ def headline(alive: Mapping[int, Record]) -> str:
 
 
 def _lost_link(alive: Mapping[int, Record]) -> str:
-    """What to add if processes that wait do not reach rank 0, else ""."""
-    cut_off = [record for record in alive.values() if record.cut_off and not record.work]
+    """What to add if processes that are overdue do not reach rank 0, else ""."""
+    cut_off = [record for record in alive.values() if record.cut_off]
     do = "does" if len(cut_off) == 1 else "do"
     return f"; {names(cut_off)} {do} not reach rank 0 on {alive[0].host} over the network" if cut_off else ""
 

@@ -161,9 +161,20 @@ def test_of_two_hosts_that_do_not_reach_each_other_neither_is_blamed():
     assert verdict.headline(two).endswith("; rank 1 on node1, rank 2 on node1 do not reach rank 0 on node0 over the network")
 
 
-def test_a_process_that_is_cut_off_is_not_blamed_for_one_that_executes_code():
+def test_a_process_that_is_cut_off_is_not_blamed_for_one_that_executes_code_or_is_not_overdue():
     found = Run().read(6, r0=WAITS, r1=WORKS, r2=CUT_OFF)
     assert found.rank == 1
+    assert found.reason.startswith("stuck: no progress for 602 s; rank 2 on node2 does not reach rank 0")
+    run = Run()
+    run.read(r1=WAITS, r2=CUT_OFF)
+    assert verdict.at_fault(run.records.alive) == []
+
+
+def test_processes_that_wait_again_have_the_time_again_to_find_out_whether_they_reach_rank_0():
+    run, all_wait = Run(), dict.fromkeys(("r0", "r1", "r2"), WAITS)
+    assert run.read(4, **all_wait) is None
+    assert run.read() is None
+    assert run.read(4, **all_wait) is None
 
 
 def test_who_starts_a_step_later_than_the_others_is_not_blamed_for_a_collective_that_is_stuck():
