@@ -250,6 +250,8 @@ class Follower:
         If a collective has failed here because another process has, this one is ended here, with the reason of the other.
         """
         self.supervisor.is_exiting = True
+        if failure.collective:
+            self.supervisor.update(cut_off=not coordination.reaches_rank0(self.cluster))
         self.supervisor.update(failure=failure)
         self._due.set()
         seconds = EXIT_SECONDS

@@ -162,7 +162,7 @@ class Judge:
         if silent := records.silent(self.limits.silence_seconds, clock):
             quiet = [record for record in silent if not record.failure]
             return self._silent(quiet or silent, len(alive))
-        return self._collective(alive.values(), clock) or (self._stuck(alive, clock) if alive else None)
+        return self._collective(alive, clock) or (self._stuck(alive, clock) if alive else None)
 
     def _silent(self, silent: list[Record], processes: int) -> Verdict:
         reason = f"sent no sign of life for {self.limits.silence_seconds:g} s ({SILENT_CAUSES})"
@@ -170,20 +170,21 @@ class Judge:
             reason += f"; so did all {processes - 2} others, so the host of rank 0 may be cut off"
         return blame(silent[0], reason)
 
-    def _collective(self, records: Iterable[Record], clock: float) -> Verdict | None:
-        """A process whose collective has failed is blamed only if no other cause appears."""
-        failed = [record for record in records if record.failure]
+    def _collective(self, alive: Mapping[int, Record], clock: float) -> Verdict | None:
+        """A process whose collective has failed is blamed only if no other cause appears, such as a lost link."""
+        failed = [record for record in alive.values() if record.failure]
         if not failed:
             return None
         self._collective_failed = self._collective_failed or clock
         if clock - self._collective_failed < self.limits.silence_seconds + COLLECTIVE_SECONDS:
             return None
-        first = own_failure(failed[0])
-        if len(failed) == 1:
+        first, isolated, lost_link = own_failure(failed[0]), isolated_by_link(alive), _lost_link(alive)
+        if len(failed) == 1 and not lost_link:
             return first
-        quiet = names(record for record in records if not record.failure)  # such as one whose host is cut off
-        others = f"; {quiet} reported nothing" if quiet else ""
-        return Verdict(f"a collective failed on {names(failed)}: {first.reason}{others}", place=first.place)
+        quiet = names(record for record in alive.values() if not record.failure)
+        others = lost_link or (f"; {quiet} reported nothing" if quiet else "")
+        reason = f"a collective failed on {names(failed)}: {first.reason}{others}"
+        return replace(blame(isolated[0], reason) if len(isolated) == 1 else Verdict(reason), place=first.place)
 
     def _stuck(self, alive: Mapping[int, Record], clock: float) -> Verdict | None:
         behind = at_fault(alive)
@@ -210,14 +211,21 @@ def at_fault(alive: Mapping[int, Record]) -> list[Record]:
     late = [record for record in alive.values() if record.overdue]
     if working := [record for record in late if record.work]:
         return working
-    if cut_off := [record for record in late if record.cut_off]:
-        hosts, theirs = ({record.host for record in records} for records in (alive.values(), cut_off))
-        isolated = cut_off if len(theirs) < len(hosts) - 1 else [alive[0]]
-        return isolated if len(late) == len(alive) and len(hosts) > 2 else []
+    if any(record.cut_off for record in late):
+        return isolated_by_link(alive) if len(late) == len(alive) else []
     behind = [record for record in late if record.beat.position == min(each.beat.position for each in late)]
     is_single = any(not record.run for record in late)
     is_known = len(behind) < len(late) == len(alive) and not all(record.at_devices for record in behind)
     return behind if is_known or is_single else []
+
+
+def isolated_by_link(alive: Mapping[int, Record]) -> list[Record]:
+    """The processes that do not reach rank 0, or rank 0 if no other host reaches it; [] if none, or if there are two hosts."""
+    cut_off = [record for record in alive.values() if record.cut_off]
+    hosts, theirs = ({record.host for record in records} for records in (alive.values(), cut_off))
+    if len(hosts) <= 2:
+        return []
+    return cut_off if len(theirs) < len(hosts) - 1 else [alive[0]]
 
 
 def names(records: Iterable[Record]) -> str:
@@ -238,7 +246,7 @@ def headline(alive: Mapping[int, Record]) -> str:
 
 
 def _lost_link(alive: Mapping[int, Record]) -> str:
-    """What to add if processes that are overdue do not reach rank 0, else ""."""
+    """What to add if processes do not reach rank 0, else ""."""
     cut_off = [record for record in alive.values() if record.cut_off]
     do = "does" if len(cut_off) == 1 else "do"
     return f"; {names(cut_off)} {do} not reach rank 0 on {alive[0].host} over the network" if cut_off else ""

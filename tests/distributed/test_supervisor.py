@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from jaxdp.distributed import coordination
 from jaxdp.distributed.launchers import Cluster
+from jaxdp.distributed.status import Failure
 from jaxdp.distributed.supervisor import Follower, Supervisor
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
@@ -90,3 +91,8 @@ def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(m
         follower.check_board(replace(supervisor.record, overdue=overdue))
         assert asked == expected
         assert supervisor.record.cut_off == (overdue != "")
+    monkeypatch.setattr(follower, "_decided", SimpleNamespace(wait=lambda seconds: None))
+    monkeypatch.setattr(follower, "leave", lambda: None)
+    for collective in (False, True):
+        follower.fail(Failure("no", collective=collective))
+        assert supervisor.record.cut_off == collective

@@ -114,6 +114,16 @@ def test_a_collective_that_fails_on_several_processes_is_blamed_on_none_of_them(
     assert (found.rank, str(found)) == (None, reason)
 
 
+@pytest.mark.parametrize(("cut_off", "named"), [([1], 1), ([2], 2), ([1, 2], 0)])
+def test_a_failed_collective_is_blamed_on_the_host_that_is_cut_off_not_on_the_first_that_reports(cut_off, named):
+    states = {f"r{rank}": {"cut_off": True} for rank in cut_off}
+    states["r1"] = states.get("r1", {}) | {"failure": Failure("Gloo: timed out", collective=True, place="loop.py:9 in read")}
+    found = Run().read(30, **states)
+    assert (found.rank, found.place) == (named, "loop.py:9 in read")
+    assert found.reason.startswith("a collective failed on rank 1 on node1: Gloo: timed out; rank ")
+    assert found.reason.endswith(" not reach rank 0 on node0 over the network")
+
+
 AHEAD = Heartbeat("step", 7, position=(0, 1, 6), idle_seconds=601.0)
 BEHIND = Heartbeat("step", 7, position=(0, 1, 5), idle_seconds=602.0)
 WAITS = {"overdue": STUCK, "work": "", "beat": AHEAD}
