@@ -12,7 +12,6 @@ from jaxdp.errors import ConfigError, first_line
 SHUTDOWN_SECONDS = 10
 HEARTBEAT_SECONDS = 3600  # the status files name a silent process long before; JAX's 100 s end runs that are suspended
 START_SECONDS = 300  # for the processes, which have all started, to connect
-REACH_SECONDS = 2.0
 
 
 def initialize(cluster: Cluster, *, local_device_ids: list[int] | None = None) -> None:
@@ -45,18 +44,6 @@ def initialize(cluster: Cluster, *, local_device_ids: list[int] | None = None) -
             f"jax.distributed does not start at {address} ({first_line(error)}); check that the hosts reach each "
             "other at all ports, and that no JAX computation ran before",
         ) from None
-
-
-def reaches_rank0(cluster: Cluster) -> bool:
-    """Whether the host of rank 0 answers a connection to the coordinator's port, even if it refuses it."""
-    try:
-        if cluster.rank > 0:
-            socket.create_connection((cluster.address, cluster.port), REACH_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def bind_address(host: str, port: int) -> str:

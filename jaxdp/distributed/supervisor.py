@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from jaxdp.distributed import coordination, stack_traces, status, verdict
+from jaxdp.distributed import stack_traces, status, verdict
 from jaxdp.distributed.launchers import Cluster, host_identity
 from jaxdp.distributed.status import Board, Directory, Failure, Record, Verdict, read_record
 from jaxdp.distributed.stragglers import StepTimes
@@ -251,7 +251,7 @@ class Follower:
         """
         self.supervisor.is_exiting = True
         if failure.collective:
-            self.supervisor.update(cut_off=not coordination.reaches_rank0(self.cluster))
+            self.supervisor.update(cut_off=not self.cluster.reaches_rank0())
         self.supervisor.update(failure=failure)
         self._due.set()
         seconds = EXIT_SECONDS
@@ -280,7 +280,7 @@ class Follower:
         """
         if own.overdue != self._probed:
             self._probed = own.overdue
-            self.supervisor.update(cut_off=bool(own.overdue) and not coordination.reaches_rank0(self.cluster))
+            self.supervisor.update(cut_off=bool(own.overdue) and not self.cluster.reaches_rank0())
         seconds, limits = self.supervisor.status.clock - self._answered, self.supervisor.limits
         if seconds >= limits.late_seconds and not (self._is_told or self.supervisor.is_exiting):
             self._is_told = True

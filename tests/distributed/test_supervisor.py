@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-from jaxdp.distributed import coordination
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status import Failure
 from jaxdp.distributed.supervisor import Follower, Supervisor
@@ -82,7 +81,7 @@ def test_the_reason_of_another_process_is_printed_on_one_line():
 
 def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(monkeypatch):
     asked = []
-    monkeypatch.setattr(coordination, "reaches_rank0", lambda cluster: asked.append(cluster.rank))
+    monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: asked.append(cluster.rank))
     supervisor = Supervisor(Limits())
     supervisor.stop()  # its threads end at once
     board = SimpleNamespace(name="status files", period_seconds=0.0)
