@@ -118,7 +118,7 @@ class Images:
             time.sleep(10_000)
 
     def __len__(self) -> int:
-        return 4000
+        return 3000
 
     def __getitem__(self, index: int):
         self.read += 1

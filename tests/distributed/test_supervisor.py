@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+from jaxdp.distributed import supervisor as supervisor_module
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status import Failure
 from jaxdp.distributed.supervisor import Follower, Supervisor
@@ -95,3 +96,38 @@ def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(m
     for collective in (False, True):
         follower.fail(Failure("no", collective=collective))
         assert supervisor.record.cut_off == collective
+
+
+class SlowBoard:
+    """A board of which each access takes 2 s of a clock that it sets. Rank 1 says after 8 s that it leaves."""
+
+    name, period_seconds = "status files", 0.0
+
+    def __init__(self):
+        self.clock, self.rank1 = 0.0, None
+
+    def sleep(self, seconds):
+        self.clock += seconds
+
+    def write(self, name, text):
+        self.sleep(2.0)
+
+    def read(self, name):
+        self.sleep(2.0)
+        return replace(self.rank1, count=int(self.clock), left=self.clock > 8).to_json()
+
+
+def test_rank_0_whose_end_ends_the_others_waits_longer_for_them_if_the_directory_is_slow(monkeypatch):
+    supervisor, board = Supervisor(Limits()), SlowBoard()
+    supervisor.stop()  # its threads end at once
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: board.clock, sleep=board.sleep))
+    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
+    board.rank1 = replace(supervisor.record, rank=1, machine="another")
+    for count in (1, 2):
+        for record in (supervisor.record, board.rank1):
+            follower._add(record.rank, replace(record, count=count), 0.0)
+    assert supervisor.exit_seconds == 5.0
+    follower._write()
+    assert supervisor.exit_seconds == 17.0
+    follower.write_last()
+    assert follower._records.alive[1].left
