@@ -340,6 +340,8 @@ class Follower:
         is_own = own is not None and written is not None and (own.process, own.count) == (written.process, written.count)
         if own is None or not is_own or not self._can_write:
             return
+        if self._problem != NO_ANSWER:
+            self._records.add_outage(now - self._answered)
         self._answered, self._problem = now, NO_ANSWER
         for each, record in (read | {rank: own}).items():
             self._add(each, record, now)

@@ -109,6 +109,11 @@ class Records:
         else:
             seen.reads += 1
 
+    def add_outage(self, seconds: float) -> None:
+        """Let a time in which no file could be read or written not count as silence."""
+        for seen in self._seen.values():
+            seen.changed += seconds
+
     @property
     def alive(self) -> dict[int, Record]:
         """The newest records of processes that have run while this one read their files."""

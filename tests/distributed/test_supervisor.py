@@ -1,3 +1,4 @@
+import itertools
 import re
 import signal
 import subprocess
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 
 from jaxdp.distributed import supervisor as supervisor_module
 from jaxdp.distributed.launchers import Cluster
-from jaxdp.distributed.status import Failure
+from jaxdp.distributed.status import Failure, ProcessStatus
 from jaxdp.distributed.supervisor import Follower, Supervisor
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
@@ -131,3 +132,45 @@ def test_rank_0_whose_end_ends_the_others_waits_longer_for_them_if_the_directory
     assert supervisor.exit_seconds == 17.0
     follower.write_last()
     assert follower._records.alive[1].left
+
+
+class FailingBoard:
+    """A board in memory that answers with an error while `fails` is set."""
+
+    name, period_seconds = "status files", 0.0
+
+    def __init__(self):
+        self.texts, self.fails = {}, False
+
+    def write(self, name, text):
+        self.read(name)
+        self.texts[name] = text
+
+    def read(self, name):
+        if self.fails:
+            raise PermissionError(13, "Permission denied")
+        return self.texts.get(name)
+
+
+def test_a_process_is_not_silent_while_the_directory_does_not_answer():
+    supervisor, board, counts = Supervisor(Limits(silence_seconds=15.0)), FailingBoard(), itertools.count()
+    supervisor.status = ProcessStatus()
+    supervisor.stop()  # its threads end at once
+    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
+
+    def looks(seconds, is_writing=False):
+        """The rank that is blamed after that many seconds, with a look in each."""
+        for _ in range(seconds):
+            if is_writing:
+                rank1 = replace(supervisor.record, rank=1, machine="another", count=next(counts))
+                board.texts["1.json"] = rank1.to_json()
+            supervisor.status.tick(1.0)
+            follower._follow()
+        return follower._verdict and follower._verdict.rank
+
+    assert looks(5, is_writing=True) is None
+    board.fails = True
+    assert looks(60) is None
+    board.fails = False
+    assert looks(13) is None
+    assert looks(4) == 1
