@@ -315,9 +315,11 @@ def table(record: dict) -> str:
         times = f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"
         rows.append((*key, str(len(each)), *times, str(named), located, place, str(wrong), codes))
     busy = ", ".join(sorted({str(row["load"]) for row in record["rows"]}))
-    average = max(row.get("load_average", 0.0) for row in record["rows"])
+    averages = [row["load_average"] for row in record["rows"] if "load_average" in row]
+    older = len(record["rows"]) - len(averages)
     pauses = ", ".join(sorted({f"{row['suspend_seconds']:g} s" for row in record["rows"] if "suspend_seconds" in row}))
-    text = f"Busy processes beside each run: {busy}; load average: up to {average:.0f}. All suspended: for {pauses}."
+    text = f"Busy processes beside each run: {busy}; load average {min(averages):.0f} to {max(averages):.0f}, without such "
+    text += f"processes in {older} older runs of an earlier commit. All suspended: for {pauses}."
     return markdown(columns, rows, text)
 
 
