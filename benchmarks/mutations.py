@@ -251,6 +251,7 @@ MUTATIONS = {
         ("gone-at-once", "if confirmed := gone & self._gone:", "if confirmed := gone:"),
         ("few-reads", "if seen.reads < MIN_READS:\n", "if False:\n"),
         ("healthy-blamed", "if working := [record for record in late if record.work]:", "if working := late:"),
+        ("lost-link", "if len(failed) == 1 and not lost_link:", "if len(failed) == 1:"),
     ),
     "training/request_flags.py": (
         "training/test_request_flags.py training/test_loop.py",

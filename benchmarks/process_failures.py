@@ -118,7 +118,7 @@ class Images:
             time.sleep(10_000)
 
     def __len__(self) -> int:
-        return 4000
+        return 3000
 
     def __getitem__(self, index: int):
         self.read += 1
@@ -158,6 +158,7 @@ def train(case: str, workdir: Path, faulty: int) -> None:
     (workdir / f"{cluster.rank}.pid").write_text(str(os.getpid()))
     fails = cluster.rank == faulty
     if fails and case == "missing":
+        mark(workdir, "failed")
         time.sleep(10_000)
     import jaxdp
     from jaxdp.config import Config, Data, Guard, Logging, Mesh, Model, Optimizer, Phase, Schedule
@@ -200,6 +201,7 @@ def slow_down() -> None:
             time.sleep(2)
             return original(*arguments)
 
+        slow.__code__ = slow.__code__.replace(co_filename=original.__code__.co_filename)  # in stacks: who waits there reads
         setattr(Directory, name, slow)
 
 
@@ -252,7 +254,8 @@ def run(case: str, count: int, rank: int, *, starter: str, suspend_seconds: floa
                 os.kill(int(path.read_text()), signal.SIGKILL)
         lines = {each: last_line(workdir / f"{each}.err") for each in range(count)}
         codes = [process.returncode for process in running]
-        return judge(case, rank, lines, codes) | {"seconds": round(seconds, 1), "processes": count, "starter": starter}
+        row = judge(case, rank, lines, codes) | {"seconds": round(seconds, 1), "processes": count, "starter": starter}
+        return row | ({"suspend_seconds": suspend_seconds} if case == "all suspended" else {})
 
 
 def suspend_all(running: list[subprocess.Popen], workdir: Path, count: int, seconds: float) -> None:
@@ -311,7 +314,13 @@ def table(record: dict) -> str:
         located, place, codes = (_count(row[name] for row in each) for name in ("located", "place", "exit codes"))
         times = f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"
         rows.append((*key, str(len(each)), *times, str(named), located, place, str(wrong), codes))
-    return markdown(columns, rows)
+    busy = ", ".join(sorted({str(row["load"]) for row in record["rows"]}))
+    averages = [row["load_average"] for row in record["rows"] if "load_average" in row]
+    older = len(record["rows"]) - len(averages)
+    pauses = ", ".join(sorted({f"{row['suspend_seconds']:g} s" for row in record["rows"] if "suspend_seconds" in row}))
+    text = f"Busy processes beside each run: {busy}; load average {min(averages):.0f} to {max(averages):.0f}, without such "
+    text += f"processes in {older} older runs of an earlier commit. All suspended: for {pauses}."
+    return markdown(columns, rows, text)
 
 
 def _count(values: Iterable[bool | None]) -> str:
@@ -321,7 +330,15 @@ def _count(values: Iterable[bool | None]) -> str:
 
 
 def identity(row: dict) -> tuple:
-    return row["case"], row["processes"], row["starter"], row["rank"]
+    return list(CASES).index(row["case"]), row["starter"], row["processes"], row["rank"]
+
+
+def keep(rows: list[dict], provenance: dict) -> list[dict]:
+    """Put the rows of a case into the record, in place of older ones; returns all. Another part may run at the same time."""
+    kept = read("process_failures", {"rows": []})["rows"]
+    rows = sorted([row for row in kept if identity(row) != identity(rows[0])] + rows, key=identity)
+    write("process_failures", {"provenance": provenance, "limits": GUARD, "rows": rows})
+    return rows
 
 
 def main() -> None:
@@ -346,17 +363,16 @@ def main() -> None:
         for rank in (range(count) if arguments.ranks is None else arguments.ranks)
         if starter == "direct" or case not in ONLY_DIRECT
     ]
-    kept = read("process_failures", {"rows": []})["rows"]
-    rows = [row for row in kept if "starter" in row and identity(row) not in selected]
+    rows: list[dict] = []
     try:
         for case, count, starter, rank in selected:
+            made, new = provenance(("jax", "numpy")), list[dict]()
             for _ in range(arguments.times):
                 row = run(case, count, rank, starter=starter, suspend_seconds=arguments.suspend_seconds)
-                made = provenance(("jax", "numpy"))
-                rows.append(row | {"load": arguments.load, "commit": made["commit"]})
-                print(json.dumps(rows[-1]), flush=True)
-                record = {"provenance": made, "limits": GUARD, "rows": rows}
-                write("process_failures", record)
+                state = {"load": arguments.load, "load_average": round(os.getloadavg()[0], 1), "commit": made["commit"]}
+                new.append(row | state)
+                print(json.dumps(new[-1]), flush=True)
+            rows = keep(new, made)
     finally:
         for process in busy:
             process.kill()

@@ -15,6 +15,7 @@ from jaxdp.errors import ConfigError, one_of, plural
 DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
 FIRST_PORT, PORTS = 20_000, 12_000  # for jobs, by their number: below the ephemeral ports
 MAX_PROCESSES = 2**20
+REACH_SECONDS = 2.0  # for the host of rank 0 to answer
 COORDINATOR_HINT = "use HOST:PORT of rank 0"
 Environment = Mapping[str, str]
 
@@ -31,6 +32,17 @@ class Cluster:
     port: int
     rank: int
     num_processes: int
+
+    def reaches_rank0(self) -> bool:
+        """Whether the host of rank 0 answers a connection to the coordinator's port, even if it refuses it."""
+        try:
+            if self.rank > 0:
+                socket.create_connection((self.address, self.port), REACH_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return True
 
 
 def _number(environment: Environment, name: str) -> int:

@@ -231,9 +231,10 @@ class Record:
     grows with every write. machine, pid: the process on its host. beat: what it does. place: the innermost frames of the thread
     that works. work: what its threads do: "code", "compiler", or "" if all wait for devices or other ranks. at_devices: whether
     the thread that trains waits for its devices. overdue: "late" or "stuck" if it is longer without progress than allowed.
-    stacks: lines, if it is overdue. write_seconds: how long the last write took. verdict, report: of rank 0 (report: its
-    number, and lines to print). left: the process ends, and expects no more of the others. session: of rank 0, once all
-    processes have started: a random word for the values that they exchange. stop_reason: why this process asks all to stop.
+    cut_off: rank 0's host did not answer when this process became overdue, or its collective failed. stacks: lines, if it is
+    overdue. write_seconds: how long the last write took. verdict, report: of rank 0 (report: its number, and lines to print).
+    left: the process ends, and expects no more of the others. session: of rank 0, once all processes have started: a random
+    word for the values that they exchange. stop_reason: why this process asks all to stop.
     step_times: see `StepTimes`.
     """
 
@@ -248,6 +249,7 @@ class Record:
     work: str = "code"
     at_devices: bool = False
     overdue: str = ""
+    cut_off: bool = False
     stacks: tuple[str, ...] = ()
     write_seconds: float = 0.0
     failure: Failure | None = None

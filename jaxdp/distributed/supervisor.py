@@ -35,6 +35,7 @@ TICK_SECONDS = 1.0
 # Share of the time until a process is reported, from which its stacks are taken once a tick: none of a run that makes progress.
 LOOK_AFTER = 0.25
 EXIT_SECONDS = 5.0  # for the others to read a verdict, to clean up and to print, before a process ends anyway
+EXIT_ACCESSES, MAX_EXIT_SECONDS = 6, 30.0  # of a slow directory, until a process has read the verdict and said that it leaves
 STACKS_SIGNAL = signal.SIGUSR2
 MAX_ERRORS = 5  # of a thread in a row
 STDERR, MOST_CHARS = 2, 8192
@@ -144,6 +145,11 @@ class Supervisor:
             stack_traces.print_lines([f"no thread of this process has run for {pause:.0f} s: {cause}"])
 
     @property
+    def exit_seconds(self) -> float:
+        """How long this process waits for the others before it ends: longer if its last write shows a slow directory."""
+        return min(EXIT_SECONDS + EXIT_ACCESSES * self.record.write_seconds, MAX_EXIT_SECONDS)
+
+    @property
     def _tick_seconds(self) -> float:
         return min(TICK_SECONDS, self.limits.late_seconds / 4)
 
@@ -174,7 +180,7 @@ class Supervisor:
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread ends this process
         code, is_own = found.code or EXIT_FAILURE, self.follower is None or found.rank == self.record.rank
-        forced = threading.Timer(2 * EXIT_SECONDS, os._exit, [code])  # printing blocks if nobody reads a full pipe
+        forced = threading.Timer(2 * self.exit_seconds, os._exit, [code])  # printing blocks if nobody reads a full pipe
         forced.daemon = True
         forced.start()
         with contextlib.suppress(Exception):
@@ -206,6 +212,7 @@ class Follower:
         self._foreign: set[int] = set()  # counts that another process of the same rank has written
         self._looks = 0
         self._can_write, self._problem, self._is_told = True, NO_ANSWER, False
+        self._probed = ""  # the value of `Record.overdue` for which `Record.cut_off` is known
         if isinstance(board, Directory):
             supervisor.dump_stacks_on_signal(open(board.path / f"{cluster.rank}.stacks", "ab", buffering=0))
         supervisor.update(run=f"{cluster.address}:{cluster.port}", rank=cluster.rank)
@@ -249,9 +256,11 @@ class Follower:
         If a collective has failed here because another process has, this one is ended here, with the reason of the other.
         """
         self.supervisor.is_exiting = True
+        if failure.collective:
+            self.supervisor.update(cut_off=not self.cluster.reaches_rank0())
         self.supervisor.update(failure=failure)
         self._due.set()
-        seconds = EXIT_SECONDS
+        seconds = self.supervisor.exit_seconds
         if failure.collective:
             seconds += self.supervisor.limits.silence_seconds + verdict.COLLECTIVE_SECONDS
         self._decided.wait(seconds)
@@ -265,13 +274,19 @@ class Follower:
         self.supervisor.is_exiting = True
         self.supervisor.update(left=True)
         self._due.set()
-        deadline = time.monotonic() + EXIT_SECONDS
+        deadline = time.monotonic() + self.supervisor.exit_seconds
         while time.monotonic() < deadline and not (self._written and self._written.left and self._others_left()):
             time.sleep(0.02)
         _let_others_exit(self.cluster.rank)
 
     def check_board(self, own: Record) -> Verdict | None:
-        """Called by the watchdog: says once that the board does not answer. The verdict if this process then stands still."""
+        """Called by the watchdog: says once that the board does not answer. The verdict if this process then stands still.
+
+        If this process is overdue, finds out whether it is cut off from rank 0 instead.
+        """
+        if own.overdue != self._probed:
+            self._probed = own.overdue
+            self.supervisor.update(cut_off=bool(own.overdue) and not self.cluster.reaches_rank0())
         seconds, limits = self.supervisor.status.clock - self._answered, self.supervisor.limits
         if seconds >= limits.late_seconds and not (self._is_told or self.supervisor.is_exiting):
             self._is_told = True
@@ -325,6 +340,8 @@ class Follower:
         is_own = own is not None and written is not None and (own.process, own.count) == (written.process, written.count)
         if own is None or not is_own or not self._can_write:
             return
+        if self._problem != NO_ANSWER:
+            self._records.add_outage(now - self._answered)
         self._answered, self._problem = now, NO_ANSWER
         for each, record in (read | {rank: own}).items():
             self._add(each, record, now)
@@ -408,7 +425,7 @@ class Follower:
         if self._written is None:
             return
         self.supervisor.update(left=True)
-        deadline = time.monotonic() + EXIT_SECONDS
+        deadline = time.monotonic() + self.supervisor.exit_seconds
         while True:
             self.supervisor.update(count=self.supervisor.record.count + 1)
             self._write()

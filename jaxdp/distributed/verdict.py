@@ -19,6 +19,7 @@ CUT_OFF_SECONDS = 600.0  # without progress and without an answer of the directo
 MIN_READS = 3  # of an unchanged file, before a process counts as silent: a slow directory is no silent process
 SLOW_WRITES = 3.0  # times the duration of the last write, for which a process may be silent beyond the limit
 COLLECTIVE_SECONDS = 5.0  # beyond the limit for a silent process, in which the cause of a failed collective is awaited
+CUT_OFF_LOOK_SECONDS = 5.0  # in which processes that all wait find out whether they reach rank 0
 MAX_NAMED = 5
 SILENT_CAUSES = "suspended, cut off from the network, or in native code that holds the GIL"
 KILLED = "exited without a message (killed or crashed)"
@@ -108,6 +109,11 @@ class Records:
         else:
             seen.reads += 1
 
+    def add_outage(self, seconds: float) -> None:
+        """Let a time in which no file could be read or written not count as silence."""
+        for seen in self._seen.values():
+            seen.changed += seconds
+
     @property
     def alive(self) -> dict[int, Record]:
         """The newest records of processes that have run while this one read their files."""
@@ -145,6 +151,7 @@ class Judge:
     def __init__(self, limits: Limits, is_gone: Callable[[Record], bool]) -> None:
         self.limits, self._is_gone = limits, is_gone
         self._collective_failed: float | None = None  # when the first process reported that
+        self._all_wait: float | None = None  # since when all are stuck and wait
         self._gone: set[int] = set()
 
     def verdict(self, records: Records, clock: float) -> Verdict | None:
@@ -160,7 +167,7 @@ class Judge:
         if silent := records.silent(self.limits.silence_seconds, clock):
             quiet = [record for record in silent if not record.failure]
             return self._silent(quiet or silent, len(alive))
-        return self._collective(alive.values(), clock) or (self._stuck(alive) if alive else None)
+        return self._collective(alive, clock) or (self._stuck(alive, clock) if alive else None)
 
     def _silent(self, silent: list[Record], processes: int) -> Verdict:
         reason = f"sent no sign of life for {self.limits.silence_seconds:g} s ({SILENT_CAUSES})"
@@ -168,33 +175,40 @@ class Judge:
             reason += f"; so did all {processes - 2} others, so the host of rank 0 may be cut off"
         return blame(silent[0], reason)
 
-    def _collective(self, records: Iterable[Record], clock: float) -> Verdict | None:
-        """A process whose collective has failed is blamed only if no other cause appears."""
-        failed = [record for record in records if record.failure]
+    def _collective(self, alive: Mapping[int, Record], clock: float) -> Verdict | None:
+        """A process whose collective has failed is blamed only if no other cause appears, such as a lost link."""
+        failed = [record for record in alive.values() if record.failure]
         if not failed:
             return None
         self._collective_failed = self._collective_failed or clock
         if clock - self._collective_failed < self.limits.silence_seconds + COLLECTIVE_SECONDS:
             return None
-        first = own_failure(failed[0])
-        if len(failed) == 1:
+        first, isolated, lost_link = own_failure(failed[0]), isolated_by_link(alive), _lost_link(alive)
+        if len(failed) == 1 and not lost_link:
             return first
-        quiet = names(record for record in records if not record.failure)  # such as one whose host is cut off
-        others = f"; {quiet} reported nothing" if quiet else ""
-        return Verdict(f"a collective failed on {names(failed)}: {first.reason}{others}", place=first.place)
+        quiet = names(record for record in alive.values() if not record.failure)
+        others = lost_link or (f"; {quiet} reported nothing" if quiet else "")
+        reason = f"a collective failed on {names(failed)}: {first.reason}{others}"
+        return replace(blame(isolated[0], reason) if len(isolated) == 1 else Verdict(reason), place=first.place)
 
-    def _stuck(self, alive: Mapping[int, Record]) -> Verdict | None:
+    def _stuck(self, alive: Mapping[int, Record], clock: float) -> Verdict | None:
         behind = at_fault(alive)
         if not all(record.overdue == STUCK for record in behind or alive.values()):
+            self._all_wait = None
             return None
+        if len(alive) > 1 and not any(record.work for record in alive.values()):
+            self._all_wait = self._all_wait or clock
+            if clock - self._all_wait < CUT_OFF_LOOK_SECONDS:
+                return None
         seconds = min(record.seconds for record in behind or alive.values())
         if len(behind) == 1:
-            return blame(behind[0], f"stuck: no progress for {seconds:.0f} s")
+            return blame(behind[0], f"stuck: no progress for {seconds:.0f} s{_lost_link(alive)}")
         return Verdict(f"stuck: no progress for {seconds:.0f} s: {headline(alive)}", place=behind[0].place if behind else "")
 
 
 def at_fault(alive: Mapping[int, Record]) -> list[Record]:
-    """The overdue processes that execute code instead of waiting. If all are overdue and wait, those behind the others.
+    """The overdue processes that execute code instead of waiting. If all are overdue and wait, one that is cut off from the
+    others, or those behind the others.
 
     [] if they are all at the same point, if those behind wait for their devices (a step starts while the one before computes),
     or if a process that is not overdue may hold up the rest.
@@ -202,10 +216,21 @@ def at_fault(alive: Mapping[int, Record]) -> list[Record]:
     late = [record for record in alive.values() if record.overdue]
     if working := [record for record in late if record.work]:
         return working
+    if any(record.cut_off for record in late):
+        return isolated_by_link(alive) if len(late) == len(alive) else []
     behind = [record for record in late if record.beat.position == min(each.beat.position for each in late)]
     is_single = any(not record.run for record in late)
     is_known = len(behind) < len(late) == len(alive) and not all(record.at_devices for record in behind)
     return behind if is_known or is_single else []
+
+
+def isolated_by_link(alive: Mapping[int, Record]) -> list[Record]:
+    """The processes that do not reach rank 0, or rank 0 if no other host reaches it; [] if none, or if there are two hosts."""
+    cut_off = [record for record in alive.values() if record.cut_off]
+    hosts, theirs = ({record.host for record in records} for records in (alive.values(), cut_off))
+    if len(hosts) <= 2:
+        return []
+    return cut_off if len(theirs) < len(hosts) - 1 else [alive[0]]
 
 
 def names(records: Iterable[Record]) -> str:
@@ -218,10 +243,18 @@ def headline(alive: Mapping[int, Record]) -> str:
     behind = at_fault(alive)
     if not behind:
         where = next(iter(alive.values())).beat.location
-        return f"all ranks wait for each other or for their devices {where}: a device, the network or a collective is stuck"
+        reason = f"all ranks wait for each other or for their devices {where}: a device, the network or a collective is stuck"
+        return reason + _lost_link(alive)
     waiting = len(alive) - len(behind)
     others = f"; {waiting} rank{'s are' if waiting > 1 else ' is'} waiting" if waiting else ""
-    return f"{names(behind)} {behind[0].beat.location}{others}".lstrip()
+    return f"{names(behind)} {behind[0].beat.location}{others}{_lost_link(alive)}".lstrip()
+
+
+def _lost_link(alive: Mapping[int, Record]) -> str:
+    """What to add if processes do not reach rank 0, else ""."""
+    cut_off = [record for record in alive.values() if record.cut_off]
+    do = "does" if len(cut_off) == 1 else "do"
+    return f"; {names(cut_off)} {do} not reach rank 0 on {alive[0].host} over the network" if cut_off else ""
 
 
 def report(alive: Mapping[int, Record], limits: Limits) -> list[str]:

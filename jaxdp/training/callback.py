@@ -117,7 +117,8 @@ class Callbacks:
         while self.started:
             callback = self.started.pop()
             try:
-                self._call(callback, "on_end", run, result)
+                with run.processes.status.performing(f"ending {type(callback).__name__}"):  # drawing a plot is no hang
+                    self._call(callback, "on_end", run, result)
             except Exception as error:
                 errors.append(error)
         if errors and run.error is None:

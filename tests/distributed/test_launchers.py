@@ -1,7 +1,11 @@
 """The variables of each launcher, as those systems set them."""
 
+import socket
+from dataclasses import replace
+
 import pytest
 
+from jaxdp.distributed import launchers
 from jaxdp.distributed.launchers import (
     Cluster,
     assign_gpus,
@@ -165,3 +169,14 @@ def test_visible_gpus_with_cuda_visible_devices_returns_those():
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []
+
+
+def test_a_host_that_accepts_or_refuses_a_connection_is_reached_one_that_does_not_answer_is_not(free_port, monkeypatch):
+    cluster = Cluster("jax", "127.0.0.1", free_port, rank=1, num_processes=3)
+    assert cluster.reaches_rank0()  # refused: nothing listens
+    with socket.create_server((cluster.address, cluster.port)) as server:
+        assert cluster.reaches_rank0()
+        server.listen(0)  # the connection above fills the queue: the system drops all others
+        monkeypatch.setattr(launchers, "REACH_SECONDS", 0.2)
+        assert not cluster.reaches_rank0()
+        assert replace(cluster, rank=0).reaches_rank0()  # itself

@@ -163,6 +163,7 @@ STARTED = f"{stack_traces.STARTED_IN}state.py create_state"
         ("/lib/jax/_src/stages.py __call__, /x/p.py f", stack_traces.DEVICES),
         ("/x/mine.py callback, /lib/jax/_src/interpreters/pxla.py __call__", ""),
         ("/p/threading.py wait, /x/jaxdp/distributed/process_group.py _wait_for", stack_traces.OTHER_RANKS),
+        ("/p/threading.py wait, /x/jaxdp/distributed/supervisor.py fail", stack_traces.OTHER_RANKS),
         ("/p/pathlib.py mkdir, /x/jaxdp/distributed/status.py write", stack_traces.OTHER_RANKS),
         (STARTED, stack_traces.DEVICES),  # in the call of a compiled program
         ("/x/jaxdp/training/my_data.py __getitem__", ""),

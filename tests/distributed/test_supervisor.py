@@ -1,7 +1,16 @@
+import itertools
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+from jaxdp.distributed import supervisor as supervisor_module
+from jaxdp.distributed.launchers import Cluster
+from jaxdp.distributed.status import Failure, ProcessStatus
+from jaxdp.distributed.supervisor import Follower, Supervisor
+from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
 TIMEOUT = 300  # seconds: a slow machine is no failure
 HANGS = """
@@ -70,3 +79,98 @@ def test_the_reason_of_another_process_is_printed_on_one_line():
     assert last.startswith(r"jaxdp: rank 1 on node failed: a\nb\x1b[2Jccc")
     assert last.endswith("ccc...; do this")
     assert completed.stderr.count("\n") < 20
+
+
+def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: asked.append(cluster.rank))
+    supervisor = Supervisor(Limits())
+    supervisor.stop()  # its threads end at once
+    board = SimpleNamespace(name="status files", period_seconds=0.0)
+    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=2, num_processes=3), board)
+    for overdue, expected in (("", []), (LATE, [2]), (LATE, [2]), (STUCK, [2, 2]), ("", [2, 2])):
+        follower.check_board(replace(supervisor.record, overdue=overdue))
+        assert asked == expected
+        assert supervisor.record.cut_off == (overdue != "")
+    monkeypatch.setattr(follower, "_decided", SimpleNamespace(wait=lambda seconds: None))
+    monkeypatch.setattr(follower, "leave", lambda: None)
+    for collective in (False, True):
+        follower.fail(Failure("no", collective=collective))
+        assert supervisor.record.cut_off == collective
+
+
+class SlowBoard:
+    """A board of which each access takes 2 s of a clock that it sets. Rank 1 says after 8 s that it leaves."""
+
+    name, period_seconds = "status files", 0.0
+
+    def __init__(self):
+        self.clock, self.rank1 = 0.0, None
+
+    def sleep(self, seconds):
+        self.clock += seconds
+
+    def write(self, name, text):
+        self.sleep(2.0)
+
+    def read(self, name):
+        self.sleep(2.0)
+        return replace(self.rank1, count=int(self.clock), left=self.clock > 8).to_json()
+
+
+def test_rank_0_whose_end_ends_the_others_waits_longer_for_them_if_the_directory_is_slow(monkeypatch):
+    supervisor, board = Supervisor(Limits()), SlowBoard()
+    supervisor.stop()  # its threads end at once
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: board.clock, sleep=board.sleep))
+    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
+    board.rank1 = replace(supervisor.record, rank=1, machine="another")
+    for count in (1, 2):
+        for record in (supervisor.record, board.rank1):
+            follower._add(record.rank, replace(record, count=count), 0.0)
+    assert supervisor.exit_seconds == 5.0
+    follower._write()
+    assert supervisor.exit_seconds == 17.0
+    follower.write_last()
+    assert follower._records.alive[1].left
+
+
+class FailingBoard:
+    """A board in memory that answers with an error while `fails` is set."""
+
+    name, period_seconds = "status files", 0.0
+
+    def __init__(self):
+        self.texts, self.fails = {}, False
+
+    def write(self, name, text):
+        self.read(name)
+        self.texts[name] = text
+
+    def read(self, name):
+        if self.fails:
+            raise PermissionError(13, "Permission denied")
+        return self.texts.get(name)
+
+
+def test_a_process_is_not_silent_while_the_directory_does_not_answer():
+    supervisor, board, counts = Supervisor(Limits(silence_seconds=15.0)), FailingBoard(), itertools.count()
+    supervisor.status = ProcessStatus()
+    supervisor.stop()  # its threads end at once
+    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
+
+    def looks(seconds, is_writing=False):
+        """The rank that is blamed after that many seconds, with a look in each."""
+        for _ in range(seconds):
+            if is_writing:
+                rank1 = replace(supervisor.record, rank=1, machine="another", count=next(counts))
+                board.texts["1.json"] = rank1.to_json()
+            supervisor.status.tick(1.0)
+            follower._follow()
+        return follower._verdict and follower._verdict.rank
+
+    assert looks(5, is_writing=True) is None
+    board.fails = True
+    assert looks(60) is None
+    board.fails = False
+    assert looks(13) is None
+    assert looks(4) == 1

@@ -114,6 +114,16 @@ def test_a_collective_that_fails_on_several_processes_is_blamed_on_none_of_them(
     assert (found.rank, str(found)) == (None, reason)
 
 
+@pytest.mark.parametrize(("cut_off", "named"), [([1], 1), ([2], 2), ([1, 2], 0)])
+def test_a_failed_collective_is_blamed_on_the_host_that_is_cut_off_not_on_the_first_that_reports(cut_off, named):
+    states = {f"r{rank}": {"cut_off": True} for rank in cut_off}
+    states["r1"] = states.get("r1", {}) | {"failure": Failure("Gloo: timed out", collective=True, place="loop.py:9 in read")}
+    found = Run().read(30, **states)
+    assert (found.rank, found.place) == (named, "loop.py:9 in read")
+    assert found.reason.startswith("a collective failed on rank 1 on node1: Gloo: timed out; rank ")
+    assert found.reason.endswith(" not reach rank 0 on node0 over the network")
+
+
 AHEAD = Heartbeat("step", 7, position=(0, 1, 6), idle_seconds=601.0)
 BEHIND = Heartbeat("step", 7, position=(0, 1, 5), idle_seconds=602.0)
 WAITS = {"overdue": STUCK, "work": "", "beat": AHEAD}
@@ -126,19 +136,60 @@ def test_the_process_that_executes_code_is_stuck_not_those_that_wait_for_it():
 
 
 def test_if_all_wait_the_one_behind_the_others_is_stuck():
-    found = Run().read(r0=WAITS, r1=WAITS | {"beat": BEHIND}, r2=WAITS)
+    found = Run().read(6, r0=WAITS, r1=WAITS | {"beat": BEHIND}, r2=WAITS)
     assert found.rank == 1
 
 
 def test_if_all_wait_at_the_same_point_no_rank_is_blamed():
-    found = Run().read(r0=WAITS, r1=WAITS, r2=WAITS)
+    found = Run().read(6, r0=WAITS, r1=WAITS, r2=WAITS)
     assert found.rank is None
-    assert "all ranks wait for each other or for their devices in step 7" in found.reason
+    assert found.reason.endswith(
+        "all ranks wait for each other or for their devices in step 7: a device, the network or a collective is stuck"
+    )
+
+
+CUT_OFF = WAITS | {"cut_off": True}
+
+
+def test_if_all_wait_the_one_that_does_not_reach_rank_0_is_named_also_if_another_is_behind():
+    run, behind = Run(), WAITS | {"beat": BEHIND}
+    assert run.read(2, r0=WAITS, r1=behind, r2=WAITS) is None  # the processes find out now
+    found = run.read(4, r0=WAITS, r1=behind, r2=CUT_OFF)
+    assert found.rank == 2
+    assert found.reason == "stuck: no progress for 601 s; rank 2 on node2 does not reach rank 0 on node0 over the network"
+
+
+def test_rank_0_is_named_if_no_other_host_reaches_it():
+    found = Run().read(6, r0=WAITS, r1=CUT_OFF, r2=CUT_OFF)
+    assert found.rank == 0
+    assert found.reason.endswith("; rank 1 on node1, rank 2 on node2 do not reach rank 0 on node0 over the network")
+
+
+def test_of_two_hosts_that_do_not_reach_each_other_neither_is_blamed():
+    two = {0: record(0, **WAITS), 1: record(1, **CUT_OFF), 2: replace(record(2, **CUT_OFF), host="node1")}
+    assert verdict.at_fault(two) == []
+    assert verdict.headline(two).endswith("; rank 1 on node1, rank 2 on node1 do not reach rank 0 on node0 over the network")
+
+
+def test_a_process_that_is_cut_off_is_not_blamed_for_one_that_executes_code_or_is_not_overdue():
+    found = Run().read(6, r0=WAITS, r1=WORKS, r2=CUT_OFF)
+    assert found.rank == 1
+    assert found.reason.startswith("stuck: no progress for 602 s; rank 2 on node2 does not reach rank 0")
+    run = Run()
+    run.read(r1=WAITS, r2=CUT_OFF)
+    assert verdict.at_fault(run.records.alive) == []
+
+
+def test_processes_that_wait_again_have_the_time_again_to_find_out_whether_they_reach_rank_0():
+    run, all_wait = Run(), dict.fromkeys(("r0", "r1", "r2"), WAITS)
+    assert run.read(4, **all_wait) is None
+    assert run.read() is None
+    assert run.read(4, **all_wait) is None
 
 
 def test_who_starts_a_step_later_than_the_others_is_not_blamed_for_a_collective_that_is_stuck():
     """A step is started while the one before computes, as far as the devices let it."""
-    found = Run().read(r0=WAITS, r1=WAITS | {"beat": BEHIND, "at_devices": True}, r2=WAITS)
+    found = Run().read(6, r0=WAITS, r1=WAITS | {"beat": BEHIND, "at_devices": True}, r2=WAITS)
     assert found.rank is None
     assert "rank 1" not in found.reason
 
@@ -149,7 +200,7 @@ def test_only_a_process_that_compiles_may_take_half_an_hour_in_a_compilation():
     assert [verdict.overdue(beat, LIMITS, work=work) for work in ("compiler", "code", "")] == [LATE, LATE, STUCK]
     waits, compiles = {"overdue": STUCK, "work": "", "beat": beat}, {"overdue": LATE, "work": "compiler", "beat": beat}
     assert Run().read(r0=waits, r1=compiles, r2=waits) is None
-    assert "all ranks wait for each other" in Run().read(r0=waits, r1=waits, r2=waits).reason
+    assert "all ranks wait for each other" in Run().read(6, r0=waits, r1=waits, r2=waits).reason
 
 
 def test_those_that_wait_for_a_slow_process_are_not_stuck():

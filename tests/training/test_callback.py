@@ -224,6 +224,22 @@ def test_on_end_is_called_without_a_result_after_a_stop_and_after_an_error(rare,
     assert events[-1] == ("on_end", None, "Interrupted")
 
 
+def test_each_callback_that_ends_has_the_whole_time_without_progress_and_is_named(rare, tmp_path):
+    """Such as one that draws a plot, or that of a user which sends the checkpoint elsewhere."""
+
+    class Ends(Callback):
+        def on_end(self, run, result):
+            status = run.processes.status
+            seen.append((status.detail, status.clock - status.last_progress))
+            status.last_progress -= 1_000.0
+
+    seen = []
+    train(rare, tmp_path, callbacks=[Ends(), Ends()])
+    (detail, idle), second = seen
+    assert (detail, second) == ("ending Ends", ("ending Ends", idle))
+    assert idle < 1_000.0
+
+
 def test_error_in_on_end_of_a_failed_run_does_not_hide_the_failure(rare, tmp_path):
     class FailsAtTheEnd(Callback):
         def on_end(self, run, result):
