@@ -1,6 +1,6 @@
 """Throughput of jaxdp's loader, PyTorch's DataLoader and Grain on the same JPEGs.
 
-    pip install -e '.[peers]' && python benchmarks/loaders.py decoders | torchvision | timm [--repeats 5]
+    pip install -e '.[peers]' && python benchmarks/loaders.py decoders | torchvision | timm | cores [--repeats 5]
 
 JPEGs of 400x350 pixels to random crops of 224x224, mirrored half of the time, in batches of 64 uint8 images, with one worker
 per core: threads for jaxdp and Grain, whose worker processes need a program started by absl, and processes for PyTorch. Rounds
@@ -10,6 +10,8 @@ alternate; starting the workers and the first batches are excluded.
 - torchvision: augmentations of torchvision. jaxdp's policies, color jitter and erasing run on the device, so its loader does
   the same work with all of them; only the interpolation of the crop changes it; loader_augmentations.json
 - timm: policy, crops and sampler of repeated augmentation of timm's recipes; a part of loader_augmentations.json
+- cores: images for each second of processor time, of JPEGs of 500x375 and 2,000x1,500
+  pixels, beside decoders of the crop alone; with `pip install nvidia-nvimgcodec-cu12 nvidia-dali-cuda120`; input_cores.json
 """
 
 import io
@@ -20,7 +22,9 @@ import time
 from functools import cache, partial
 from pathlib import Path
 
+import cv2
 import numpy as np
+import simplejpeg
 from common import made_on, markdown, options, read, write
 from PIL import Image
 
@@ -39,17 +43,19 @@ INTERPOLATIONS = ("unfiltered", "bilinear", "bicubic", "random")
 STRENGTHS = (0.4, 0.4, 0.4)  # of brightness, contrast and saturation
 POLICY, REPEATS = "rand-m7-mstd0.5-inc1", 3  # of timm's recipes
 REPEATED = f"each image {REPEATS} times a batch"
+WHOLE = "the whole, crop, resize"
+FORMS = {(375, 500): 10, (1500, 2000): 2}  # height, width: batches
 PACKAGES = ("jax", "numpy", "simplejpeg", "opencv-python-headless", "pillow", "torch")
 
 
 class Bytes:
     """The files over and over, as (bytes, label)."""
 
-    def __init__(self, folder):
-        self.source = ImageFolder.open(folder)
+    def __init__(self, folder, batches=WARM_UP + COUNTED):
+        self.source, self.batches = ImageFolder.open(folder), batches
 
     def __len__(self):
-        return BATCH * (WARM_UP + COUNTED)
+        return BATCH * self.batches
 
     def __getitem__(self, index):
         return self.source[int(index) % len(self.source)]
@@ -67,14 +73,14 @@ class TorchBytes(Bytes):
         return self.transform(data, index), label
 
 
-def by_jaxdp(folder, interpolation="unfiltered", repeats=1):
+def by_jaxdp(folder, interpolation="unfiltered", repeats=1, batches=WARM_UP + COUNTED):
     ranges = Augment(crop_interpolation=interpolation)
 
     def crop(pixels, out, position):
         random_resized_crop(pixels, out, ranges=ranges, random=random_numbers(0, position))
 
     loader = DecodedImages(ImageFolder.open(folder), transform=crop, size=SIZE, classes=2, threads=default_threads())
-    positions = np.arange(BATCH * (WARM_UP + COUNTED)).reshape(-1, BATCH)
+    positions = np.arange(BATCH * batches).reshape(-1, BATCH)
 
     def load(positions):
         ids = repeated_positions(np.arange(BATCH), first=positions[0], global_batch=BATCH, repeats=repeats)
@@ -98,12 +104,90 @@ def by_torch(folder, transform, repeated=False):
     return iter(DataLoader(data, BATCH, num_workers=default_threads(), **order))
 
 
-def by_grain(folder, transform):
+def by_grain(folder, transform, batches=WARM_UP + COUNTED):
     import grain
 
-    data = grain.MapDataset.source(Bytes(folder)).seed(0).shuffle()
+    data = grain.MapDataset.source(Bytes(folder, batches)).seed(0).shuffle()
     data = data.map_with_index(lambda index, item: {"image": transform(item[0], index), "label": item[1]}).batch(BATCH)
     return iter(data.to_iter_dataset(grain.ReadOptions(num_threads=default_threads(), prefetch_buffer_size=4)))
+
+
+def by_dali(folder, batches):
+    """On the CPU, with DALI's usual fused decoder of random crops."""
+    from nvidia.dali import fn, pipeline_def
+
+    @pipeline_def(batch_size=BATCH, num_threads=default_threads(), device_id=None, exec_async=False, exec_pipelined=False)
+    def crops():
+        images = fn.decoders.image_random_crop(fn.readers.file(file_root=str(folder), random_shuffle=True)[0])
+        return fn.flip(fn.resize(images, size=(SIZE, SIZE), antialias=False), horizontal=fn.random.coin_flip())
+
+    pipeline = crops()
+    return (pipeline.run() for _ in range(batches))
+
+
+def one_by_one(folder, transform, batches):
+    data = Bytes(folder, batches)
+    return ([transform(data[n][0], n) for n in range(first, first + BATCH)] for first in range(0, len(data), BATCH))
+
+
+@cache
+def codec():
+    """(nvImageCodec, its decoder on the CPU, with the upsampling of chroma that other decoders have, its parameters)."""
+    from nvidia import nvimgcodec
+
+    kinds = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
+    device = {"device_id": nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, "max_num_cpu_threads": 1}
+    decoder = nvimgcodec.Decoder(**device, backends=kinds, options=":fancy_upsampling=1")
+    return nvimgcodec, decoder, nvimgcodec.DecodeParams(color_spec=nvimgcodec.ColorSpec.SRGB)
+
+
+def decoded_region(data: bytes, top: int, left: int, height: int, width: int) -> np.ndarray:
+    """A rectangle of an image: the entropy decoding of all rows down to it, the rest of the decoding in it alone."""
+    nvimgcodec, decoder, parameters = codec()
+    region = nvimgcodec.Region(top, left, top + height, left + width)
+    return np.asarray(decoder.decode(nvimgcodec.CodeStream(data).get_sub_code_stream(region=region), params=parameters).cpu())
+
+
+def drawn(data: bytes, position: int):
+    """(height and width of an image, box of its random crop)."""
+    height, width = simplejpeg.decode_jpeg_header(data)[:2]
+    return height, width, random_crop_box(height, width, min_area=Augment().min_area, random=random_numbers(0, position))
+
+
+def region_alone(data: bytes, position: int) -> np.ndarray:
+    *_, box = drawn(data, position)
+    return cv2.resize(decoded_region(data, *box), (SIZE, SIZE))
+
+
+def check_regions(folder) -> None:
+    """That regions have the pixels of the whole, bit for bit."""
+    files = Bytes(folder)
+    for position in range(8):
+        data, _ = files[position]
+        *_, (top, left, height, width) = drawn(data, position)
+        expected = decode(data)[top : top + height, left : left + width]
+        np.testing.assert_array_equal(decoded_region(data, top, left, height, width), expected)
+
+
+def last_row(data: bytes, position: int) -> np.ndarray:
+    height, width, _ = drawn(data, position)
+    return decoded_region(data, height - 1, 0, 1, width)
+
+
+def whole(data: bytes, position: int) -> np.ndarray:
+    *_, (top, left, height, width) = drawn(data, position)
+    return cv2.resize(decode(data, SCRATCH)[top : top + height, left : left + width], (SIZE, SIZE))
+
+
+def reduced(data: bytes, position: int) -> np.ndarray:
+    """All of the image at 1/2, 1/4 or 1/8 of its size, where the crop keeps SIZE pixels: not the pixels of the whole."""
+    height, width, box = drawn(data, position)
+    divisor = max(divisor for divisor in (1, 2, 4, 8) if divisor == 1 or min(box[2:]) >= divisor * SIZE)
+    height, width = -(-height // divisor), -(-width // divisor)
+    buffer = SCRATCH.array(height, width)
+    pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", min_height=height, min_width=width, buffer=buffer)
+    top, left, height, width = (number // divisor for number in box)
+    return cv2.resize(pixels[top : top + height, left : left + width], (SIZE, SIZE))
 
 
 def ours(data: bytes, position: int) -> np.ndarray:
@@ -175,6 +259,23 @@ def decoders(folder) -> dict:
     }
 
 
+def of_cores(folder, batches) -> dict:
+    peers = {
+        "jaxdp": partial(by_jaxdp, folder, batches=batches),
+        "Grain threads, our decoder": partial(by_grain, folder, ours, batches),
+        "DALI on the CPU": partial(by_dali, folder, batches),
+    }
+    return peers | {name: partial(one_by_one, folder, transform, batches) for name, transform in ALONE.items()}
+
+
+ALONE = {  # one image after the other
+    WHOLE: whole,
+    "the region of the crop alone (nvImageCodec), resize": region_alone,
+    "the whole at 1/2, 1/4 or 1/8 where the crop has the pixels, crop, resize": reduced,
+    "the last row alone: little but entropy decoding": last_row,
+}
+
+
 def of_torchvision(folder) -> dict:
     peers = ("crop and flip", *operations(), "RandomErasing")
     return {
@@ -204,12 +305,20 @@ def rate(batches) -> float:
     return BATCH * COUNTED / (time.perf_counter() - began)
 
 
-def alternating_rounds(contenders: dict, rounds: int) -> dict:
+def rate_of_a_core(batches, images: int) -> float:
+    """Images for each second of processor time of this process, over all batches, which are so many images."""
+    began = time.process_time()
+    for _ in batches:
+        pass
+    return images / (time.process_time() - began)
+
+
+def alternating_rounds(contenders: dict, rounds: int, measured=rate) -> dict:
     """The rates of alternating rounds, by contender, and their medians. contenders: name -> function that returns batches."""
     rates = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, batches in contenders.items():
-            rates[name].append(rate(batches()))
+            rates[name].append(measured(batches()))
             print(name, f"{rates[name][-1]:.0f}", flush=True)
     return {"rates": rates, "medians": {name: statistics.median(values) for name, values in rates.items()}}
 
@@ -217,6 +326,7 @@ def alternating_rounds(contenders: dict, rounds: int) -> dict:
 def main():
     studies = {"decoders": (decoders, ["grain"]), "torchvision": (of_torchvision, ["torchvision"])}
     studies["timm"] = of_timm, ["torchvision", "timm"]
+    studies["cores"] = of_cores, ["grain", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120"]
     parser = options(__doc__)
     parser.add_argument("study", choices=studies)
     parser.add_argument("--repeats", type=int, default=5)
@@ -225,15 +335,33 @@ def main():
 
     torch.set_num_threads(1)
     contenders, packages = studies[arguments.study]
+    record = {
+        "provenance": provenance([*PACKAGES, *packages]),
+        "workers": default_threads(),
+        "load_average": os.getloadavg()[1],
+    }
+    if arguments.study == "cores":
+        write("input_cores", record | {"forms": [cores(*form, arguments.repeats) for form in FORMS.items()]})
+        return
     with tempfile.TemporaryDirectory() as made:
-        size = make_images(Path(made), FILES)
-        record = {"provenance": provenance([*PACKAGES, *packages]), "file_bytes": size, "workers": default_threads()}
-        record |= {"load_average": os.getloadavg()[1]} | alternating_rounds(contenders(Path(made)), arguments.repeats)
+        record["file_bytes"] = make_images(Path(made), FILES)
+        record |= alternating_rounds(contenders(Path(made)), arguments.repeats)
     if arguments.study == "decoders":
         write("input_vs_peers", record)
     else:
         before = read("loader_augmentations", {})
         write("loader_augmentations", before | ({"timm": record} if arguments.study == "timm" else record))
+
+
+def cores(sides: tuple[int, int], batches: int, repeats: int) -> dict:
+    """The rates of a core with images of these sides."""
+    height, width = sides
+    with tempfile.TemporaryDirectory() as made:
+        size = make_images(Path(made), BATCH, height=height, width=width)
+        check_regions(Path(made))
+        measured = partial(rate_of_a_core, images=BATCH * batches)
+        rounds = alternating_rounds(of_cores(Path(made), batches), repeats, measured)
+    return {"height": height, "width": width, "file_bytes": size} | rounds
 
 
 def decoders_table(record: dict) -> str:
@@ -247,6 +375,29 @@ def decoders_table(record: dict) -> str:
         rows,
         f"Medians of {len(record['rates']['jaxdp'])} alternating rounds with {record['workers']} workers, by "
         f"`benchmarks/loaders.py` on {made_on(record)}, PyTorch {versions['torch']}, Grain {versions['grain']}.",
+    )
+
+
+def cores_table(record: dict) -> str:
+    versions, forms = record["provenance"]["versions"], record["forms"]
+    rows = []
+    for name in forms[0]["medians"]:
+        cells = [name]
+        for form in forms:
+            rate, base = (form["medians"][which] for which in (name, WHOLE if name in ALONE else "jaxdp"))
+            cells += [f"{rate:,.0f}", f"{rate / base:.2f} x"]
+        rows.append(cells)
+    heads = [head for form in forms for head in (f"{form['width']:,}x{form['height']:,}, images/s", "")]
+    sizes = " and ".join(f"{form['file_bytes'] / 1e3:,.0f}" for form in forms)
+    small, rate = f"{forms[0]['width']}x{forms[0]['height']}", forms[0]["medians"]["jaxdp"]
+    return markdown(
+        ("a core", *heads),
+        rows,
+        f"Medians of {len(forms[0]['rates']['jaxdp'])} alternating rounds by `benchmarks/loaders.py` on {made_on(record)}, "
+        f"Grain {versions['grain']}, DALI {versions['nvidia-dali-cuda120']}, nvImageCodec "
+        f"{versions['nvidia-nvimgcodec-cu12']}; JPEGs of {sizes} KB.",
+        f"10,000 images/s of {small} need {10_000 / rate:.0f} such cores. The 64 cores of a host with 8 for each of its 8 GPUs "
+        f"decode {64 * rate:,.0f}; 10,000 for each GPU need {80_000 / rate:.0f} cores.",
     )
 
 

@@ -285,6 +285,7 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "audit": of("audit", audit.table),
     "stages": of("input_cpu", stages),
     "input": of("input_vs_peers", loaders.decoders_table),
+    "cores": of("input_cores", loaders.cores_table),
     "loader": of("loader_augmentations", loaders.augmentations_table),
     "chaos": of("chaos", chaos.table, "chaos.py"),
     "object_storage_data": of("object_storage_data", object_storage_data.table),

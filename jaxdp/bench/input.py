@@ -101,6 +101,7 @@ def _pipeline_stages(config: Config, mesh: Mesh, source: ItemSource, *, batch_si
         DecodedImages(source, transform=transform, size=size, classes=classes, threads=count) for count in (1, threads)
     )
     ids = np.resize(indices, batch_size)
+    distinct = np.split(ids, range(len(indices), batch_size, len(indices)))  # a batch decodes an image once
     host = {"images": all_threads.batch(ids, ids)[0], "positions": ids.astype(np.uint32)}
     on_devices = prefetch.to_global(host, mesh)
 
@@ -109,7 +110,7 @@ def _pipeline_stages(config: Config, mesh: Mesh, source: ItemSource, *, batch_si
         return normalize(augment(config, batch["images"], batch["positions"]), IMAGENET.mean, IMAGENET.std)
 
     def prefetch_batches() -> None:
-        prefetcher = prefetch.Prefetcher(lambda ids: all_threads.batch(ids, ids), [ids] * BATCHES)
+        prefetcher = prefetch.Prefetcher(lambda ids: all_threads.batch(ids, ids), distinct * BATCHES)
         while prefetcher.next() is not None:
             pass
         prefetcher.close()
@@ -118,7 +119,7 @@ def _pipeline_stages(config: Config, mesh: Mesh, source: ItemSource, *, batch_si
         Stage("source", 1, len(indices), lambda: [source[int(index)] for index in indices]),
         Stage("decode", 1, len(indices), lambda: [decode(data, scratch) for data in encoded if isinstance(data, bytes)]),
         Stage("crop", 1, len(indices), lambda: [transform(image, row, n) for n, image in enumerate(pixels)]),
-        Stage("batch, one thread", 1, batch_size, lambda: one_thread.batch(ids, ids)),
+        Stage("batch, one thread", 1, batch_size, lambda: [one_thread.batch(some, some) for some in distinct]),
         Stage(f"batch, {threads} threads", threads, BATCHES * batch_size, prefetch_batches),
         Stage("augment, on the devices", mesh.size, batch_size, lambda: jax.block_until_ready(augment_batch(on_devices))),
         Stage("transfer", 1, batch_size, lambda: jax.block_until_ready(prefetch.to_global(host, mesh))),

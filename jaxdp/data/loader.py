@@ -87,12 +87,15 @@ class DecodedImages:
         """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B] samples seen before each image."""
         images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
         labels = np.empty(len(indices), np.int32)
-        rows = iter(range(len(indices)))  # shared by the threads: each takes the next free row
+        rows_of: dict[int, list[int]] = {}  # image -> its rows, for all of which it is read and decoded once
+        for row, index in enumerate(indices.tolist()):
+            rows_of.setdefault(index, []).append(row)
+        wanted = iter(rows_of.items())  # shared by the threads: each takes the next image
 
         def fill_rows(_: int) -> None:
-            for row in rows:
+            for index, rows in wanted:
                 began = time.monotonic()
-                labels[row] = self._load(int(indices[row]), images[row], int(positions[row]))
+                labels[rows] = self._load(index, [(images[row], int(positions[row])) for row in rows])
                 with self.lock:
                     self.loading_seconds += time.monotonic() - began
                 progress.report()
@@ -107,14 +110,15 @@ class DecodedImages:
             raise
         return images, labels
 
-    def _load(self, index: int, out: np.ndarray, position: int) -> int:
-        """Fill `out` and return the label, following `on_bad_image` where the image cannot be read."""
+    def _load(self, index: int, copies: list[tuple[np.ndarray, int]]) -> int:
+        """Fill each (out, position) and return the label, following `on_bad_image` where the image cannot be read."""
         for offset in range(len(self.source)):
             candidate = (index + offset) % len(self.source)
             try:
                 image, label = self._item(candidate)
                 pixels = decode(image, self.scratch) if isinstance(image, bytes) else image
-                self.transform(pixels, out, position)
+                for out, position in copies:
+                    self.transform(pixels, out, position)
                 return label
             except ImageError as error:
                 name = self._name(candidate)
@@ -122,7 +126,8 @@ class DecodedImages:
                     raise DataError(f"{name} cannot be used: {error}; {error.hint}") from None
                 self.bad_images[name] = str(error)
                 if self.on_bad_image == "ignore":
-                    out[:] = 0
+                    for out, _ in copies:
+                        out[:] = 0
                     return IGNORED
         reasons = "; ".join(list(self.bad_images.values())[:3])
         raise DataError(f"no image of the data set can be used; the first reasons: {reasons}")

@@ -121,9 +121,9 @@ def _evaluated(source: BatchSource, first: int, *, batch_size: int, rows: np.nda
 
 
 def read_ahead(source: BatchSource, order: Iterable[np.ndarray]) -> None:
-    """Let a source that fetches images over a network know the coming order. order: arrays of indices."""
+    """Let a source that fetches images over a network know the coming order. order: arrays of indices, one for each batch."""
     if isinstance(source, DecodedImages):
-        source.read_ahead(order)
+        source.read_ahead(np.array(list(dict.fromkeys(batch.tolist()))) for batch in order)  # a batch reads an image once
 
 
 def stop_reading(source: BatchSource) -> None:

@@ -5,7 +5,7 @@ import pytest
 from helpers.images import encode, folder_config, smooth_image
 from PIL import Image
 
-from jaxdp.data import decode, sources
+from jaxdp.data import decode, loader, sources
 from jaxdp.data.loader import DataError, DecodedImages
 
 
@@ -23,6 +23,45 @@ def test_batch_depends_on_positions_not_on_threads_or_grouping(pictures):
     np.testing.assert_array_equal(labels, [0, 2, 0, 1, 0, 1])
     assert not np.array_equal(images[0], images[2])  # the same image at another position
     assert not np.shares_memory(images, one.batch(ids, positions)[0])
+
+
+def test_copies_of_an_image_in_a_batch_are_read_and_decoded_once(pictures, monkeypatch):
+    """As repeated augmentation asks for them: each has the crop that it has alone."""
+    source, decoded, read = sources.open_datasets(folder_config(pictures)).train, [], []
+    item = source._item
+    ids, positions = np.array([3, 20, 3, 11, 3, 20]), np.arange(70, 76)
+    alone = [source.batch(ids[n : n + 1], positions[n : n + 1]) for n in range(6)]
+    monkeypatch.setattr(loader, "decode", lambda data, scratch: decoded.append(data) or decode.decode(data, scratch))
+    monkeypatch.setattr(source, "_item", lambda index: read.append(index) or item(index))
+    images, labels = source.batch(ids, positions)
+    np.testing.assert_array_equal(images, np.concatenate([batch[0] for batch in alone]))
+    np.testing.assert_array_equal(labels, np.concatenate([batch[1] for batch in alone]))
+    assert len(decoded) == 3
+    assert sorted(read) == [3, 11, 20]
+
+
+def test_image_damaged_outside_of_its_crop_cannot_be_used(pictures):
+    """Whether an image is used does not depend on the crop that a position draws: all of it is decoded."""
+    damaged = pictures / "train/dog/4.JPEG"
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:-40] + bytes(38) + data[-2:])
+    source = sources.open_datasets(folder_config(pictures)).train
+    for position in range(8):
+        with pytest.raises(DataError, match=r"train/dog/4.JPEG cannot be used: damaged or truncated JPEG: "):
+            source.batch(np.array([11]), np.array([position]))
+
+
+def test_every_copy_of_a_damaged_image_is_replaced_or_ignored(pictures):
+    (pictures / "train/dog/4.JPEG").write_bytes(b"broken")
+    ids, positions = np.array([11, 12, 11]), np.array([5, 6, 7])
+    skipping = sources.open_datasets(folder_config(pictures, on_bad_image="skip")).train
+    images, labels = skipping.batch(ids, positions)
+    np.testing.assert_array_equal(images, skipping.batch(np.array([12, 12, 12]), positions)[0])
+    assert labels.tolist() == [1, 1, 1]
+    skipping.on_bad_image = "ignore"
+    images, labels = skipping.batch(ids, positions)
+    assert labels.tolist() == [-1, 1, -1]
+    assert not images[[0, 2]].any()
 
 
 def test_evaluation_batch_is_center_crop_at_any_position(pictures):

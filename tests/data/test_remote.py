@@ -72,6 +72,20 @@ def test_a_folder_at_a_url_gives_the_batches_of_the_folder(pictures, tmp_path, g
         assert (far.train.storage_share > 0, local.train.storage_share) == (True, 0)
 
 
+def test_copies_of_an_image_in_a_batch_are_fetched_once_and_leave_nothing_ahead(pictures, tmp_path):
+    """As repeated augmentation asks for them: what is never asked for would take the place of images to come."""
+    config = folder_config(pictures)
+    far, local = (
+        sources.open_datasets(one).train for one in (at_url(config, f"file://{pictures}", tmp_path / "cache"), config)
+    )
+    order = [np.array([3, 20, 3, 11, 3, 20]), np.array([5, 5, 3])]
+    prefetch.read_ahead(far, order)
+    for ids in order:
+        for ours, theirs in zip(far.batch(ids, ids), local.batch(ids, ids), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert (far.source.ahead.pending, far.source.ahead.items) == ({}, 0)
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_only_sets_that_reading_ahead_does_not_hold_are_read_in_every_epoch(pictures, tmp_path, monkeypatch, held):
     """Of 24 images, two epochs fit in what is read ahead, or do not; there is no room for copies."""
