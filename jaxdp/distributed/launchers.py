@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from jaxdp.errors import ConfigError, one_of, plural
 
@@ -33,11 +34,16 @@ class Cluster:
     rank: int
     num_processes: int
 
+    @cached_property
+    def coordinator(self) -> tuple[str, int]:
+        """IP address and port of rank 0, resolved once: without a network a name server does not answer for long."""
+        return socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)[0][4][:2]
+
     def reaches_rank0(self) -> bool:
         """Whether the host of rank 0 answers a connection to the coordinator's port, even if it refuses it."""
         try:
             if self.rank > 0:
-                socket.create_connection((self.address, self.port), REACH_SECONDS).close()
+                socket.create_connection(self.coordinator, REACH_SECONDS).close()
         except ConnectionRefusedError:
             return True
         except OSError:

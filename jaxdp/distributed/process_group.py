@@ -154,6 +154,8 @@ class JoinedProcesses(ProcessGroup):
             hint = "use a directory that this process can write to"
             raise ConfigError("--workdir", str(error.filename), reason=str(error.strerror), hint=hint) from None
         follower = Follower(supervising, cluster, board)
+        with suppress(OSError):  # resolve it while the network works
+            _ = cluster.coordinator
         processes = cls(follower)
         try:
             while not follower.session:
