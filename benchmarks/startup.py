@@ -42,6 +42,7 @@ def _commit(checkout: Path) -> str:
 def seconds(checkout: Path, words: list[str], cache: Path) -> tuple[float, float]:
     """(wall seconds, CPU seconds) of a Python command."""
     environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # the first round writes what an installation has
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, *words], cwd=checkout, env=os.environ | environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)

@@ -33,7 +33,7 @@ from jaxdp.loggers.plan_table import start_table
 from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
 from jaxdp.models.weights import NamedTensors
-from jaxdp.planning import Plan
+from jaxdp.planning import Plan, small_worker_warning
 from jaxdp.records import MESSAGE
 from jaxdp.setup import consistency, continued, run_dir
 from jaxdp.setup.prepare import (
@@ -44,7 +44,6 @@ from jaxdp.setup.prepare import (
     make_compiler,
     out_of_memory_as_config_error,
     prepare,
-    small_worker_warning,
 )
 from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.sizes import model_summary

@@ -148,8 +148,17 @@ NOT_IMPORTED = {
     "jaxdp.training.step": ("flax", "jaxdp.models", "jaxdp.data.loader"),  # it knows no network
     **dict.fromkeys(
         ("jaxdp.session", "jaxdp.data.sources", "jaxdp.inference.load_run", "jaxdp.report.server"),
-        # what URLs, registered models and single data sources need
-        ("jaxdp.cloud", "fsspec", "obstore", "flax.nnx", "jaxdp.data.tfds", "jaxdp.data.digits", "jaxdp.data.synthetic"),
+        # what URLs, registered models, single data sources and the reading and writing of checkpoints need
+        (
+            "jaxdp.cloud",
+            "fsspec",
+            "obstore",
+            "flax.nnx",
+            "jaxdp.data.tfds",
+            "jaxdp.data.digits",
+            "jaxdp.data.synthetic",
+            "orbax",
+        ),
     ),
 }
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -92,8 +93,6 @@ class CheckpointManager:
         self._host_state: Any = None  # host memory that every save reuses
         self._pending: Future | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=SAVING_THREAD)
-        self._checkpointer = orbax_io.make_checkpointer(self.group.rank)
-        orbax_io.silence_orbax()
         if self.group.num_processes == 1 and (unfinished := _last_saves.pop(folder.absolute(), None)):
             wait([unfinished])
 
@@ -217,6 +216,10 @@ class CheckpointManager:
         return Rollback(trusted.path if trusted else None, quarantined, failures)
 
     # The following methods run in the saving thread.
+
+    @cached_property
+    def _checkpointer(self) -> Any:
+        return orbax_io.make_checkpointer(self.group.rank)
 
     def _save(self, samples: int, metadata: dict, *, report: StateReport, before_manifest: Callable[[], None]) -> None:
         """Write the state, check it on all processes, complete the checkpoint, and remove expired ones."""

@@ -1,4 +1,4 @@
-"""Reading and writing a checkpoint's arrays with Orbax."""
+"""Reading and writing a checkpoint's arrays with Orbax, which is imported by the first of both."""
 
 import functools
 import logging
@@ -8,28 +8,33 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jaxdp.checkpoint.checksums import describe_arrays
 from jaxdp.checkpoint.manifest import STATE, CorruptCheckpoint, Manifest, UnreadableCheckpoint, part_folder, verify_files
 from jaxdp.errors import first_line
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 
 class CheckpointMismatch(Exception):
     """A valid checkpoint whose arrays do not match the requested state. The message names the first array that differs."""
 
 
-def make_checkpointer(rank: int) -> ocp.Checkpointer:
+def make_checkpointer(rank: int) -> "ocp.Checkpointer":
     """An Orbax checkpointer that reads in this process alone, and writes only what this process passes to it.
 
     It is not asynchronous: jaxdp's saving thread waits for it, Orbax's own time limit follows a clock that can be set, and
     several processes would take each other's signals for their own. It has no barriers between processes, which would
     interleave with the collectives of the training step.
     """
+    import orbax.checkpoint as ocp
+
+    silence_orbax()
     alone = ocp.options.MultiprocessingOptions(primary_host=rank, active_processes={rank}, barrier_sync_key_prefix=f"{rank}")
     # By default, each process writes a slice of every replicated array.
     arrays = ocp.type_handlers.ArrayHandler(primary_host=rank, replica_id=0, use_replica_parallel=False)
@@ -39,7 +44,7 @@ def make_checkpointer(rank: int) -> ocp.Checkpointer:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-def write_state(checkpointer: ocp.Checkpointer, path: Path, host_state: Any, *, part: int, parts: int) -> None:
+def write_state(checkpointer: "ocp.Checkpointer", path: Path, host_state: Any, *, part: int, parts: int) -> None:
     """Write a part of the state of the checkpoint at `path`. Each process writes its own."""
     folder = (path / part_folder(part, parts)).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +122,8 @@ def _fields(tree: Any) -> dict[str, Any]:
 
 
 def _restore(manifest: Manifest, abstract_state: Any) -> Any:
+    import orbax.checkpoint as ocp
+
     checkpointer, fields = make_checkpointer(jax.process_index()), _fields(abstract_state)
     read_fields = {field: tree for field, tree in fields.items() if tree is not None}
     partial = len(read_fields) < len(fields)

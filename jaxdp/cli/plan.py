@@ -10,6 +10,7 @@ from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.flags import parse
 from jaxdp.planning import Plan as RunPlan
+from jaxdp.planning import small_worker_warning
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import own_options
@@ -70,7 +71,6 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
     from jaxdp.distributed import runtime
     from jaxdp.loggers.plan_table import as_dict, summary_table
     from jaxdp.models import finetune
-    from jaxdp.setup.prepare import small_worker_warning
     from jaxdp.sizes import model_summary
 
     devices, rate = _number_of_devices(options), options.images_per_second

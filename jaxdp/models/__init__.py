@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import jax
@@ -44,8 +44,7 @@ class Model:
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
         """(params, batch_stats), float32 trees, for images of shape (H, W, 3)."""
-        variables = self.module.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
-        return sample_params(key, variables["params"]), variables["batch_stats"]
+        return _init_resnet(self.module.clone(convolution="direct"), key, image_shape)
 
     def apply(
         self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
@@ -70,6 +69,13 @@ class Model:
             return y, {}
         y, changed = self.module.apply(variables, x, train=True, segment=segment, key=key, mutable=["moments"])
         return y, changed.get("moments", {})
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _init_resnet(module: ResNet, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
+    """`Model.init` of a module, traced once for all programs of a run; the form of its convolutions changes nothing."""
+    variables = module.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
+    return sample_params(key, variables["params"]), variables["batch_stats"]
 
 
 EVERY_PLATFORM = "every platform"  # of `create`: the program chooses the fastest form when it is lowered

@@ -64,11 +64,14 @@ def _train_phase(run: Run, phase: PlannedPhase) -> None:
         run.clock.restart()
         batch = _next_batch(run, batches)
         run.processes.barrier(f"the first step of phase {phase.index}")
+        second_step = run.progress.steps + 2
         while batch is not None and run.stop_reason is None:
             _begin_step(run, batch)
             _start_step(run, step, batch)
             batch = _next_batch(run, batches)
             complete_steps(run, keep=1)
+            if run.progress.steps == second_step:
+                _prepare_later(run)
             if run.progress.evaluation_due:
                 evaluate_now(run)
         complete_steps(run)
@@ -77,21 +80,24 @@ def _train_phase(run: Run, phase: PlannedPhase) -> None:
 
 
 def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
-    """Place the state for a phase and return its compiled step; the later phases are compiled in the background."""
+    """Place the state for a phase and return its compiled step."""
     compiler, run.phase = run.compiler, phase
     run.processes.set_activity("compile")
     compiled_step = compiler.prepare_train(phase)
-    compiler.prepare_evaluation(phase)
     if (placement := compiler.placement(phase)) is not run.placement:
         run.signals.raise_if_stop_agreed()  # before the collectives that gather the state
         run.state, run.placement = placement.place(run.whole_state()), placement
     with run.clock.paused("compilation"):
         step = run.signals.wait_for(compiled_step)
     run.processes.barrier(f"phase {phase.index}")
-    for later in run.plan.phases[phase.index + 1 :]:
-        compiler.prepare_train(later)
-        compiler.prepare_evaluation(later)
     return step
+
+
+def _prepare_later(run: Run) -> None:
+    """Compile in the background what follows. A CPU computes the first step before that, as both need all of its cores."""
+    for phase in run.plan.phases[run.phase.index :]:
+        run.compiler.prepare_train(phase)
+        run.compiler.prepare_evaluation(phase)
 
 
 def _next_batch(run: Run, batches: DeviceIterator) -> dict[str, jax.Array] | None:

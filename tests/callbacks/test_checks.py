@@ -13,9 +13,8 @@ from jaxdp.callbacks.checks import LossWatch, chance_level_warning, check_step
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.config import Checkpoint, Phase
 from jaxdp.errors import TrainingError
-from jaxdp.planning import make_plan
+from jaxdp.planning import make_plan, small_worker_warning
 from jaxdp.recipes import load_config
-from jaxdp.setup.prepare import small_worker_warning
 
 
 def record(step, loss):

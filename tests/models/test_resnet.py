@@ -175,6 +175,15 @@ def test_init_is_he_with_small_classifier_and_zero_last_scales(monkeypatch):
 
 
 @pytest.mark.usefixtures("direct_convolutions")
+def test_init_of_all_forms_of_a_network_is_traced_once(monkeypatch):
+    traces, sample = [], models.sample_params
+    monkeypatch.setattr(models, "sample_params", lambda key, stds: traces.append(key) or sample(key, stds))
+    config = Model(depth=TWO_BLOCKS, width=8, classes=17)  # of no other test
+    for platform in ("any", "cpu", "cpu"):
+        jax.eval_shape(lambda: models.create(config, platform).init(jax.random.key(0), (8, 8, 3)))  # noqa: B023
+    assert len(traces) == 1
+
+
 def test_bfloat16_model_convolves_in_bfloat16_and_all_that_it_returns_is_float32():
     config = Model(depth=TWO_BLOCKS, width=4, stem="small", classes=3, dtype="bfloat16")
     model, *trees = abstract_params(config, 8)
