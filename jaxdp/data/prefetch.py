@@ -36,6 +36,7 @@ class BatchSource(Protocol):
         """
 
 
+@cache
 def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Rows over all devices, vertical axis first: worker w holds rows from w * per_worker_batch on, on every mesh."""
     return NamedSharding(mesh, PartitionSpec(AXES))
@@ -54,9 +55,10 @@ def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
 
 def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
     """Global arrays over the mesh from this process's rows of a batch (see `local_rows`)."""
-    sharding, devices = batch_sharding(mesh), len(local_device_indices(mesh))
+    sharding = batch_sharding(mesh)
+    devices = len(sharding.addressable_devices)
     shapes = {name: (len(rows) // devices * mesh.size, *rows.shape[1:]) for name, rows in batch.items()}
-    return {name: jax.make_array_from_process_local_data(sharding, rows, shapes[name]) for name, rows in batch.items()}
+    return jax.make_array_from_process_local_data(sharding, batch, shapes)
 
 
 class Rows(NamedTuple):

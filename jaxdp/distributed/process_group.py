@@ -37,6 +37,7 @@ class ProcessGroup:
     def __init__(self) -> None:
         self.hosts, self.host_numbers = ["localhost"], [0]
         self.status = status.current()
+        self.set_activity = self.status.set_activity  # all processes begin the same activities in the same order
 
     @property
     def is_rank0(self) -> bool:
@@ -97,10 +98,6 @@ class ProcessGroup:
     def check_stop(self, stop_reason: str | None) -> str | None:
         """Why the processes stop between two steps, if they have agreed to. stop_reason: the signal to this process, if any."""
         return stop_reason
-
-    def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
-        """Set what this process does now, see `ProcessStatus`; all processes begin the same activities in the same order."""
-        self.status.set_activity(activity, step, detail)
 
     def record_step(self, step: int, waited: float, completed: float) -> None:
         """Record how many seconds this process waited for its devices in a step, and when it had the results (monotonic)."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.data.loader import DataError
@@ -170,7 +171,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
 
 def read(metrics: dict[str, jax.Array]) -> dict[str, Any]:
     """Scalars on the host, once the devices have computed them."""
-    return {name: value.item() for name, value in metrics.items()}
+    return {name: np.asarray(value).item() for name, value in metrics.items()}
 
 
 def evaluate_now(run: Run) -> dict[str, Any]:
