@@ -1,6 +1,9 @@
-"""The calls of benchmarks/gpu.py: names and flags that exist, known without a GPU."""
+"""The calls of benchmarks/gpu.py, without a GPU: on a CPU, and compiled for a GPU."""
 
+import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxdp.analysis import aot
 from jaxdp.cli import main
 from jaxdp.models.convolution import convolve
 
@@ -68,6 +72,15 @@ def test_flags_of_a_call_exist(commands, call, capsys):
         assert [flag for flag in flags if flag.replace("batch.0", "batch.N") not in offered and flag not in offered] == []
 
 
+def test_xla_has_the_flags_of_the_contenders(gpu):
+    """XLA ends a process that sets a flag which it does not have; XLA for CPUs has those for GPUs too."""
+    import step_vs_pytorch
+
+    flags = " ".join(flags for flags, _ in step_vs_pytorch.VARIANTS.values())
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}, check=True)
+
+
 def test_the_run_is_the_default_one(commands):
     [words] = commands("run")
     assert words[:2] == ["train.py", "--workdir"]
@@ -98,3 +111,25 @@ def test_first_goes_on_after_a_failed_call(gpu, monkeypatch, tmp_path, capfd):
     with pytest.raises(SystemExit, match=r"failed: run \(3\)"):
         gpu.first(tmp_path, ["32:small:2"])
     assert sorted(capfd.readouterr().out.split()) == sorted([*gpu.TOGETHER, *gpu.ALONE])
+
+
+def test_first_ends_in_ten_minutes(gpu):
+    """With every call stopped at its limit, and the installation of packages before them."""
+    alone = sum(gpu.SECONDS[call] for call in gpu.ALONE)
+    assert max(gpu.SECONDS[call] for call in gpu.TOGETHER) + alone <= 600 - 30
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(aot.unavailable_reason() is not None, reason=str(aot.unavailable_reason()))
+@pytest.mark.parametrize("form", ["separate", "folded"])
+def test_step_of_the_calls_compiles_for_a_gpu(gpu, form):
+    """ResNet-50 in bfloat16 with batch 256, by XLA's GPU compiler, without a GPU."""
+    flags = [*gpu.STEP[gpu.STEP.index("--config") :], *gpu.sized(gpu.ONE), "--model.batch-norm", form]
+    size = flags.index("--batch-size")  # of `jaxdp bench`
+    command = [sys.executable, "-m", "jaxdp", "plan", *flags[:size], *flags[size + 2 :], "--json"]
+    command += ["--compile-for", "h100", "--hosts", "1", "--gpus-per-host", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False)
+    assert done.returncode == 0, done.stderr
+    compiled = json.loads(done.stdout)["compiled"]
+    assert compiled["memory_bytes"] < compiled["device_memory_bytes"] / 4  # up to four are measured alternately
+    assert compiled["collectives"] == []
