@@ -14,6 +14,7 @@ from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 
 needs_compiler = pytest.mark.skipif(aot.unavailable_reason() is not None, reason=str(aot.unavailable_reason()))
+PERMUTE = "collective-permute"
 TINY = ["--model.depth", "18", "--model.width", "16", "--data.image-size", "64", "--data.augmentation", "none"]
 TINY += ["--data.stored-size", "None"]
 
@@ -45,7 +46,8 @@ def test_axis_of_device_groups_returns_mesh_axis():
 def gradient_messages(strategy):
     """The collectives of ResNet-18's gradients, which are bfloat16, as XLA schedules them for 4 hosts of 8 GPUs: by operation.
 
-    All collectives of the compiled step send the bytes of the trace, by operation and axis.
+    All collectives of the compiled step send the bytes of the trace, by operation and axis; those of permutations, which XLA
+    describes as pairs of devices, by operation.
     """
     command = [sys.executable, "-m", "jaxdp", "plan", "--config", "imagenet_mlperf_3264", "--json", "--wire", *TINY]
     command += ["--batch.0.global-batch", "128", "--batch.0.per-worker-batch", "4", "--reduce.wire-dtype", "bfloat16"]
@@ -59,10 +61,10 @@ def gradient_messages(strategy):
     assert compiled["kernels"] > 100
     expected, found = {}, {}
     for one in account["collectives"]:
-        key = one["operation"], " x ".join(one["axes"]), one["group"]
+        key = one["operation"], *(() if one["operation"] == PERMUTE else (" x ".join(one["axes"]), one["group"]))
         expected[key] = expected.get(key, 0) + one["operand_bytes"] * one["count"]
     for one in compiled["collectives"]:
-        key = one["operation"], one["axis"], one["group"]
+        key = one["operation"], *(() if one["operation"] == PERMUTE else (one["axis"], one["group"]))
         found[key] = found.get(key, 0) + one["operand_bytes"]
     assert found == expected
     return {one["operation"]: one for one in compiled["collectives"] if one["dtype"] == "bf16"}
@@ -88,3 +90,10 @@ def test_compiled_torus_sends_the_bytes_of_the_trace_and_overlaps_between_hosts_
     assert found["all-reduce"]["covered_bytes"] > 0.9 * found["all-reduce"]["operand_bytes"]
     assert found["all-gather"]["overlapped"] >= 9
     assert found["reduce-scatter"]["overlapped"] >= 3
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ring", "hierarchical", "parameter_server"])
+def test_compiled_strategy_sends_the_bytes_of_the_trace(strategy):
+    gradient_messages(strategy)
