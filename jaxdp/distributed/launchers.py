@@ -37,7 +37,8 @@ class Cluster:
     @cached_property
     def coordinator(self) -> tuple[str, int]:
         """IP address and port of rank 0, resolved once: without a network a name server does not answer for long."""
-        return socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)[0][4][:2]
+        (address, *_), *_ = (info[4] for info in socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM))
+        return str(address), self.port
 
     def reaches_rank0(self) -> bool:
         """Whether the host of rank 0 answers a connection to the coordinator's port, even if it refuses it."""
