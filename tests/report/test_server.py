@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pytest
 from helpers.report import write_result, write_run
@@ -253,23 +252,6 @@ def test_page_on_all_interfaces_needs_the_token_of_its_address(no_drawing, tmp_p
         assert client.get("/", host="machine", Cookie=cookie.partition(";")[0])[0] == 200
 
 
-def test_answers_are_written_in_parts_so_that_the_time_out_is_that_of_a_part():
-    handler, parts = object.__new__(server.Handler), []
-    handler.headers, handler.command, handler.wfile = {}, "GET", SimpleNamespace(write=parts.append)
-    handler.send_response = handler.send_header = handler.end_headers = lambda *_: None
-    handler._answer(b"x" * 10**5, server.TEXT)
-    assert b"".join(parts) == b"x" * 10**5
-    assert max(map(len, parts)) == server.PART
-
-
-def test_page_is_compressed_for_those_who_ask(no_drawing, tmp_path):
-    with serving(write_run(tmp_path / "run")) as client:
-        plain = client.get(method="HEAD")[1]
-        packed = client.get(method="HEAD", **{"Accept-Encoding": "br, gzip"})[1]
-    assert (plain["Content-Encoding"], packed["Content-Encoding"]) == (None, "gzip")
-    assert int(packed["Content-Length"]) < int(plain["Content-Length"]) / 2
-
-
 def test_viewer_that_goes_away_prints_nothing(no_drawing, tmp_path, capfd):
     with serving(write_run(tmp_path / "run")) as client:
         for _ in range(5):
@@ -294,16 +276,6 @@ def test_port_that_is_taken_is_an_error_or_left_out(tmp_path, monkeypatch, free_
         monkeypatch.setattr(server, "MAX_TRIED_PORTS", 1)
         with pytest.raises(ConfigError, match="in use by another process"):
             listen([run])
-
-
-@pytest.mark.parametrize(
-    ("host", "port", "field"),
-    [(None, -1, "--port"), (None, 65536, "--port"), ("", 0, "--host"), ("a..b", 0, "--host"), ("192.0.2.1", 0, "--host")],
-)
-def test_unusable_addresses_are_errors(tmp_path, host, port, field):
-    with pytest.raises(ConfigError) as error:
-        listen([tmp_path], host, port)
-    assert (error.value.field, error.value.value) == (field, host if field == "--host" else port)
 
 
 def test_silent_connections_keep_nobody_out_and_hold_few_threads(no_drawing, tmp_path):
