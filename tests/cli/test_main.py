@@ -91,6 +91,15 @@ def test_plan_of_resnet50_has_the_published_sizes(capsys):
     assert (printed["phases"][0]["vertical"], printed["phases"][0]["horizontal"]) == (2, 8)
 
 
+def test_plan_predicts_hours_from_the_speed_of_a_device(capsys):
+    flags = ["plan", "--devices", "4", "--model.depth", "18"]
+    main.main([*flags, "--images-per-second", "1000", "--json"])
+    hours = json.loads(capsys.readouterr().out)["training_hours"]
+    main.main([*flags, "--images-per-second", "1000"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"10,112 images; {hours:.2g} hours at 1,000 images/s per device" in shown
+
+
 def test_train_prints_nothing_about_a_scaled_schedule_before_the_run_starts(capsys, monkeypatch):
     given = []
     monkeypatch.setattr(session, "run_session", lambda *_, **options: given.extend(options["command"].notes))

@@ -80,7 +80,7 @@ def test_every_example_is_a_valid_flag(counterpart):
     load_config(recipe, words.split())
 
 
-def test_every_flag_in_the_notes_exists(capsys):
+def test_every_flag_in_the_notes_and_of_every_counterpart_exists(capsys):
     with pytest.raises(SystemExit):
         main.main(["train", "--help", "all"])
     known = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
@@ -90,3 +90,4 @@ def test_every_flag_in_the_notes_exists(capsys):
     named -= {"--config.x", "--section.field"}  # of Flax, and a placeholder
     assert len(named) > 20
     assert named - {"--lr"} <= known  # --lr: the example of a flag that is explained
+    assert {counterpart.flag for counterpart in COUNTERPARTS.values()} <= known

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -418,6 +419,19 @@ def test_sigterm_after_the_last_step_stops_a_program_that_would_train_again_on_a
     _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 75)
     assert re.search(r"\[0\] .*stopped by SIGTERM to rank 1 on \S+ after the run in \S+/first had finished", err)
     assert not (tmp_path / "second/metrics.jsonl").exists()
+
+
+def test_sigterm_while_waiting_for_rank_0_exits_with_75_and_mentions_a_checkpoint(tmp_path, free_port):
+    command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | place(1, 2, free_port), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run/processes/1.json").exists():  # the process waits for rank 0
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 75
+    resume = "the same command continues from the last checkpoint, if there is one"
+    assert err == f"jaxdp: stopped by SIGTERM before the first step of this session; {resume}\n"
 
 
 def test_train_after_a_failure_of_the_group_raises_and_a_configuration_that_differs_is_not_restarted(tmp_path):

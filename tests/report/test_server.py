@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from helpers.report import write_result, write_run
@@ -250,6 +251,23 @@ def test_page_on_all_interfaces_needs_the_token_of_its_address(no_drawing, tmp_p
         cookie = headers["Set-Cookie"]
         assert re.fullmatch(rf"jaxdp_watch_\d+={token}; HttpOnly; SameSite=Strict; Path=/", cookie)
         assert client.get("/", host="machine", Cookie=cookie.partition(";")[0])[0] == 200
+
+
+def test_answers_are_written_in_parts_so_that_the_time_out_is_that_of_a_part():
+    handler, parts = object.__new__(server.Handler), []
+    handler.headers, handler.command, handler.wfile = {}, "GET", SimpleNamespace(write=parts.append)
+    handler.send_response = handler.send_header = handler.end_headers = lambda *_: None
+    handler._answer(b"x" * 10**5, server.TEXT)
+    assert b"".join(parts) == b"x" * 10**5
+    assert max(map(len, parts)) == server.PART
+
+
+def test_page_is_compressed_for_those_who_ask(no_drawing, tmp_path):
+    with serving(write_run(tmp_path / "run")) as client:
+        plain = client.get(method="HEAD")[1]
+        packed = client.get(method="HEAD", **{"Accept-Encoding": "br, gzip"})[1]
+    assert (plain["Content-Encoding"], packed["Content-Encoding"]) == (None, "gzip")
+    assert int(packed["Content-Length"]) < int(plain["Content-Length"]) / 2
 
 
 def test_viewer_that_goes_away_prints_nothing(no_drawing, tmp_path, capfd):

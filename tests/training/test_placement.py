@@ -113,7 +113,8 @@ def on_every_mesh():
     for name in ON_SMALL_NET:
         shapes = [(1, 8), (8, 1)] if name == "lars" else [(2, 4)]
         for shape in shapes:
-            yield pytest.param(name, shape, "float32", marks=[] if name in ("lars", *quick) else pytest.mark.slow)
+            marks = [] if name in quick or shape == (1, 8) else pytest.mark.slow
+            yield pytest.param(name, shape, "float32", marks=marks)
     yield pytest.param("lars", (2, 4), "bfloat16", marks=pytest.mark.slow)
 
 
