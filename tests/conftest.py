@@ -35,7 +35,7 @@ from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, S
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launch import reserved_port
 from jaxdp.loggers import callbacks
-from jaxdp.models import resnet
+from jaxdp.models import activations, resnet
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
@@ -50,12 +50,18 @@ PROGRAMS = SharedPrograms()
 TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOURCES)
 
 
+def forget_networks() -> None:
+    """For a test that may patch the blocks of a ResNet, which equal configurations do not show."""
+    models.initial_shapes.cache_clear()
+    activations._bytes_of_resnet.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def tables_as_before(request):
     """Undo what a test registers, replaces or removes; the order of these tables is that of help texts and documents."""
     PROGRAMS.enabled = {"monkeypatch", "own_programs"}.isdisjoint(request.fixturenames)
-    if not PROGRAMS.enabled:  # the test patches perhaps the blocks of a ResNet, which equal networks do not show
-        models.initial_shapes.cache_clear()
+    if not PROGRAMS.enabled:
+        forget_networks()
     tables = [part for table in TABLES for part in (table.entries, table.implementations)]
     entries = [list(table.items()) for table in tables]
     yield
@@ -64,7 +70,7 @@ def tables_as_before(request):
             table.clear()
             table.update(before)
     if not PROGRAMS.enabled:
-        models.initial_shapes.cache_clear()
+        forget_networks()
         PROGRAMS.enabled = True
 
 

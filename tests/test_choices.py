@@ -79,7 +79,7 @@ def test_flag_with_the_name_of_a_choice_selects_it(table, name):
 
 
 def test_extending_names_files_and_tables_that_exist():
-    for path in re.findall(r"`((?:jaxdp|tests)/[\w/.]+)`", EXTENDING_PAGE):
+    for path in re.findall(r"`((?:jaxdp|tests)/[\w/.]+)`", EXTENDING_PAGE + (ROOT / "docs/tour.md").read_text()):
         assert (ROOT / path).exists(), path
     sentences = re.sub(r"\s+", " ", EXTENDING_PAGE)
     tables = {"CONSTRUCTORS": optimizer, "SCHEDULES": schedules, "TRANSFORMS": augment}

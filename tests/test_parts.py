@@ -69,7 +69,7 @@ def test_program_in_flax_and_optax_with_the_parts_follows_train_across_a_plain_o
     rates = [jaxdp.schedules.learning_rate(config.schedule, at, epochs=config.epochs, global_batch=BATCH) for at in epochs]
     table = jnp.array(rates)
     net = LinenNet(6)
-    variables = net.init(jax.random.key(config.seed), jnp.zeros((1, 16, 16, 3)), train=False)
+    variables = jax.jit(lambda key: net.init(key, jnp.zeros((1, 16, 16, 3)), train=False))(jax.random.key(config.seed))
     optimizer = jaxdp.optim.lars(lambda step: table[step], MOMENTUM, weight_decay=DECAY)
     state = TrainState.create(apply_fn=net.apply, tx=optimizer, **variables)
     state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))

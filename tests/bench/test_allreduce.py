@@ -4,21 +4,13 @@ import json
 
 import jax.numpy as jnp
 import pytest
-from helpers.strategies import set_stages
-from jax import lax
+from helpers.strategies import set_stages, without_device_three
 
 from jaxdp.analysis.cost_model import allreduce_seconds, cost_terms
 from jaxdp.bench import allreduce as bench_allreduce
 from jaxdp.cli import bench as bench_command
-from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.strategies import STRATEGIES
-
-
-def without_device_three(vector):
-    """A strategy from whose sum one device is missing in the last elements, as gloo's reduce-scatter had it."""
-    here = lax.axis_index(AXES)
-    lost = (here == 3) & (jnp.arange(vector.size) >= vector.size - 2)
-    return lax.psum(jnp.where(lost, 0, vector), AXES)
 
 
 @pytest.fixture

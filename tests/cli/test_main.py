@@ -18,7 +18,8 @@ from jaxdp.validation import from_json
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.depth", "18", "--model.width", "4", "--model.stem", "small", "--mesh.cpu-devices", "2"]
 IMAGES = ["--data.source", "synthetic", "--data.image-size", "12", "--data.train-examples", "700"]
-SMALL_PLAN = "plan --devices 4 --model.depth 18 --model.width 4 --epochs 1"  # of one phase
+SMALL_PLAN = "plan --wire --devices 12 --mesh.vertical 3 --mesh.horizontal 4 --model.depth 18 --model.width 4"
+SMALL_PLAN += " --batch.0.global-batch 96 --batch.1.global-batch 96"
 QUICK = [*SMALL, *IMAGES, "--epochs", "1", "--batch.0.until-epoch", "0.5", "--schedule.warmup-epochs", "0.5"]
 
 
@@ -133,11 +134,6 @@ def test_train_with_a_non_finite_loss_exits_with_1_and_one_line(capsys, tmp_path
     assert err.count("\n") == 1
 
 
-def test_train_py_shows_the_help_of_train():
-    done = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--batch.0.global-batch" in done.stdout
-
-
 def test_plan_on_a_platform_that_does_not_start_exits_with_2_unless_devices_are_given():
     script = f"""
 from jaxdp.cli import main
@@ -148,16 +144,10 @@ main.main(["plan"])
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
-    assert json.loads(done.stdout)["total_steps"] > 0  # for given devices a plan needs no platform at all
+    assert json.loads(done.stdout)["wire"]  # for given devices a plan starts none, even to count its messages
     assert done.returncode == 2
     assert "JAX_PLATFORMS='cuda': this JAX platform does not start" in done.stderr.splitlines()[-1]
     assert "jaxdp/cli/" not in done.stderr  # no traceback of ours; a GPU plugin of JAX prints one of its own
-
-
-def test_output_closed_by_its_reader_is_no_error():
-    pipe = f"{sys.executable} -m jaxdp plan --help | head -1"
-    done = subprocess.run(pipe, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
 
 
 def test_output_to_a_full_device_exits_with_1_and_one_line():

@@ -24,11 +24,7 @@ def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys, mon
     ("words", "message"),
     [
         (["RUN", "--output", "FILE"], r"--output='.*FILE': is a file; give another directory"),
-        (
-            ["RUN", "--output", "x.html"],
-            r"--output='.*x.html': must be a directory, which receives report.html and its figures; give the name "
-            r"without .html",
-        ),
+        (["RUN", "--output", "x.html"], r"--output='.*x.html': must be a directory, which receives report.html .*"),
         (["RUN", "--output", "x", "--no-html"], r"--output='.*x': has no effect with --no-html; leave one of them out"),
         (["NONE"], r"WORKDIR='.*NONE': holds no run: config.json not found; give the directory of a run"),
         ([], r"WORKDIR: missing; give the directory of at least one run"),

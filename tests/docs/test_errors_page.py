@@ -1,5 +1,6 @@
 """Every error says what is wrong and what to do; the page of errors, made from the source, has all of them."""
 
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("messages", ROOT / "docs/messages.py")
 page = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(page)
+page.messages = functools.cache(lambda folder, read=page.messages: [*read(folder)])
 
 MAKE_CONFIG_ERRORS = {"ConfigError", "NotPreparedError", "error", "_error"}
 # Reasons that say themselves what is required, or that the named thing is missing or unreadable.

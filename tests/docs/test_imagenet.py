@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp import ConfigError, load_config
+from jaxdp import load_config
 from jaxdp.choices import SOURCES
 from jaxdp.cli import main
-from jaxdp.distributed.launchers import assign_gpus
 from jaxdp.doctor.cuda import OLDEST_DRIVERS
 from jaxdp.planning import make_plan
 
@@ -45,12 +44,6 @@ def test_hours_are_those_of_the_plan():
 def test_drivers_are_those_that_doctor_requires():
     found = re.findall(r"(\d{3}) or newer for CUDA (\d\d)", PAGE)
     assert {cuda: int(driver) for driver, cuda in found} == OLDEST_DRIVERS
-
-
-def test_tasks_that_each_see_a_gpu_0_are_taken_for_processes_of_one_gpu():
-    """As the page says of --gpus-per-task."""
-    with pytest.raises(ConfigError, match="cannot be divided evenly"):
-        assign_gpus([["0"]] * 8, 3)
 
 
 @pytest.mark.slow

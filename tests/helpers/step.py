@@ -67,8 +67,8 @@ def initial_params(config):
 
 @functools.cache
 def _initial_params(model):
-    params, stats = jax.jit(lambda: models.create(model).init(jax.random.key(3), (12, 12, 3)))()
-    return jax.tree.map(np.asarray, (jax.tree.map(lambda p: p + 0.05, params), stats))
+    params, stats = jax.device_get(jax.jit(lambda: models.create(model).init(jax.random.key(3), (12, 12, 3)))())
+    return jax.tree.map(lambda p: p + np.float32(0.05), params), stats
 
 
 @functools.cache

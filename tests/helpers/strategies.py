@@ -12,6 +12,12 @@ from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.strategies import STRATEGIES, Strategy
 
 
+def without_device_three(vector):
+    """A strategy from whose sum one device is missing in the last elements, as gloo's reduce-scatter had it."""
+    lost = (lax.axis_index(AXES) == 3) & (jnp.arange(vector.size) >= vector.size - 2)
+    return lax.psum(jnp.where(lost, 0, vector), AXES)
+
+
 def set_stages(monkeypatch, name, *stages):
     """Give a strategy other stages, or add one with these stages."""
     strategy = STRATEGIES.get(name) or Strategy(name=name)

@@ -15,9 +15,8 @@ from safetensors.numpy import load_file
 from scipy.stats import binomtest
 
 import jaxdp
-from jaxdp.checkpoint.manifest import CorruptCheckpoint, read_manifest
+from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.cli import main
-from jaxdp.cloud.remote_run import RemoteRun
 from jaxdp.config import Checkpoint, Stop
 from jaxdp.errors import printable
 from jaxdp.inference.export import export
@@ -175,23 +174,6 @@ def test_card_has_no_paths_and_addresses_of_the_machine(trained):
 
     edit_manifest(trained / "checkpoints/160/manifest.json", add)
     assert "secret" not in card_of(trained, "160")
-
-
-def test_best_checkpoint_at_a_url_that_is_removed_meanwhile_is_followed_by_the_next_best(trained, monkeypatch):
-    for samples, loss in {56: 3.0, 112: 2.0, 160: 1.0}.items():  # unlike the accuracies
-        edit_manifest(
-            trained / f"checkpoints/{samples}/manifest.json",
-            lambda text, loss=loss: re.sub(r'"eval_loss": [\d.]+', f'"eval_loss": {loss}', text),
-        )
-    download = RemoteRun.download_checkpoint
-
-    def remove(self, name, folder):
-        monkeypatch.setattr(RemoteRun, "download_checkpoint", download)
-        shutil.rmtree(trained / f"checkpoints/{name}")
-        raise CorruptCheckpoint("removed")
-
-    monkeypatch.setattr(RemoteRun, "download_checkpoint", remove)
-    assert "(checkpoint 112)" in write_card(trained.as_uri(), trained.parent / "card.md", "best").read_text()
 
 
 def test_card_without_an_evaluation_or_the_end_of_the_run_says_so(trained):

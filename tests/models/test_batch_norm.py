@@ -373,7 +373,7 @@ def test_model_gives_the_same_logits_moments_and_gradient_as_separate(monkeypatc
     separate, folded = (models.create(dataclasses.replace(config, batch_norm=form)) for form in ("separate", "folded"))
     params, stats = jax.jit(lambda: separate.init(jax.random.key(0), (32, 32, 3)))()
     rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
+    params = jax.tree.map(lambda p: np.asarray(p) + np.float32(0.1) * rng.normal(size=p.shape).astype(np.float32), params)
 
     def gradient(model):
         def loss(params):

@@ -177,7 +177,7 @@ def test_dropout_depends_on_seed_and_position_and_not_on_the_mesh(name):
         assert_same(found["seed"], found["one"], 0.1)
 
 
-@pytest.mark.parametrize("name", [f"{name}_dropout" for name in WITH_DROPOUT])
+@pytest.mark.parametrize("name", [case(f"{name}_dropout", ("linen_stages_dropout", "nnx_dropout")) for name in WITH_DROPOUT])
 def test_dropout_draws_anew_for_another_key_and_evaluation_drops_nothing(name):
     model = models.create(config_of(name).model)
     params, stats = jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))()

@@ -109,7 +109,7 @@ def test_gradient_equals_the_one_that_jax_derives(two_blocks, depth, variant):
     images = jnp.asarray(random_images(8, 32, seed=1))  # none for which rounding decides on which side of a ReLU's kink it is
     params, stats = jax.jit(lambda: models.create(config(**variant)).init(jax.random.key(0), (32, 32, 3)))()
     rng = np.random.default_rng(3)
-    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
+    params = jax.tree.map(lambda p: np.asarray(p) + np.float32(0.1) * rng.normal(size=p.shape).astype(np.float32), params)
 
     def gradient(config, **options):
         def loss(params):

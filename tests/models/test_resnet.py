@@ -123,7 +123,9 @@ def test_both_convolutions_agree_in_logits_moments_and_gradients(monkeypatch, de
         monkeypatch.setitem(models.CONVOLUTIONS, "cpu", convolution)
         config = Model(depth=depth, width=8, stem=stem, classes=5)
         model, params, stats = initialize(config)
-        params = jax.tree.map(lambda p: p + 0.1, params)  # with zero scales the blocks would have no effect
+        params = jax.tree.map(
+            lambda p: np.asarray(p) + np.float32(0.1), params
+        )  # with zero scales the blocks would have no effect
 
         def loss(params, model=model, stats=stats):
             logits, moments = model.apply(params, stats, images, train=True)

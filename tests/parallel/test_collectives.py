@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -331,22 +330,6 @@ def test_step_traffic_equals_compiled_step_on_published_grid():
         found[operation, tuple(map(tuple, groups))] = size
     config, phase = resnet50(vertical, horizontal)
     assert_torus_of_resnet50(found, step_traffic(config, phase), vertical, horizontal)
-
-
-def test_plan_traffic_start_no_devices():
-    """A notebook plans for twelve devices, and then trains on four."""
-    code = """
-import jax, jaxdp
-from jaxdp.analysis.traffic import plan_traffic
-flags = ["--model.depth", "18", "--model.width", "4", "--mesh.vertical", "3", "--mesh.horizontal", "4"]
-flags += ["--batch.0.global-batch", "96", "--batch.1.global-batch", "96", "--reduce.strategy", "torus"]
-assert plan_traffic(jaxdp.plan(jaxdp.load_config("digits", flags), devices=12))
-jax.config.update("jax_num_cpu_devices", 5)
-assert jax.device_count() == 5
-"""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_sent_bytes_of_every_operation_are_those_of_its_cheapest_algorithm():

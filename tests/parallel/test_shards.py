@@ -23,13 +23,15 @@ def tensors():
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 7])
 def test_parts_of_a_tensor_are_its_values_in_order_and_zeros(parts):
-    for tensor in tensors():
-        rows = to_parts(tensor, parts)
+    whole = tensors()
+    in_parts = jax.jit(lambda whole: [to_parts(tensor, parts) for tensor in whole])(whole)
+    again = jax.jit(lambda rows: [from_parts(part, shape) for part, shape in zip(rows, TENSORS, strict=True)])(in_parts)
+    for tensor, rows, joined in zip(whole, in_parts, again, strict=True):
         assert rows.shape == (parts, shard_shape(tensor.shape, parts)[-1])
         flat = np.asarray(rows).ravel()
         np.testing.assert_array_equal(flat[: tensor.size], np.asarray(tensor).ravel())
         assert not flat[tensor.size :].any()
-        np.testing.assert_array_equal(from_parts(rows, tensor.shape), tensor)
+        np.testing.assert_array_equal(joined, tensor)
         assert len(shard_shape(tensor.shape, parts)) == max(1, tensor.ndim)
 
 

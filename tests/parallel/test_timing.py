@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.strategies import set_stages
-from jax import lax
+from helpers.strategies import set_stages, without_device_three
 
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import timing
-from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.parallel.timing import auto_candidates
 from jaxdp.strategies import STRATEGIES
 
@@ -64,13 +63,6 @@ def test_reduction_over_odd_device_counts_is_exact_in_16_bits(dtype, devices):
         shape = jax.ShapeDtypeStruct((20_000,), jnp.dtype(dtype))
         reduction = timing.Reduction(make_mesh(1, devices), shape, name, bucket_bytes=None)
         assert reduction.is_exact(reduction())
-
-
-def without_device_three(vector):
-    """A strategy from whose sum one device is missing in the last elements, as gloo's reduce-scatter had it."""
-    here = lax.axis_index(AXES)
-    lost = (here == 3) & (jnp.arange(vector.size) >= vector.size - 2)
-    return lax.psum(jnp.where(lost, 0, vector), AXES)
 
 
 @pytest.fixture

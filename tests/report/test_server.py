@@ -296,16 +296,6 @@ def test_port_that_is_taken_is_an_error_or_left_out(tmp_path, monkeypatch, free_
             listen([run])
 
 
-@pytest.mark.parametrize(
-    ("host", "port", "field"),
-    [(None, -1, "--port"), (None, 65536, "--port"), ("", 0, "--host"), ("a..b", 0, "--host"), ("192.0.2.1", 0, "--host")],
-)
-def test_unusable_addresses_are_errors(tmp_path, host, port, field):
-    with pytest.raises(ConfigError) as error:
-        listen([tmp_path], host, port)
-    assert (error.value.field, error.value.value) == (field, host if field == "--host" else port)
-
-
 def test_silent_connections_keep_nobody_out_and_hold_few_threads(no_drawing, tmp_path):
     write_run(tmp_path / "run")
     with serving(tmp_path / "run") as client, contextlib.ExitStack() as stack:

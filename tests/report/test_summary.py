@@ -88,13 +88,6 @@ def test_best_epoch_is_that_of_the_best_checkpoint(metric, evaluations, best):
     assert [saved[manifest.samples]["epoch"] for manifest in by_metric(manifests, metric)][:1] == [best] * (best is not None)
 
 
-def test_report_before_the_first_evaluation_has_no_accuracy(tmp_path):
-    summary = report(write_run(tmp_path, accuracies=()))
-    names = ("accuracy", "best_accuracy", "epochs_to_target")
-    assert (summary["epochs"], *map(summary.get, names)) == (0.1, None, None, None)
-    assert as_text(summary) == "digits: no evaluation yet after 0.10 epochs"
-
-
 def test_report_names_a_damaged_config_or_a_missing_file_in_one_line(tmp_path):
     write_run(tmp_path)
     for content in (b"\xff\xfe{", b"{broken", b"{}}"):

@@ -1,10 +1,9 @@
 """Tests of jaxdp.trackers.sender, with a tracker in a file."""
 
 import json
-import threading
 
 import pytest
-from helpers.fake_tracker import FakeClient, received, stored
+from helpers.fake_tracker import FakeClient, received
 
 from jaxdp.trackers import sender
 from jaxdp.trackers.run_files import Rejected, TrackerState, Unavailable
@@ -49,24 +48,6 @@ def session(sending):
     return run
 
 
-def test_every_record_is_sent_once_in_order(session, tmp_path):
-    write(tmp_path, records(1, 5))
-    assert session() == ["a file"]
-    assert received(tmp_path / "tracker.jsonl") == records(1, 5)
-    assert stored(tmp_path / "tracker.jsonl", "outcome") == ["finished"]
-    assert TrackerState(tmp_path, "fake", "works").complete
-
-
-def test_a_resumed_run_sends_what_is_not_there(session, tmp_path):
-    write(tmp_path, records(1, 6)[:-1])  # the evaluation of the last step is written later
-    session(outcome="killed")
-    assert not TrackerState(tmp_path, "fake", "works").complete
-    again = [record | {"wall_seconds": 7.0} for record in records(3, 8)]  # trained again after a checkpoint at step 2
-    write(tmp_path, records(1, 2) + again)
-    session()
-    assert received(tmp_path / "tracker.jsonl") == records(1, 6)[:-1] + again[7:]
-
-
 def test_a_tracker_that_fails_in_the_middle_of_a_request_gets_every_record_once(session, tmp_path):
     write(tmp_path, records(1, 20))
     lines = session("fails in the middle")
@@ -79,11 +60,6 @@ def test_a_refused_configuration_is_reported_and_the_records_are_sent(session, t
     write(tmp_path, records(1, 2))
     assert "the configuration was not sent: too long" in session("refuses the configuration")
     assert received(tmp_path / "tracker.jsonl") == records(1, 2)
-
-
-def test_a_run_that_cannot_be_opened_is_rejected(session, tmp_path):
-    with pytest.raises(Rejected, match="it is not known"):
-        session("rejects")
 
 
 def test_errors_after_the_run_was_opened_are_tried_again(session, tmp_path):
@@ -99,19 +75,3 @@ def test_errors_after_the_run_was_opened_are_tried_again(session, tmp_path):
     session(client=Failing)
     assert received(tmp_path / "tracker.jsonl") == records(1, 2)
     assert not errors
-
-
-def test_a_log_that_grows_is_followed(sending, tmp_path):
-    write(tmp_path, [])
-    sends, _ = sending()
-    thread = threading.Thread(target=sends.run)
-    thread.start()
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        for record in records(1, 30):
-            text = json.dumps(record) + "\n"
-            for part in (text[:9], text[9:]):
-                file.write(part)
-                file.flush()
-    sends.end("finished")
-    thread.join(120)
-    assert received(tmp_path / "tracker.jsonl") == records(1, 30)

@@ -2,6 +2,7 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.runs import Recorder, train_shown
@@ -40,7 +41,7 @@ class IgnoringSome(SyntheticSource):
 def trained():
     model = models.create(CONFIG.model)
     params, stats = jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))()
-    return model, jax.tree.map(lambda p: p + 0.1, params), stats
+    return model, jax.tree.map(lambda p: jnp.asarray(np.asarray(p) + np.float32(0.1)), params), stats
 
 
 @pytest.mark.parametrize(("mesh_shape", "batch"), [((1, 1), (53, 53)), ((1, 3), (20, 21)), ((2, 4), (100, 104))])
@@ -51,7 +52,8 @@ def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_
     step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
     ours = evaluate(step, params, stats, source=SOURCE, batch=batch, mesh=mesh, observer=confusion)
     images, labels = SOURCE.batch(np.arange(53))
-    logits = np.asarray(model.apply(params, stats, normalize(images, *PIXELS), train=False)[0], np.float64)
+    apply = jax.jit(lambda images: model.apply(params, stats, normalize(images, *PIXELS), train=False)[0])
+    logits = np.asarray(apply(images), np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     assert ours["eval_examples"] == 53
     assert ours["eval_accuracy"] == (logits.argmax(-1) == labels).mean()

@@ -261,10 +261,16 @@ def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
     model = models.create(config.model)
     params, stats = initial_params(config)
     _, together = distributed_gradients(config, (2, 4), 2)
-    moments, of_batch = [], jax.jit(lambda images: model.apply(params, stats, images, train=True)[1]["bn1"])
+    moments = []
+
+    @jax.jit
+    def of_batch(images, positions):
+        images = normalize(augment(config, images, positions), *PIXELS)
+        return model.apply(params, stats, images, train=True)[1]["bn1"]
+
     for start in range(0, BATCH, PER_WORKER):
         part = {name: rows[start : start + PER_WORKER] for name, rows in make_batch().items()}
-        moments.append(of_batch(normalize(augment(config, part["images"], part["positions"]), *PIXELS)))
+        moments.append(of_batch(part["images"], part["positions"]))
     for name in ("mean", "square"):
         expected = np.mean([np.asarray(m[name], np.float64) for m in moments], axis=0)
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
@@ -288,7 +294,7 @@ def test_rematerialization_gives_the_same_gradient_with_fewer_residuals():
     for remat in (False, True):
         model = models.create(Model(depth=6, width=8, stem="small", classes=3, remat=remat))
         params, stats = jax.jit(lambda model=model: model.init(jax.random.key(0), (32, 32, 3)))()
-        params = jax.tree.map(lambda p: p + 0.05, params)
+        params = jax.tree.map(lambda p: np.asarray(p) + np.float32(0.05), params)
 
         def loss(params, model=model, stats=stats):
             return (model.apply(params, stats, images, train=True)[0] ** 2).sum()

@@ -109,11 +109,12 @@ def small_net():
 
 def on_every_mesh():
     """LARS, which adds norms over the parts, on meshes with one and eight parts, and the other updates on 2x4."""
-    quick = ("lars, clipped", "sgd, Nesterov", "adamw")
+    quick = ("lars, clipped", "adamw")
     for name in ON_SMALL_NET:
         shapes = [(1, 8), (8, 1)] if name == "lars" else [(2, 4)]
         for shape in shapes:
-            yield pytest.param(name, shape, "float32", marks=[] if name in ("lars", *quick) else pytest.mark.slow)
+            marks = [] if name in quick or shape == (1, 8) else pytest.mark.slow
+            yield pytest.param(name, shape, "float32", marks=marks)
     yield pytest.param("lars", (2, 4), "bfloat16", marks=pytest.mark.slow)
 
 
@@ -150,12 +151,6 @@ def on_small_net(**parts):
     return with_parts(step_config(), model={"name": "small_net"}, **parts)
 
 
-def test_ten_steps_with_accumulation_equal_those_with_a_replicated_update(small_net):
-    expected, _ = ten_steps(on_small_net(), (2, 4), BATCH // 2 // 8)
-    state, _ = ten_steps(sharded(on_small_net()), (2, 4), BATCH // 2 // 8)
-    assert relative_difference(state.params, expected.params) < 1e-6
-
-
 @pytest.mark.slow
 def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(small_net, monkeypatch):
     """float16 gradients overflow at the first scales: these steps are skipped on all devices, the later ones are equal."""
@@ -173,7 +168,7 @@ def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(
 
 @pytest.mark.parametrize("adapt", ["weights", "all"])
 def test_lars_step_on_shards_equals_float64(small_net, adapt):
-    """One step from a known gradient, computed by NumPy: the mean gradient follows from a replicated step of plain SGD."""
+    """One step of two micro-batches, computed by NumPy: the mean gradient follows from a replicated step of plain SGD."""
     config = dataclasses.replace(on_small_net(), optimizer=Optimizer(name="sgd", weight_decay=0.0, label_smoothing=0.1))
     mesh, model = make_mesh(2, 4), models.create(config.model)
     start = jax.tree.map(lambda p: np.float64(p) + 0.05, jax.device_get(create_state(config, model, mesh).params))

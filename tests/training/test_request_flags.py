@@ -65,7 +65,7 @@ def collectives_of(step, arguments):
     return in_trace, in_program, sum(collective.operand_bytes * collective.count for collective in found)
 
 
-@pytest.mark.parametrize("strategy", ["torus", "ring"])
+@pytest.mark.parametrize("strategy", ["torus", pytest.param("ring", marks=pytest.mark.slow)])
 def test_requests_add_no_collective_to_a_step(normalized_linear, strategy):
     """They are two more float32 values of a message that every step sends."""
     config = linear_config(strategy=strategy)
@@ -84,7 +84,7 @@ def test_requests_add_no_collective_to_an_evaluation_step(normalized_linear):
     assert sent - sent_before == 8
 
 
-@pytest.mark.parametrize("strategy", ["torus", "psum"])
+@pytest.mark.parametrize("strategy", ["torus", pytest.param("psum", marks=pytest.mark.slow)])
 def test_requests_change_no_bit_of_a_step(normalized_linear, strategy):
     """Except with ring, whose order of additions depends on the length of the message."""
     config = linear_config(strategy=strategy)

@@ -176,7 +176,13 @@ def float64_values(jaxpr):
                 yield from float64_values(inner)
 
 
-@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=pytest.mark.slow if "data.auto_augment" in changes else [])
+        for name, changes in CONFIGS.items()
+    ],
+)
 def test_every_array_of_a_step_states_its_dtype(tiny_resnet, changes):
     config = replaced(tiny_resnet, changes)
     plan = jaxdp.plan(config, 4)
