@@ -97,7 +97,8 @@ MUTATIONS = {
         ("factor-not-squared", "factor**2 * square", "factor * square"),
     ),
     "parallel/allreduce.py": (
-        "parallel/test_allreduce.py parallel/test_collectives.py test_strategies.py training/test_drop_path.py",
+        "parallel/test_allreduce.py parallel/test_collectives.py test_strategies.py training/test_drop_path.py "
+        "parallel/test_overlap.py training/test_step.py",
         ("ring-shard", "(device - step) % devices, keepdims", "(device + step) % devices, keepdims"),
         ("ring-gather-place", "(device + 1 - step) % devices, 0)", "(device - step) % devices, 0)"),
         ("ring-without-own", "lax.ppermute(partial_sum, AXES, to_next) + shard", "lax.ppermute(partial_sum, AXES, to_next)"),
@@ -111,6 +112,8 @@ MUTATIONS = {
         ("shards-not-padded", "jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL)))", "vector"),
         ("integer-leaves-accepted", "if not jnp.issubdtype(leaf.dtype, jnp.floating):\n", "if False:\n"),
         ("params-not-varying", 'return lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf', "return leaf"),
+        ("overlap-without-divisor", "divide(gradient, self.divisor)", "gradient"),
+        ("not-finished", "        for bucket in self.in_flight:\n            bucket.finish()\n", ""),
     ),
     "parallel/shards.py": (
         "parallel/test_shards.py parallel/test_reduce_scatter.py optim",
@@ -118,11 +121,6 @@ MUTATIONS = {
         ("squares-in-16-bits", "    leaves = [leaf.astype(jnp.float32) for leaf in leaves]\n", ""),
         ("squares-of-one-row", "= lax.psum(jnp.concatenate(partial_sums), HORIZONTAL)", "= jnp.concatenate(partial_sums)"),
         ("order-of-sums", "np.argsort(others + vectors)", "range(len(others + vectors))"),
-    ),
-    "parallel/overlap.py": (
-        "parallel/test_overlap.py training/test_step.py",
-        ("overlap-without-divisor", "divide(gradient, self.divisor)", "gradient"),
-        ("not-finished", "        for bucket in self.in_flight:\n            bucket.finish()\n", ""),
     ),
     "parallel/mesh.py": (
         "parallel/test_mesh.py test_planning.py configs/test_published_recipes.py",

@@ -1,7 +1,7 @@
 """The choices of config fields whose implementations need JAX, or that have none: their names, help and properties.
 
-Config types and `--help` need them without JAX. The module that implements a choice adds its function with
-`Registry.implement`, which raises at import if one is missing. Schedules, which need no JAX, stand whole in `schedules.py`.
+Config types and `--help` need them without JAX. An entry names the function or class that implements it, which is imported
+when it is chosen. The tables of schedules and strategies are in `schedules.py` and `strategies.py`.
 """
 
 import math
@@ -14,7 +14,7 @@ from jaxdp.registry import Choice, Choices, Registry
 
 @dataclass(frozen=True)
 class Source(Choice):
-    """A data source.
+    """A data source. Its implementation is a subclass of `jaxdp.data.datasets.Source`.
 
     in_memory: it makes its images itself, in one size. from_python: the images are an argument of a function. layout: what
     `data.directory` must name; "" if it may be omitted. prepared: by tensorflow-datasets, under the same name. classes: their
@@ -46,14 +46,17 @@ class Source(Choice):
 
 @dataclass(frozen=True)
 class Augmentation(Choice):
-    """An augmentation. resizes: it crops from stored images of another size than `data.image_size`."""
+    """An augmentation. Its implementation is f(image [S, S, 3], key, size=image_size, ranges=config.augment) of one image.
+
+    resizes: it crops from stored images of another size than `data.image_size`.
+    """
 
     resizes: bool = False
 
 
 @dataclass(frozen=True)
 class UpdateRule(Choice):
-    """An optimizer.
+    """An optimizer. Its implementation is f(config.optimizer, learning_rate, momentum): an `optax.GradientTransformation`.
 
     accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate. uses_weight_norms:
     its updates depend on the norms of the parameters. shards: it can update a part of each tensor, with norms of whole tensors
@@ -67,8 +70,11 @@ class UpdateRule(Choice):
 
 @dataclass(frozen=True)
 class Loss(Choice):
-    """A loss. chance: the chance-level loss of a number of classes, that of equal scores for all of them; infinite if it is not
-    known. title: its name in a plan, "" for the usual one."""
+    """A loss. Its implementation is f(config.optimizer, logits [B, K], labels [B], mix=mix or None): [B] float32.
+
+    chance: the chance-level loss of a number of classes, that of equal scores for all of them; infinite if it is not known.
+    title: its name in a plan, "" for the usual one.
+    """
 
     chance: Callable[[int], float] = math.log
     title: str = ""
@@ -84,10 +90,24 @@ class Metric(Choice):
 OPTIMIZERS = Choices(
     "optimizer.name",
     {
-        "lars": UpdateRule("layer-wise adaptive rate scaling (You et al.)", uses_weight_norms=True),
-        "sgd": UpdateRule("stochastic gradient descent with momentum"),
-        "adamw": UpdateRule("Adam with decoupled weight decay (Loshchilov & Hutter)", accumulates=False),
-        "lamb": UpdateRule("layer-wise scaled Adam (You et al.)", accumulates=False, uses_weight_norms=True),
+        "lars": UpdateRule(
+            "layer-wise adaptive rate scaling (You et al.)",
+            uses_weight_norms=True,
+            implementation="jaxdp.optim.optimizer:build_lars",
+        ),
+        "sgd": UpdateRule("stochastic gradient descent with momentum", implementation="jaxdp.optim.optimizer:build_sgd"),
+        "adamw": UpdateRule(
+            "Adam with decoupled weight decay (Loshchilov & Hutter)",
+            accumulates=False,
+            implementation="jaxdp.optim.optimizer:build_adamw",
+        ),
+        "lamb": UpdateRule(
+            "layer-wise scaled Adam (You et al.)",
+            accumulates=False,
+            uses_weight_norms=True,
+            implementation="jaxdp.optim.optimizer:build_lamb",
+            like="adamw",
+        ),
     },
     other=UpdateRule("or a name registered with `jaxdp.register_optimizer`"),
     function="register_optimizer",
@@ -95,14 +115,19 @@ OPTIMIZERS = Choices(
 LOSSES = Choices(
     "optimizer.loss",
     {
-        "softmax": Loss("cross entropy of the softmax over the classes"),
+        "softmax": Loss("cross entropy of the softmax over the classes", implementation="jaxdp.losses:softmax"),
         "binary": Loss(
             "binary cross entropy of each class, averaged over the classes",
             chance=lambda _: math.log(2),
             title="binary cross entropy",
+            implementation="jaxdp.losses:binary",
         ),
         "binary_sum": Loss(
-            "its sum over the classes", chance=lambda classes: classes * math.log(2), title="sum of binary cross entropies"
+            "its sum over the classes",
+            chance=lambda classes: classes * math.log(2),
+            title="sum of binary cross entropies",
+            implementation="jaxdp.losses:binary_sum",
+            like="binary",
         ),
     },
     other=Loss("or a name registered with `jaxdp.register_loss`", chance=lambda _: math.inf),
@@ -113,19 +138,31 @@ AUGMENTATIONS = Choices(
     "data.augmentation",
     {
         "none": Augmentation(""),
-        "digits": Augmentation("small rotations, scales, shears and shifts"),
-        "paper": Augmentation("Mikami et al.", resizes=True),
-        "random_resized_crop": Augmentation("crop of random area and aspect ratio, flip", resizes=True),
-        "pad_and_crop": Augmentation("crop of the padded image, flip"),
+        "digits": Augmentation("small rotations, scales, shears and shifts", implementation="jaxdp.data.augment:random_affine"),
+        "paper": Augmentation("Mikami et al.", resizes=True, implementation="jaxdp.data.augment:paper_augmentation"),
+        "random_resized_crop": Augmentation(
+            "crop of random area and aspect ratio, flip",
+            resizes=True,
+            implementation="jaxdp.data.augment:random_resized_crop",
+        ),
+        "pad_and_crop": Augmentation("crop of the padded image, flip", implementation="jaxdp.data.augment:pad_and_crop"),
     },
 )
 AUTO_AUGMENTS = Choices(
     "data.auto_augment",
     {
         "none": Choice(""),
-        "rand_augment": Choice("RandAugment (Cubuk et al.) as in torchvision, 14 operations"),
-        "trivial_augment": Choice("TrivialAugmentWide (Müller & Hutter) as in torchvision"),
-        "rand_augment_increasing": Choice("RandAugment as in timm's rand-m7-mstd0.5-inc1, 15 operations"),
+        "rand_augment": Choice(
+            "RandAugment (Cubuk et al.) as in torchvision, 14 operations", implementation="jaxdp.data.policies:RAND_AUGMENT"
+        ),
+        "trivial_augment": Choice(
+            "TrivialAugmentWide (Müller & Hutter) as in torchvision", implementation="jaxdp.data.policies:TRIVIAL_AUGMENT"
+        ),
+        "rand_augment_increasing": Choice(
+            "RandAugment as in timm's rand-m7-mstd0.5-inc1, 15 operations",
+            implementation="jaxdp.data.policies:RAND_AUGMENT_INCREASING",
+            like="rand_augment",
+        ),
     },
     other=Choice("or a name registered with `jaxdp.register_augmentation`"),
     other_reads="none",
@@ -135,11 +172,18 @@ MIXES = Choices(
     "data.mix",
     {
         "none": Choice(""),
-        "mixup": Choice("blend of whole images (Zhang et al.)"),
-        "cutmix": Choice("rectangle of the other image (Yun et al.)"),
-        "mixup_or_cutmix": Choice("one of the two, drawn for each worker's batch"),
+        "mixup": Choice("blend of whole images (Zhang et al.)", implementation="jaxdp.data.augment:mix_by_mixup"),
+        "cutmix": Choice(
+            "rectangle of the other image (Yun et al.)", implementation="jaxdp.data.augment:mix_by_cutmix", like="mixup"
+        ),
+        "mixup_or_cutmix": Choice(
+            "one of the two, drawn for each worker's batch",
+            implementation="jaxdp.data.augment:mix_by_either",
+            like="mixup",
+        ),
     },
 )
+PREPARED = "jaxdp.data.tfds:Prepared"
 SOURCES = Choices(
     "data.source",
     {
@@ -152,6 +196,7 @@ SOURCES = Choices(
             disjoint={"validation": "fit"},
             mean=78.0,
             std=89.0,
+            implementation="jaxdp.data.digits:Digits",
         ),
         "synthetic": Source(
             "seeded images of any size and number",
@@ -159,21 +204,41 @@ SOURCES = Choices(
             mean=127.5,
             std=52.0,
             remark="The images of this source are synthetic patterns.",
+            implementation="jaxdp.data.synthetic:Synthetic",
         ),
-        "folder": Source("images in `directory`/SPLIT/CLASS/", layout="FOLDER, which contains SPLIT/CLASS/"),
+        "folder": Source(
+            "images in `directory`/SPLIT/CLASS/",
+            layout="FOLDER, which contains SPLIT/CLASS/",
+            implementation="jaxdp.data.folder:Folder",
+        ),
         "file": Source(
             "`directory` is a CSV, TSV, Parquet or .npz file, a folder with one for each split, CIFAR as published, or a "
             "data set of Hugging Face saved to disk",
             layout="PATH, a CSV, TSV, Parquet or .npz file, or a folder with train.csv and val.csv, ...",
+            implementation="jaxdp.data.file:File",
         ),
-        "given": Source("the `datasets` argument of `jaxdp.train`", from_python=True),
-        "imagenet2012": Source("ImageNet", prepared=True, classes=1000, train_images=1_281_167, mlperf=True),
-        "cifar10": Source("CIFAR-10", prepared=True, classes=10, train_images=50_000),
+        "given": Source(
+            "the `datasets` argument of `jaxdp.train`",
+            from_python=True,
+            implementation="jaxdp.data.given:Given",
+            like="folder",
+        ),
+        "imagenet2012": Source(
+            "ImageNet",
+            prepared=True,
+            classes=1000,
+            train_images=1_281_167,
+            mlperf=True,
+            implementation=PREPARED,
+            like="folder",
+        ),
+        "cifar10": Source("CIFAR-10", prepared=True, classes=10, train_images=50_000, implementation=PREPARED, like="folder"),
     },
     other=Source(
         "or a name registered with `jaxdp.register_dataset`, or any data set prepared by tensorflow-datasets, as NAME, "
         "NAME/CONFIG or NAME:VERSION",
         prepared=True,
+        implementation=PREPARED,
     ),
     other_reads="imagenet2012",
     function="register_dataset",
@@ -186,4 +251,8 @@ STOP_METRICS = Choices(
         "eval_loss": Metric("held-out loss, the lower the better", sign=-1),
     },
 )
-MODELS: Registry[Choice, Any] = Registry("model.name", {"resnet": Choice("ResNet v1.5 (He et al.)")}, function="register_model")
+MODELS: Registry[Choice, Any] = Registry(
+    "model.name",
+    {"resnet": Choice("ResNet v1.5 (He et al.)", implementation="jaxdp.models:create_resnet")},
+    function="register_model",
+)

@@ -367,11 +367,11 @@ class EveryOptimizer(Section):
 
     name: OptimizerName = "lars"
     momentum: BelowOne = 0.9
-    """Momentum coefficient; decay of the accumulated gradient per step (adamw, lamb: beta1, of the averaged gradient)"""
+    """Momentum coefficient; decay per step of the accumulated gradient (lars, sgd) or of the averaged one (others: beta1)"""
     momentum_rule: Annotated[str, OneOf(MOMENTUM_RULES)] = "constant"
     """Momentum as a function of the global batch, with `momentum` at 32768 images"""
     weight_decay: NonNegative = 1e-4
-    """Weight decay, added to the gradient (lars, sgd) or the update (adamw, lamb); not applied to biases and normalization,
+    """Weight decay, added to the gradient (lars, sgd) or the update (others); not applied to biases and normalization,
     unless `adapt` is all"""
 
     def check(self) -> None:
@@ -404,10 +404,10 @@ class Lars(Sgd):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(EveryOptimizer):
-    """Fields of AdamW and LAMB."""
+    """Fields of AdamW and its variants."""
 
     beta2: BelowOne = 0.999
-    """Decay per step of the average of squared gradients (adamw, lamb)"""
+    """Decay per step of the average of squared gradients (adamw and its variants, such as lamb)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -724,16 +724,15 @@ class Config(Section):
     logging: Logging = field(default_factory=Logging)
 
 
-# The record of each choice: what it reads besides the fields that all choices read. A registered choice reads every field.
-OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam, lamb=Adam)
-LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss, binary_sum=BinaryLoss)
-SCHEDULES.read("schedule", cosine=Cosine, polynomial=Polynomial, goyal=Steps, sony_a=Polynomial, sony_b=SonyB)
+# The records of the choices: what they read besides the fields that all choices read; an entry may name a choice whose record
+# it reads too. A registered choice reads every field.
+OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam)
+LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss)
+SCHEDULES.read("schedule", cosine=Cosine, polynomial=Polynomial, goyal=Steps, sony_b=SonyB)
 AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
-AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, rand_augment_increasing=RandAugment, trivial_augment=TrivialAugment)
-MIXES.read("data", mixup=Mixed, cutmix=Mixed, mixup_or_cutmix=Mixed)
-SOURCES.read(
-    "data", digits=Splits, synthetic=Synthetic, folder=OnDisk, file=InFile, given=OnDisk, imagenet2012=OnDisk, cifar10=OnDisk
-)
+AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, trivial_augment=TrivialAugment)
+MIXES.read("data", mixup=Mixed)
+SOURCES.read("data", digits=Splits, synthetic=Synthetic, folder=OnDisk, file=InFile)
 
 
 def skips_steps(config: Config) -> bool:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
 
@@ -46,7 +45,7 @@ def soft_targets(optimizer: Optimizer, labels: jax.Array, classes: int, *, mix: 
 
 
 def of_targets(loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
-    """The loss of labels of `loss(logits [B, K] float32, targets [B, K] float32) -> [B]`, for `LOSS_FUNCTIONS`."""
+    """The loss of labels, see `jaxdp.choices.Loss`, of `loss(logits [B, K] float32, targets [B, K] float32) -> [B]`."""
 
     def of_labels(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
         return loss(logits.astype(jnp.float32), soft_targets(optimizer, labels, logits.shape[-1], mix=mix))
@@ -70,7 +69,8 @@ def _class_weights(optimizer: Optimizer) -> jax.Array:
     return jnp.asarray(optimizer.class_weights, jnp.float32)
 
 
-def _softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
+def softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
+    """Cross entropy of smoothed, mixed and weighted labels, [B]."""
     if optimizer.class_weights:
         log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
         targets = soft_targets(optimizer, labels, logits.shape[-1], mix=mix)
@@ -86,10 +86,7 @@ def _binary_sum(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return logits.shape[-1] * binary_cross_entropy(logits, targets)
 
 
-LOSS_FUNCTIONS: dict[str, Callable[..., jax.Array]] = LOSSES.implement(
-    {"softmax": _softmax, "binary": of_targets(binary_cross_entropy), "binary_sum": of_targets(_binary_sum)}
-)
-"""`optimizer.loss` -> f(optimizer, logits [B, K], labels [B], mix=mix or None): [B] float32."""
+binary, binary_sum = of_targets(binary_cross_entropy), of_targets(_binary_sum)
 
 
 def rank_of_label(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Source
 from jaxdp.config import LARGEST, Schedule
 from jaxdp.errors import ConfigError, first_line, kind_of
-from jaxdp.registry import Choice, ChoiceEntry, Choices
+from jaxdp.registry import Choice, Choices, Entry
 from jaxdp.schedules import SCHEDULES, Position
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
 
@@ -20,7 +20,7 @@ def _check_function(register: str, name: str, function: object, *, example: str)
         raise ConfigError(register, name, reason=f"{kind_of(function)} cannot be called", hint=hint)
 
 
-def _other(table: Choices[ChoiceEntry]) -> ChoiceEntry:
+def _other(table: Choices[Entry]) -> Entry:
     """The entry of names that are not built in."""
     assert table.other is not None
     return table.other

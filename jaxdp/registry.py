@@ -5,7 +5,7 @@ a dataclass, which `Choices.read` names.
 """
 
 import dataclasses
-import importlib
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,31 +15,35 @@ from jaxdp.errors import ConfigError, suggest
 
 NAME_PATTERN = r"[a-z][a-z0-9_]*"
 
-Entry = TypeVar("Entry")
-Implementation = TypeVar("Implementation")
-
 
 @dataclass(frozen=True)
-class InModule:
-    """An implementation that is imported when it is chosen, so that a run loads no code of other choices.
+class Choice:
+    """One value of a config field.
 
-    module: its full name. name: of a class or function there that returns the implementation when called without arguments.
+    help: noun phrase for `--help`. implementation: what implements it, or where that is, as MODULE:NAME, which is imported when
+    it is chosen: so the tables need no JAX, and a run loads no code of other choices. like: the choice whose fields of the
+    config it reads; "" if `jaxdp.config` names a record of its own fields, or it has none.
     """
 
-    module: str
-    name: str
+    help: str
+    implementation: Any = dataclasses.field(default=None, kw_only=True)
+    like: str = dataclasses.field(default="", kw_only=True)
 
-    def load(self) -> Any:
-        """The implementation."""
-        return getattr(importlib.import_module(self.module), self.name)()
+
+def resolved(implementation: Any) -> Any:
+    """An implementation, imported now if it is given as MODULE:NAME."""
+    return pkgutil.resolve_name(implementation) if isinstance(implementation, str) else implementation
+
+
+Entry = TypeVar("Entry", bound=Choice)
+Implementation = TypeVar("Implementation")
 
 
 class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
     """The choices of one config field, by name.
 
-    An entry tells a config, its help and a plan about a choice, without JAX. Its implementation may need JAX: the module that
-    has it adds that of a built-in entry with `implement`, and a user adds both with `register`. Either may name its place, an
-    `InModule`, in place of the implementation.
+    An entry tells a config, its help and a plan about a choice, without JAX, and names its implementation. A user adds both
+    with `register`.
 
     field: the config field, such as `optimizer.name`. function: the public function with which users register, such as
     `register_optimizer`; "" if there is none. reserved: other values of the field, which no entry can have as its name.
@@ -48,7 +52,7 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
     def __init__(self, field: str, entries: Mapping[str, Entry], *, function: str = "", reserved: tuple[str, ...] = ()) -> None:
         self.field, self.function, self.reserved = field, function, reserved
         self.entries, self.builtin = dict(entries), tuple(entries)
-        self.implementations: dict[str, Implementation] = {}
+        self.implementations: dict[str, Any] = {name: entry.implementation for name, entry in entries.items()}
 
     def __getitem__(self, name: str) -> Entry:
         return self.entries[name]
@@ -67,18 +71,6 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
         """Names of the user's entries."""
         return [name for name in self.entries if name not in self.builtin]
 
-    def implement(self, implementations: Mapping[str, Implementation]) -> dict[str, Implementation]:
-        """Add the implementations of the built-in entries. Raises TypeError unless they are exactly one for each.
-
-        Returns all implementations by name, with those that users register later.
-        """
-        if missing := [name for name in self.builtin if name not in implementations]:
-            raise TypeError(f"{self.field}: no implementation of {', '.join(missing)}")
-        if unknown := [name for name in implementations if name not in self.builtin]:
-            raise TypeError(f"{self.field}: {', '.join(unknown)} is implemented but has no entry")
-        self.implementations |= implementations
-        return self.implementations
-
     def register(self, name: str, entry: Entry, implementation: Implementation) -> None:
         """Add or replace an entry of the user's. Raises ConfigError for an invalid name, or that of a built-in entry."""
         if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)):
@@ -91,7 +83,7 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
     def implementation(self, name: str) -> Implementation:
         """The implementation of an entry. Raises ConfigError for an unknown name."""
         self.check(name)
-        return loaded(self.implementations[name])
+        return resolved(self.implementations[name])
 
     def check(self, name: str) -> None:
         """Raise ConfigError for a value of the field that is neither built in nor registered."""
@@ -105,21 +97,6 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
         raise ConfigError(self.field, name, reason="unknown name", hint=hint)
 
 
-def loaded(implementation: Any) -> Any:
-    """The implementation, imported now if it is an `InModule`."""
-    return implementation.load() if isinstance(implementation, InModule) else implementation
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One value of a config field. help: noun phrase for `--help`."""
-
-    help: str
-
-
-ChoiceEntry = TypeVar("ChoiceEntry", bound=Choice)
-
-
 @dataclass(frozen=True, eq=False)
 class OneOf:
     """Annotation of a field whose value is a name in a table."""
@@ -130,7 +107,7 @@ class OneOf:
         return handler.generate_schema(Literal[tuple(self.table)])
 
 
-class Choices(Registry[ChoiceEntry, Any]):
+class Choices(Registry[Entry, Any]):
     """The choices of one config field.
 
     other: entry for names that are not in the table; None if there are no others. other_reads: the built-in choice that reads
@@ -141,9 +118,9 @@ class Choices(Registry[ChoiceEntry, Any]):
     def __init__(
         self,
         field: str,
-        entries: dict[str, ChoiceEntry],
+        entries: dict[str, Entry],
         *,
-        other: ChoiceEntry | None = None,
+        other: Entry | None = None,
         other_reads: str | None = None,
         function: str = "",
     ) -> None:
@@ -151,7 +128,7 @@ class Choices(Registry[ChoiceEntry, Any]):
         self.other, self.other_reads = other, other_reads
         self.readers: dict[str, tuple[str, ...]] = {}
 
-    def __getitem__(self, name: str) -> ChoiceEntry:
+    def __getitem__(self, name: str) -> Entry:
         """The entry of a name. Raises KeyError for an unknown one."""
         if self.other is not None:
             return self.entries.get(name, self.other)
@@ -164,13 +141,16 @@ class Choices(Registry[ChoiceEntry, Any]):
         return "; ".join([*texts, self.other.help] if self.other else texts)
 
     def read(self, section: str, **records: type) -> None:
-        """Name the fields of a section that the choices read: those of each one's record, a dataclass.
+        """Name the fields of a section that the choices read: those of each one's record, a dataclass, or of the choice that
+        its entry names with `like`.
 
-        Raises TypeError for an unknown choice.
+        Raises TypeError for an unknown choice, and for one that `like` names but that has no record.
         """
-        if unknown := [name for name in records if name not in self.builtin]:
+        likes = {entry.like for entry in self.entries.values() if entry.like}
+        if unknown := sorted((records.keys() - self.entries.keys()) | (likes - records.keys())):
             raise TypeError(f"{self.field} has no {', '.join(unknown)}")
-        read = {name: [field.name for field in dataclasses.fields(record)] for name, record in records.items()}
+        record_of = {name: records.get(entry.like or name) for name, entry in self.entries.items()}
+        read = {name: [part.name for part in dataclasses.fields(record)] for name, record in record_of.items() if record}
         for field in dict.fromkeys(field for names in read.values() for field in names):
             readers = tuple(name for name in self.builtin if field in read.get(name, ()))
             by_all = readers == self.builtin and self.other_reads != ""

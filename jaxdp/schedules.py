@@ -80,18 +80,17 @@ def sony_b(schedule: "SonyB", at: Position) -> float:
 SCHEDULES = Choices(
     "schedule.name",
     {
-        "cosine": Choice("warm-up, then half a cosine down to `end`"),
-        "polynomial": Choice("warm-up, then (1 - progress)^power down to `end`"),
-        "goyal": Choice("step decay, scaled linearly with the batch (Goyal et al.)"),
-        "sony_a": Choice("configuration A of Mikami et al., polynomial"),
-        "sony_b": Choice("configuration B of Mikami et al., with step decay"),
+        "cosine": Choice("warm-up, then half a cosine down to `end`", implementation=cosine),
+        "polynomial": Choice("warm-up, then (1 - progress)^power down to `end`", implementation=polynomial),
+        "goyal": Choice("step decay, scaled linearly with the batch (Goyal et al.)", implementation=goyal),
+        "sony_a": Choice("configuration A of Mikami et al., polynomial", implementation=polynomial, like="polynomial"),
+        "sony_b": Choice("configuration B of Mikami et al., with step decay", implementation=sony_b),
     },
     other=Choice("or a name registered with `jaxdp.register_schedule`"),
     other_reads="",
     function="register_schedule",
 )
 """Learning-rate schedules, each implemented by a function of (schedule, position)."""
-SCHEDULES.implement({"cosine": cosine, "polynomial": polynomial, "goyal": goyal, "sony_a": polynomial, "sony_b": sony_b})
 
 
 def _warm_up(schedule: "EverySchedule", epoch: float, *, start: float, peak: float) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxdp.errors import plural
-from jaxdp.registry import Registry
+from jaxdp.registry import Choice, Registry
 
 if TYPE_CHECKING:
     import jax
@@ -31,12 +31,12 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
-    """An all-reduce strategy. Its implementation in `STRATEGIES` is its stages, functions that are applied in order.
+class Strategy(Choice):
+    """An all-reduce strategy. Its implementation is a tuple of its stages, functions that are applied in order.
 
     Together they turn each device's vector [n] into the sum over all devices, in the first n elements.
 
-    name: the value of `reduce.strategy`. help: noun phrase for `--help`.
+    name: the value of `reduce.strategy`.
     check_vma: passed to `jax.shard_map`, which then verifies that all devices end with the same values; False for
         point-to-point exchange, for which it cannot.
     scatters: the first stage is a reduce-scatter along the rows, and the last one the all-gather along the rows; in between,
@@ -101,13 +101,27 @@ def _parameter_server_cost(vertical: int, horizontal: int) -> list[Cost]:
 
 
 BUILTIN = (
-    Strategy(name="psum", help="algorithm chosen by XLA", check_vma=True, auto_candidate=True, cost=_psum_cost),
-    Strategy(name="ring", help="exchange with the next device", auto_candidate=True, cost=_ring_cost),
+    Strategy(
+        name="psum",
+        help="algorithm chosen by XLA",
+        implementation="jaxdp.parallel.allreduce:PSUM",
+        check_vma=True,
+        auto_candidate=True,
+        cost=_psum_cost,
+    ),
+    Strategy(
+        name="ring",
+        help="exchange with the next device",
+        implementation="jaxdp.parallel.allreduce:RING",
+        auto_candidate=True,
+        cost=_ring_cost,
+    ),
     # Jia et al., arXiv 1807.11205. There one master per row takes part in the second stage. In an SPMD program every device
     # does, so all columns carry the whole vector at once and nothing has to be broadcast along the rows.
     Strategy(
         name="hierarchical",
         help="all-reduce along rows, then along columns",
+        implementation="jaxdp.parallel.allreduce:HIERARCHICAL",
         check_vma=True,
         sums_along_axes=True,
         auto_candidate=True,
@@ -117,6 +131,7 @@ BUILTIN = (
     Strategy(
         name="torus",
         help="reduce-scatter along rows, all-reduce along columns, all-gather along rows",
+        implementation="jaxdp.parallel.allreduce:TORUS",
         check_vma=True,
         scatters=True,
         sums_along_axes=True,
@@ -124,7 +139,13 @@ BUILTIN = (
         cost=_torus_cost,
         gather_cost=_gather_rows_cost,
     ),
-    Strategy(name="parameter_server", help="exchange through one device", max_devices=64, cost=_parameter_server_cost),
+    Strategy(
+        name="parameter_server",
+        help="exchange through one device",
+        implementation="jaxdp.parallel.allreduce:PARAMETER_SERVER",
+        max_devices=64,
+        cost=_parameter_server_cost,
+    ),
 )
 STRATEGIES: Registry[Strategy, tuple[Stage, ...]] = Registry(
     "reduce.strategy", {one.name: one for one in BUILTIN}, function="register_strategy", reserved=(AUTO,)

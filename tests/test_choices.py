@@ -13,17 +13,20 @@ import optax
 import pytest
 
 import jaxdp.config
-from jaxdp import schedules
-from jaxdp.choices import OPTIMIZERS, SOURCES, UpdateRule
-from jaxdp.config import Config
-from jaxdp.data import augment
+from jaxdp import losses, schedules
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, UpdateRule
+from jaxdp.config import Adam, Config
 from jaxdp.optim import optimizer
+from jaxdp.parallel import allreduce
 from jaxdp.recipes import load_config
 from jaxdp.registry import Choice, Choices, OneOf
+from jaxdp.schedules import SCHEDULES
+from jaxdp.strategies import STRATEGIES
 from jaxdp.validation import TABLES
 
 ROOT = Path(__file__).parent.parent
 EXTENDING_PAGE = (ROOT / "docs/extending.md").read_text()
+IMPLEMENTED = (OPTIMIZERS, LOSSES, SCHEDULES, STRATEGIES, AUGMENTATIONS, AUTO_AUGMENTS, MIXES, MODELS, SOURCES)
 by_field = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.field)
 
 
@@ -59,12 +62,18 @@ def test_fields_of_an_optimizer_are_read_or_ignored():
     ]
 
 
-def test_implement_without_a_function_for_a_choice_raises():
-    table = Choices("optimizer.name", {"sgd": Choice(""), "adamw": Choice("")})
-    with pytest.raises(TypeError, match=r"optimizer\.name: no implementation of adamw"):
-        table.implement({"sgd": len})
-    with pytest.raises(TypeError, match=r"optimizer\.name: other is implemented but has no entry"):
-        table.implement({"sgd": len, "adamw": len, "other": len})
+@pytest.mark.parametrize("table", IMPLEMENTED, ids=lambda table: table.field)
+def test_entries_name_implementations_that_exist(table):
+    for name in table.builtin:
+        assert (table.implementation(name) is None) == (name == "none"), name
+
+
+def test_choice_reads_the_fields_of_the_one_that_it_is_like():
+    assert OPTIMIZERS.read_fields("lamb") == OPTIMIZERS.read_fields("adamw") != OPTIMIZERS.read_fields("sgd")
+    with pytest.raises(TypeError, match=r"optimizer\.name has no adma"):
+        Choices("optimizer.name", {"adam": Choice(""), "nadam": Choice("", like="adma")}).read("optimizer", adam=Adam)
+    with pytest.raises(TypeError, match=r"optimizer\.name has no adma"):
+        Choices("optimizer.name", {"adam": Choice("")}).read("optimizer", adma=Adam)
 
 
 CHOICES = [(table, name) for table in TABLES for name in table if (table, name) != (SOURCES, "imagenet2012")]
@@ -82,24 +91,24 @@ def test_extending_names_files_and_tables_that_exist():
     for path in re.findall(r"`((?:jaxdp|tests)/[\w/.]+)`", EXTENDING_PAGE + (ROOT / "docs/tour.md").read_text()):
         assert (ROOT / path).exists(), path
     sentences = re.sub(r"\s+", " ", EXTENDING_PAGE)
-    tables = {"CONSTRUCTORS": optimizer, "SCHEDULES": schedules, "TRANSFORMS": augment}
+    tables = {"build_adamw": optimizer, "TORUS": allreduce, "binary": losses, "SCHEDULES": schedules}
     for name, module in tables.items():
         path = f"jaxdp/{'/'.join(module.__name__.split('.')[1:])}.py"
-        assert re.search(rf"`{path}`[^.]*`{name}`", sentences), name
+        assert re.search(rf"`{path}`[^.]*`{name}`|`{name}` in `{path}`", sentences), name
         assert hasattr(module, name)
 
 
 def test_lion_of_the_guide_equals_optax():
     """The entry, the field and the constructor, executed from docs/extending.md, with the constants of optax."""
     section = EXTENDING_PAGE.partition("### Add an optimizer")[2]
-    record, constructor = map(textwrap.dedent, re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:2])
+    constructor, record = map(textwrap.dedent, re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:2])
     (entry,) = re.findall(r'`("lion": UpdateRule.*?)`', section)
     table = Choices("optimizer.name", eval(f"{{{entry}}}", {"UpdateRule": UpdateRule}))
     functions = vars(optimizer) | vars(jaxdp.config)
     exec(record + constructor, functions)
     table.read("optimizer", lion=functions["Lion"])
     config = functions["Lion"](weight_decay=0.1)
-    ours, peer = functions["_lion"](config, 0.1, 0.9), optax.lion(0.1, b1=0.9, weight_decay=0.1)
+    ours, peer = functions["lion"](config, 0.1, 0.9), optax.lion(0.1, b1=0.9, weight_decay=0.1)
     weights = jnp.array([[1.0, -2.0]])
     our_state, peer_state = ours.init(weights), peer.init(weights)
     for gradient in ([0.3, 0.5], [-1.0, 0.2], [0.1, 4.0]):

@@ -15,7 +15,7 @@ from jaxdp.config import Optimizer
 from jaxdp.data.class_weights import with_class_weights
 from jaxdp.data.loader import ArraySource
 from jaxdp.errors import ConfigError
-from jaxdp.losses import LOSS_FUNCTIONS, binary_cross_entropy, cross_entropy, label_weights, rank_of_label
+from jaxdp.losses import binary_cross_entropy, cross_entropy, label_weights, rank_of_label
 from jaxdp.validation import validate
 
 
@@ -51,7 +51,7 @@ def test_loss_of_mixed_and_smoothed_labels_equals_numpy_in_float64(mixed, smooth
 
     def found(name):
         optimizer = Optimizer(loss=name, label_smoothing=smoothing, target_threshold=threshold)
-        return LOSS_FUNCTIONS[name](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
+        return LOSSES.implementation(name)(optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
 
     if threshold is None:
         log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
@@ -84,7 +84,7 @@ def test_class_weights_are_those_of_pytorch(labels_are, smoothing):
     expected = -(WEIGHTS * target * log_softmax).sum() / divisor
     assert expected == pytest.approx(TORCH[labels_are, smoothing], rel=1e-12)
     optimizer = Optimizer(class_weights=WEIGHTS, label_smoothing=smoothing)
-    losses = LOSS_FUNCTIONS["softmax"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
+    losses = LOSSES.implementation("softmax")(optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
     weights = label_weights(optimizer, jnp.asarray(labels), mix)
     assert float(losses.mean() / (1 if weights is None else weights.mean())) == pytest.approx(expected, rel=1e-5)
 
@@ -108,7 +108,7 @@ def test_registered_loss_gets_mixed_and_smoothed_targets(threshold):
     jaxdp.register_loss("focal", partial(focal, gamma=2.0))
     optimizer = Optimizer(loss="focal", label_smoothing=0.1, target_threshold=threshold)
     mix = (jnp.asarray(others), jnp.asarray(share, jnp.float32))
-    found = LOSS_FUNCTIONS["focal"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
+    found = LOSSES.implementation("focal")(optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -159,12 +159,12 @@ def test_balanced_class_weights_are_those_of_sklearn(tiny):
         with pytest.raises(ConfigError, match=r"the labels of the training set are \w+ of shape .* for 32 images"):
             with_class_weights(config, Labelled(wrong))
     with pytest.raises(ConfigError, match=r"class_weights='balanced': needs training labels; give numbers"):
-        LOSS_FUNCTIONS["softmax"](config.optimizer, jnp.zeros((2, 6)), jnp.zeros(2, jnp.int32))
+        LOSSES.implementation("softmax")(config.optimizer, jnp.zeros((2, 6)), jnp.zeros(2, jnp.int32))
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_chance_level_is_the_loss_of_equal_scores(name):
-    found = LOSS_FUNCTIONS[name](Optimizer(loss=name), jnp.zeros((2, 1000), jnp.bfloat16), jnp.array([0, 999]))
+    found = LOSSES.implementation(name)(Optimizer(loss=name), jnp.zeros((2, 1000), jnp.bfloat16), jnp.array([0, 999]))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, LOSSES[name].chance(1000), rtol=1e-6)
     assert LOSSES["binary"].chance(1000) == math.log(2)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import jax
@@ -24,7 +25,7 @@ from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
-from jaxdp.registry import Registry
+from jaxdp.registry import Choice, Registry
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
@@ -61,11 +62,11 @@ def with_strategy(config: Config, name: str, **changes) -> Config:
 
 
 def test_registry_has_built_in_entries_and_those_that_are_registered():
-    table = Registry("part.field", {"first": 1, "second": 2}, function="register_part", reserved=("auto",))
-    assert table.implement({"second": str, "first": int}) == {"first": int, "second": str}
-    table.register("third", 3, float)
-    assert (dict(table), table.registered) == ({"first": 1, "second": 2, "third": 3}, ["third"])
-    assert table.implementation("third") is float
+    first, second, third = Choice("", implementation="decimal:Decimal"), Choice("", implementation=int), Choice("")
+    table = Registry("part.field", {"first": first, "second": second}, function="register_part", reserved=("auto",))
+    table.register("third", third, float)
+    assert (dict(table), table.registered) == ({"first": first, "second": second, "third": third}, ["third"])
+    assert [table.implementation(name) for name in table] == [Decimal, int, float]
     table.check("auto")
     with pytest.raises(
         ConfigError, match=r"part\.field='thrid': unknown name; did you mean third\? choose from first, second, "
@@ -73,11 +74,11 @@ def test_registry_has_built_in_entries_and_those_that_are_registered():
         table.implementation("thrid")
     for name in ("first", "auto"):
         with pytest.raises(ConfigError, match=rf"name='{name}': reserved; choose a name other than first, second, auto"):
-            table.register(name, 4, complex)
+            table.register(name, third, complex)
     for name in (["a"], None, "Mine", ""):
         with pytest.raises(ConfigError, match=r"^name=.*: must consist of lower-case letters, digits and _"):
-            table.register(name, 4, complex)
-    alone = Registry("part.field", {"first": 1})
+            table.register(name, third, complex)
+    alone = Registry("part.field", {"first": first})
     with pytest.raises(ConfigError, match=r"choose from first$"):
         alone.check("other")
 

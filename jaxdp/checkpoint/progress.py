@@ -11,12 +11,12 @@ class Progress:
     """Position and history of a run, saved with every checkpoint. Seconds add up over all sessions of the run.
 
     first_step_seconds: from the start of the command to the first step, in the last session that took one. last_evaluation:
-    record of the last evaluation. evaluation_due: an evaluation is due at this position and has not run. best,
-    not_improved: of early stopping: record of the best evaluation, and number of evaluations since the last one that
-    improved. retained: samples of checkpoints that are never removed. audits: number of audits that passed; audited_step:
-    step of the last one; audited_checkpoint: samples of the newest checkpoint at that time. loss_exploded: the warning
-    about an exploded loss was shown. stop_reason: why the run ends here; None if it goes on. sessions: number of times the
-    run was started.
+    record of the last evaluation. evaluation_due: an evaluation has been asked for and has not run; it follows step
+    evaluation_step. best, not_improved: of early stopping: record of the best evaluation, and number of evaluations since the
+    last one that improved. retained: samples of checkpoints that are never removed. audits: number of audits that passed;
+    audited_step: step of the last one; audited_checkpoint: samples of the newest checkpoint at that time. loss_exploded: the
+    warning about an exploded loss was shown. stop_reason: why the run ends after step stop_step; None if it goes on. sessions:
+    number of times the run was started.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -33,6 +33,7 @@ class Progress:
     first_step_seconds: float | None = None
     last_evaluation: dict | None = None
     evaluation_due: bool = False
+    evaluation_step: int = 0
     best: dict | None = None
     not_improved: int = 0
     skipped_steps: int = 0
@@ -43,11 +44,32 @@ class Progress:
     audited_checkpoint: int | None = None
     loss_exploded: bool = False
     stop_reason: str | None = None
+    stop_step: int = 0
     sessions: int = 1
 
     def position(self, examples: int) -> dict[str, Any]:
         """Step, samples and epoch, for a record of the log. examples: images of an epoch."""
         return {"step": self.steps, "samples": self.samples, "epoch": self.samples / examples}
+
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether an evaluation is due at this position."""
+        return self.evaluation_due and self.steps >= self.evaluation_step
+
+    @property
+    def ends_now(self) -> bool:
+        """Whether the run ends at this position because it was asked to stop."""
+        return self.stop_reason is not None and self.steps >= self.stop_step
+
+    def evaluate_after(self, step: int) -> None:
+        """Ask for an evaluation; an earlier request stays."""
+        if not self.evaluation_due:
+            self.evaluation_due, self.evaluation_step = True, step
+
+    def stop_after(self, step: int, reason: str) -> None:
+        """Ask for the end of the run; an earlier request stays."""
+        if self.stop_reason is None:
+            self.stop_reason, self.stop_step = reason, step
 
     def add_seconds(self, activity: str, seconds: float) -> None:
         """Add to the seconds of "training", "evaluation", "input", "saving", "audit" or "compilation"."""

@@ -4,7 +4,6 @@ Every geometric augmentation maps output pixels to input pixels and resamples on
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -172,23 +171,12 @@ def pad_and_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment
     return jnp.where(ranges.flip & jax.random.bernoulli(flip, jnp.float32(0.5)), crop[:, ::-1], crop)
 
 
-TRANSFORMS: dict[str, Callable[..., jax.Array]] = AUGMENTATIONS.implement(
-    {
-        "none": lambda image, key, *, size, ranges: image,
-        "digits": random_affine,
-        "paper": paper_augmentation,
-        "random_resized_crop": random_resized_crop,
-        "pad_and_crop": pad_and_crop,
-    }
-)
-"""`data.augmentation` -> f(image [S, S, 3], key, size=image_size, ranges=config.augment) of one image."""
-
-
 def augment(config: Config, images: jax.Array, positions: jax.Array) -> jax.Array:
     """Augment a batch before normalization: [B, S, S, 3] to [B, image_size, image_size, 3]. positions: [B] uint32."""
     if config.data.augmentation == "none" or crops_while_loading(config):
         return images
-    one_image = partial(TRANSFORMS[config.data.augmentation], size=config.data.image_size, ranges=config.augment)
+    augmentation = AUGMENTATIONS.implementation(config.data.augmentation)
+    one_image = partial(augmentation, size=config.data.image_size, ranges=config.augment)
     return jax.vmap(one_image)(images, keys_for(config.seed, positions))
 
 
@@ -226,33 +214,22 @@ def cutmix(images: jax.Array, partners: jax.Array, *, share: jax.Array, key: jax
     return jnp.where(inside[..., None], partners, images), 1 - inside.mean(dtype=jnp.float32)
 
 
-def _mixup(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def mix_by_mixup(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     draw, _ = jax.random.split(key)
     share = jax.random.beta(draw, data.mix_alpha, data.mix_alpha, dtype=jnp.float32)
     return mixup(images, partners, share=share), share
 
 
-def _cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def mix_by_cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     draw, place = jax.random.split(key)
     return cutmix(images, partners, share=jax.random.beta(draw, data.mix_alpha, data.mix_alpha, dtype=jnp.float32), key=place)
 
 
-def _mixup_or_cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def mix_by_either(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     cuts = jax.random.uniform(jax.random.fold_in(key, 2), dtype=jnp.float32) < CUTMIX_PROBABILITY
-    blended = _mixup(data, images, partners, key=key)
-    pasted = _cutmix(dataclasses.replace(data, mix_alpha=CUTMIX_ALPHA), images, partners, key=key)
+    blended = mix_by_mixup(data, images, partners, key=key)
+    pasted = mix_by_cutmix(dataclasses.replace(data, mix_alpha=CUTMIX_ALPHA), images, partners, key=key)
     return jnp.where(cuts, pasted[0], blended[0]), jnp.where(cuts, pasted[1], blended[1])
-
-
-MIXERS: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = MIXES.implement(
-    {
-        "none": lambda data, images, partners, *, key: (images, jnp.ones((), jnp.float32)),
-        "mixup": _mixup,
-        "cutmix": _cutmix,
-        "mixup_or_cutmix": _mixup_or_cutmix,
-    }
-)
-"""`data.mix` -> f(data, images, partners [B, H, W, C], key=key): (mixed images, share of the own image)."""
 
 
 def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -264,5 +241,5 @@ def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Ar
     batch = len(images)
     partner = jnp.arange(batch, dtype=jnp.int32)[::-1]
     key = worker_key(config.seed, positions, MIX_KEY)
-    mixed, share = MIXERS[config.data.mix](config.data, images, images[partner], key=key)
+    mixed, share = MIXES.implementation(config.data.mix)(config.data, images, images[partner], key=key)
     return mixed, partner, jnp.full((batch,), share)

@@ -20,8 +20,8 @@ class Folder(FileSource):
         directory = config.data.directory or ""
         if not is_url(directory):
             return LocalFolders(Path(directory))
+        from jaxdp.cloud.remote_folder import RemoteFolders
         from jaxdp.cloud.source import Source  # and the client of object storage, which a local disk does not need
-        from jaxdp.data.remote_folder import RemoteFolders
 
         return RemoteFolders(Source(directory, config.storage, progress.report))
 

@@ -34,7 +34,7 @@ class ArrayItems:
 class Given(Source):
     """Data from Python. make: the function of `jaxdp.register_dataset`; None for the `datasets` argument of `jaxdp.train`."""
 
-    def __init__(self, make: Callable | None) -> None:
+    def __init__(self, make: Callable | None = None) -> None:
         self.make = make
 
     def size(self, config: Config) -> tuple[int, int | None]:

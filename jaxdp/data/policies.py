@@ -174,26 +174,25 @@ class Policy(NamedTuple):
     black: bool
 
 
-POLICIES: dict[str, Any] = AUTO_AUGMENTS.implement(
-    {
-        "none": None,
-        "rand_augment": Policy(partial(_binned, policy="rand_augment"), "nearest", True),
-        "trivial_augment": Policy(partial(_binned, policy="trivial_augment"), "nearest", True),
-        "rand_augment_increasing": Policy(_increasing, "random", False),
-    }
-)
-"""`data.auto_augment` -> Policy, None for none; for a registered name a function of (images, keys)."""
+RAND_AUGMENT = Policy(partial(_binned, policy="rand_augment"), "nearest", True)
+TRIVIAL_AUGMENT = Policy(partial(_binned, policy="trivial_augment"), "nearest", True)
+RAND_AUGMENT_INCREASING = Policy(_increasing, "random", False)
+
+
+def policy_of(config: Config) -> Any:
+    """The `Policy` of `data.auto_augment`, None for none; for a registered name a function of (images, keys)."""
+    return AUTO_AUGMENTS.implementation(config.data.auto_augment)
 
 
 def interpolation_of(config: Config) -> str:
     """The interpolation of the policy's geometric operations: the config's, or that published."""
-    policy = POLICIES[config.data.auto_augment]
+    policy = policy_of(config)
     return config.augment.operation_interpolation or (policy.interpolation if policy else "")
 
 
 def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
     """The operations of an image of size x size, in order: leaves [count, ...]. The config must have a policy."""
-    policy, ranges, interpolation = POLICIES[config.data.auto_augment], config.augment, interpolation_of(config)
+    policy, ranges, interpolation = policy_of(config), config.augment, interpolation_of(config)
     assert policy is not None
     count = 1 if config.data.auto_augment == "trivial_augment" else DRAWS
     keys, filters = jax.random.split(key, (2, count))
@@ -206,7 +205,7 @@ def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
 
 def auto_augment(config: Config, images: jax.Array, keys: jax.Array, *, mean: PixelStat) -> jax.Array:
     """The policy `data.auto_augment` on images [B, S, S, 3] uint8. keys: [B]. mean: see `change_pixels`."""
-    policy, size, interpolation = POLICIES[config.data.auto_augment], images.shape[1], interpolation_of(config)
+    policy, size, interpolation = policy_of(config), images.shape[1], interpolation_of(config)
     assert policy is not None
     fill = jnp.broadcast_to(jnp.round(jnp.asarray(0.0 if policy.black else mean, jnp.float32)), (3,))
 
@@ -290,7 +289,7 @@ def change_pixels(config: Config, images: jax.Array, positions: jax.Array, *, me
     """
     policy, strengths = config.data.auto_augment, config.augment.jitter_strengths
     if policy in AUTO_AUGMENTS.registered:
-        images, policy = POLICIES[policy](images, image_keys(config.seed, positions, POLICY_KEY)), "none"
+        images, policy = policy_of(config)(images, image_keys(config.seed, positions, POLICY_KEY)), "none"
     if policy == "none" and not strengths:
         return images
     if images.dtype != jnp.uint8:  # a crop on the device interpolates

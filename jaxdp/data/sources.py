@@ -11,27 +11,15 @@ from jaxdp.config import Config
 from jaxdp.data import given
 from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, Source, model_classes, with_classes
 from jaxdp.data.loader import ArraySource, ItemSource
-from jaxdp.registry import InModule, loaded
-
-PREPARED = InModule("jaxdp.data.tfds", "Prepared")  # also every name that is not in the table
-SOURCES.implement(
-    {
-        "digits": InModule("jaxdp.data.digits", "Digits"),
-        "synthetic": InModule("jaxdp.data.synthetic", "Synthetic"),
-        "folder": InModule("jaxdp.data.folder", "Folder"),
-        "file": InModule("jaxdp.data.file", "File"),
-        "given": given.Given(None),
-        "imagenet2012": PREPARED,
-        "cifar10": PREPARED,
-    }
-)
+from jaxdp.registry import resolved
 
 
 def source_of(config: Config) -> Source:
     """The data source that a config names."""
     name = config.data.source
-    implementation = SOURCES.implementations.get(name, PREPARED)
-    return given.Given(implementation) if name in SOURCES.registered else loaded(implementation)
+    if name in SOURCES.registered:
+        return given.Given(SOURCES.implementation(name))
+    return resolved(SOURCES[name].implementation)()
 
 
 def open_splits(config: Config) -> Sequence[tuple[str, ItemSource]]:

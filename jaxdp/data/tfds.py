@@ -16,7 +16,7 @@ from jaxdp.errors import ConfigError, first_line, nearest
 from jaxdp.files import check_local, expand_user, is_url
 
 if TYPE_CHECKING:
-    from jaxdp.data.remote_prepared import RemotePrepared
+    from jaxdp.cloud.remote_prepared import RemotePrepared
 
 DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
 OTHER_SOURCES = tuple(name for name, one in SOURCES.items() if not (one.prepared or one.from_python))
@@ -42,8 +42,8 @@ class Prepared(FileSource):
     def data_set(self, config: Config) -> "PreparedSplits":
         if not is_url(config.data.directory or ""):
             return PreparedSplits(config, None)
+        from jaxdp.cloud.remote_prepared import RemotePrepared
         from jaxdp.cloud.source import Source  # and the client of object storage, which a local disk does not need
-        from jaxdp.data.remote_prepared import RemotePrepared
 
         remote = Source(config.data.directory or "", config.storage, progress.report)
         return PreparedSplits(config, RemotePrepared(remote, config.data.source))

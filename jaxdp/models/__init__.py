@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.choices import MODELS
-from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
 from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.network import Network
@@ -122,7 +121,7 @@ def _initial_shapes(model: Network, image_shape: tuple[int, int, int]) -> tuple[
 initial_shapes: Any = lru_cache(4)(_initial_shapes)  # equal networks share a trace; mypy does not know that they can be hashed
 
 
-def _create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) -> Model:
+def create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) -> Model:
     return Model(
         ResNet(
             depth=config.depth,
@@ -143,6 +142,3 @@ def _create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) 
             draws=False,
         )
     )
-
-
-MODELS.implement({RESNET: _create_resnet})

@@ -12,7 +12,6 @@ import optax
 from jaxdp.choices import LOSSES, OPTIMIZERS
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError, first_line
-from jaxdp.losses import LOSS_FUNCTIONS
 from jaxdp.optim.optimizer import build_optimizer
 
 
@@ -24,7 +23,7 @@ def check_loss(optimizer: Optimizer, classes: int) -> None:
     hint = "return the loss of each image, [B], of (logits [B, C], targets [B, C])"
 
     def losses(logits: jax.Array) -> jax.Array:
-        return LOSS_FUNCTIONS[optimizer.loss](optimizer, logits, jnp.zeros(images, jnp.int32))
+        return LOSSES.implementation(optimizer.loss)(optimizer, logits, jnp.zeros(images, jnp.int32))
 
     try:
         found, _ = jax.eval_shape(partial(jax.vjp, losses), jax.ShapeDtypeStruct((images, classes), jnp.float32))

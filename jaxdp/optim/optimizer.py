@@ -3,7 +3,7 @@
 docs/extending.md lists the steps to add one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -18,7 +18,6 @@ from jaxdp.optim.lars import MASKS, is_matrix_or_larger, lars
 from jaxdp.optim.squares import Squares, norm
 
 Scalar: TypeAlias = "float | jax.Array"
-Constructor: TypeAlias = Callable[[Optimizer, Scalar, Scalar], optax.GradientTransformation]
 
 
 def build_optimizer(
@@ -47,7 +46,7 @@ def build_optimizer(
 
 def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """What the user's function builds. Raises ConfigError if it fails, or returns something else."""
-    build = CONSTRUCTORS[config.name]
+    build = OPTIMIZERS.implementation(config.name)
     hint = "return an optax.GradientTransformation, such as optax.lion(learning_rate, b1=momentum)"
     try:
         built = build(config, learning_rate, momentum)
@@ -60,7 +59,7 @@ def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> o
     return built
 
 
-def _lars(config: Lars, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def build_lars(config: Lars, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     return lars(
         learning_rate,
         momentum,
@@ -72,7 +71,7 @@ def _lars(config: Lars, learning_rate: Scalar, momentum: Scalar) -> optax.Gradie
     )
 
 
-def _sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def build_sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """SGD with the rate outside the velocity, equation 9 of Goyal et al. (arXiv 1706.02677): a change of the rate needs no
     correction of the momentum."""
     return optax.chain(
@@ -82,7 +81,7 @@ def _sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.Gradient
     )
 
 
-def _adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def build_adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
     return optax.chain(
         scale_by_adam(b1=momentum, b2=config.beta2, eps=1e-8),  # PyTorch's default
@@ -91,11 +90,8 @@ def _adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.Gradi
     )
 
 
-def _lamb(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def build_lamb(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     return lamb(learning_rate, momentum, config.beta2, weight_decay=config.weight_decay)
-
-
-CONSTRUCTORS: dict[str, Constructor] = OPTIMIZERS.implement({"lars": _lars, "sgd": _sgd, "adamw": _adamw, "lamb": _lamb})
 
 
 def _scale_subtrees(multipliers: Mapping[str, float]) -> optax.GradientTransformation:

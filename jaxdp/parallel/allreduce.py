@@ -2,7 +2,7 @@
 
 A stage is a function of a flat vector that is called inside `shard_map`; the stages of a strategy (`jaxdp/strategies.py`)
 together return the sum of the vectors of all devices. `all_reduce_sum` applies a strategy to a tree: it packs tensors into
-buckets and applies the stages to each bucket. `overlap.Overlap` does so for each segment of a network during the backward pass.
+buckets and applies the stages to each bucket. `Overlap` does so for each segment of a network during the backward pass.
 A shard is the piece of a vector that one device sums or owns.
 """
 
@@ -100,15 +100,12 @@ def no_reduce(vector: jax.Array) -> jax.Array:
     return vector
 
 
-STRATEGIES.implement(
-    {
-        "psum": (psum,),
-        "ring": (ring,),
-        "hierarchical": (all_reduce_rows, all_reduce_columns),
-        "torus": (reduce_scatter_rows, all_reduce_columns, all_gather_rows),
-        "parameter_server": (parameter_server,),
-    }
-)
+# Stages of the strategies in `jaxdp.strategies`.
+PSUM = (psum,)
+RING = (ring,)
+HIERARCHICAL = (all_reduce_rows, all_reduce_columns)
+TORUS = (reduce_scatter_rows, all_reduce_columns, all_gather_rows)
+PARAMETER_SERVER = (parameter_server,)
 
 
 def stages_of(strategy: str | Stage) -> tuple[Stage, ...]:
@@ -284,6 +281,51 @@ def unpack_buckets(tree: Any, buckets: list[Bucket]) -> Any:
     """`tree` with the values of its buckets."""
     leaves = dict(pair for bucket in buckets for pair in bucket.unpack())
     return jax.tree.unflatten(jax.tree.structure(tree), [leaves[index] for index in range(len(leaves))])
+
+
+class Overlap:
+    """All-reduce of a network's gradients, segment by segment, that overlaps with the backward pass.
+
+    XLA can hide a collective only behind operations that its schedule places between the collective's start and end. By default
+    it computes the gradients of all weights last, and all collectives follow them. Here an optimization barrier holds the
+    backward pass of the next segment until this segment's gradients and the stages started one segment earlier are done. So
+    every stage of every bucket can overlap with the backward pass of one whole segment. The segments of a ResNet are its stem,
+    its blocks and its head.
+
+    See `all_reduce_sum` for the arguments. divisor: gradients are divided by it before they are sent. sent: (gradient, its
+    buckets) of each segment, in backward order. in_flight: buckets with a stage that has started and is not yet awaited.
+    """
+
+    def __init__(
+        self, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None, divisor: int = 1, sharded: bool = False
+    ) -> None:
+        self.strategy, self.wire_dtype, self.bucket_bytes, self.divisor = strategy, wire_dtype, bucket_bytes, divisor
+        self.sharded = sharded
+        self.sent: list[tuple[dict, list[Bucket]]] = []
+        self.in_flight: list[Bucket] = []
+
+    def enqueue(self, cotangent: Any, gradient: dict) -> Any:
+        """Start the reduction of a segment's gradient. Returns the cotangent with which the backward pass continues."""
+        vectors = [bucket.vector for bucket in self.in_flight]
+        cotangent, gradient, _ = lax.optimization_barrier((cotangent, gradient, vectors))
+        buckets = pack_buckets(
+            divide(gradient, self.divisor),
+            self.strategy,
+            wire_dtype=self.wire_dtype,
+            bucket_bytes=self.bucket_bytes,
+            sharded=self.sharded,
+        )
+        self.sent.append((gradient, buckets))
+        self.in_flight = [bucket for bucket in self.in_flight + buckets if bucket.stages]
+        for bucket in self.in_flight:
+            bucket.run_next_stage()
+        return cotangent
+
+    def wait_all(self) -> dict:
+        """The sums over all devices of all enqueued gradients, in one tree; this device's shards of them if `sharded`."""
+        for bucket in self.in_flight:
+            bucket.finish()
+        return {name: value for tree, buckets in self.sent for name, value in unpack_buckets(tree, buckets).items()}
 
 
 def gather_tensors(

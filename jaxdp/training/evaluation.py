@@ -12,11 +12,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxdp.choices import LOSSES
 from jaxdp.config import TOP5_CLASSES, Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
 from jaxdp.errors import TrainingError
-from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
+from jaxdp.losses import rank_of_label
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training import request_flags
@@ -37,7 +38,7 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     "request".
     """
 
-    loss = LOSS_FUNCTIONS[config.optimizer.loss]
+    loss = LOSSES.implementation(config.optimizer.loss)
     plain = dataclasses.replace(config.optimizer, label_smoothing=0.0, target_threshold=None, class_weights=())
 
     def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:

@@ -43,11 +43,11 @@ def fit(run: Run, start: StartPoint) -> TrainResult:
         restore_or_initialize(run, start)
         run.has_started = True
         run.callbacks.on_start(run)
-        if run.progress.evaluation_due:  # the previous session stopped before or during it
+        if run.progress.evaluates_now:  # the previous session stopped before or during it
             evaluate_now(run)
             save_now(run)
         for phase in run.plan.phases:
-            if run.progress.samples < phase.end and run.stop_reason is None:
+            if run.progress.samples < phase.end and not run.progress.ends_now:
                 _train_phase(run, phase)
         evaluation = _finish(run)
         result = TrainResult.collect(run, evaluation)
@@ -66,17 +66,17 @@ def _train_phase(run: Run, phase: PlannedPhase) -> None:
         batch = _next_batch(run, batches)
         run.processes.barrier(f"the first step of phase {phase.index}")
         second_step = run.progress.steps + 2
-        while batch is not None and run.stop_reason is None:
+        while batch is not None and not run.progress.ends_now:
             _begin_step(run, batch)
             _start_step(run, step, batch)
             batch = _next_batch(run, batches)
             complete_steps(run, keep=1)
             if run.progress.steps == second_step:
                 _prepare_later(run)
-            if run.progress.evaluation_due:
+            if run.progress.evaluates_now:
                 evaluate_now(run)
         complete_steps(run)
-    if phase is not run.plan.phases[-1] and run.stop_reason is None:
+    if phase is not run.plan.phases[-1] and not run.progress.ends_now:
         save_now(run)
 
 
@@ -119,7 +119,7 @@ def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     run.signals.raise_if_stop_agreed()
     run.processes.status.begin_iteration("step")
     run.next_record = {}
-    run.call_hook("before_step", run.next_record, batch.copy())
+    run.call_hook("before_step", run.next_record, batch.copy(), request_step=run.progress.steps + 1)
     if run.save_requested:
         save_now(run)
 
@@ -134,7 +134,7 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     start_seconds = time.monotonic() - began
     progress.finish_step(phase.global_batch)
     if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
-        progress.evaluation_due = True
+        progress.evaluate_after(progress.steps)
     record = progress.position(plan.examples)
     record |= {"phase": phase.index, "learning_rate": rate, "momentum": phase.momentum, "global_batch": phase.global_batch}
     record |= run.next_record
@@ -164,7 +164,8 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         run.processes.status.record_progress()
         record |= run.clock.end_step(record["global_batch"])
         run.progress.skipped_steps = record.get("skipped_steps", 0)
-        if run.call_hook("after_step", record, MappingProxyType(record), is_logged=step.is_logged):
+        following = record["step"] + 1
+        if run.call_hook("after_step", record, MappingProxyType(record), is_logged=step.is_logged, request_step=following):
             run.clock.restart_throughput()
         _report_save(run)
 
@@ -179,6 +180,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     complete_steps(run)
     progress, source, signals, processes = run.progress, run.datasets.evaluation, run.signals, run.processes
     progress.evaluation_due = True  # a run that stops before it is over repeats it
+    progress.evaluation_step = progress.stop_step = progress.steps  # what its callbacks ask for is met here, too
     processes.set_activity("compile", progress.steps, "waiting for the evaluation program")
     with run.clock.paused("compilation"):
         program = signals.wait_for(run.compiler.prepare_evaluation(run.phase))

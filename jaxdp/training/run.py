@@ -112,6 +112,7 @@ class Run:
         self.pending: deque[StartedStep] = deque()
         self.record: dict[str, Any] | None = None  # the record to which `log` adds
         self.is_logged = False
+        self.request_step = 0  # the step after which `evaluate` and `stop` take effect; 0: at once
         self.saving: int | None = None  # samples of the checkpoint that is being saved
         self.saved_at = time.monotonic()
         self.save_requested = False
@@ -232,12 +233,17 @@ class Run:
         self.save_requested = True
 
     def evaluate(self) -> None:
-        """Ask for an evaluation, which follows the step that is running; not in after_evaluation. Every process must ask."""
-        self.progress.evaluation_due = True
+        """Ask for an evaluation after the next step, see `stop`; not in after_evaluation. Every process must ask."""
+        self.progress.evaluate_after(self.request_step)
 
     def stop(self, reason: str) -> None:
-        """End the run after the step that is running: it is evaluated and saved, and finished. Every process must ask."""
-        self.stop_reason = self.progress.stop_reason = self.stop_reason or reason
+        """End the run after the next step: it is evaluated and saved, and finished. Every process must ask.
+
+        In after_step this is the step after the one of the metrics, even where it is not running yet, such as before a save: so
+        an interrupted run takes the same steps. After an evaluation the run ends at once.
+        """
+        self.progress.stop_after(self.request_step, reason)
+        self.stop_reason = self.progress.stop_reason
 
     def interrupt(self, reason: str) -> None:
         """Stop as after a signal: the run is saved after the same step on all processes, and the same command resumes it.
@@ -250,15 +256,17 @@ class Run:
         """The state, whole on every device of its mesh. All processes must ask for it."""
         return self.placement.gather_state(self.state) if self.placement else self.state
 
-    def call_hook(self, hook: str, record: dict[str, Any], argument: Any, *, is_logged: bool = False) -> bool:
+    def call_hook(
+        self, hook: str, record: dict[str, Any], argument: Any, *, is_logged: bool = False, request_step: int = 0
+    ) -> bool:
         """Call a hook of the callbacks while `log` adds to a record. Returns whether the log receives it."""
-        outer = self.record, self.is_logged  # an audit before a step completes the steps before
-        self.record, self.is_logged = record, is_logged
+        outer = self.record, self.is_logged, self.request_step  # an audit before a step completes the steps before
+        self.record, self.is_logged, self.request_step = record, is_logged, request_step
         try:
             self.callbacks.call(hook, self, argument)
             return self.is_logged
         finally:
-            self.record, self.is_logged = outer
+            self.record, self.is_logged, self.request_step = outer
 
 
 def open_batches(compiler: "StepCompiler", datasets: "Datasets", phase: "PlannedPhase", *, first: int = 0) -> DeviceIterator:

@@ -15,16 +15,17 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from jaxdp.choices import LOSSES
 from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.data.policies import change_pixels, erase
-from jaxdp.losses import LOSS_FUNCTIONS, label_weights, rank_of_label
+from jaxdp.losses import label_weights, rank_of_label
 from jaxdp.network import Network
 from jaxdp.optim import loss_scale
 from jaxdp.optim.squares import Squares, norm
 from jaxdp.parallel import allreduce
+from jaxdp.parallel.allreduce import Overlap
 from jaxdp.parallel.mesh import AXES
-from jaxdp.parallel.overlap import Overlap
 from jaxdp.training import request_flags
 from jaxdp.training.state import Replicated, TrainState, make_optimizer, make_placement, with_seed
 
@@ -61,7 +62,7 @@ def local_gradient(
             mixed_labels = labels[partner], share
 
     def mean_loss(logits: jax.Array) -> jax.Array:
-        return LOSS_FUNCTIONS[config.optimizer.loss](config.optimizer, logits, labels, mix=mixed_labels).mean()
+        return LOSSES.implementation(config.optimizer.loss)(config.optimizer, logits, labels, mix=mixed_labels).mean()
 
     keys = image_keys if model.draws_for_each_image else worker_key
     key = keys(config.seed, batch["positions"], MODEL_KEY)

@@ -15,7 +15,7 @@ CACHE_OPTION, USES_CACHE = "jax_compilation_cache_dir", "jax_enable_compilation_
 CACHE_VARIABLE = CACHE_OPTION.upper()
 # Options of every run, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
 # operations run one after another, each on all cores, with the widest vectors of the processor. gpu: XLA must not combine
-# collectives, because `parallel.overlap` decides what is sent together, and a combined collective would have nothing left to
+# collectives, because `parallel.allreduce` decides what is sent together, and a combined collective would have nothing left to
 # overlap with; stages of several buckets run at the same time.
 TUNED: dict[str, dict[str, Any]] = {
     "cpu": {

@@ -11,6 +11,7 @@ import pytest
 from helpers.images import assert_like_random_crops
 from scipy import ndimage
 
+from jaxdp.choices import AUGMENTATIONS
 from jaxdp.config import Augment, Config, Data
 from jaxdp.data import augment, policies
 from jaxdp.data.prefetch import to_global
@@ -312,7 +313,7 @@ def with_data(seed=1, **data) -> Config:
     return Config(seed=seed, data=Data(image_size=16, **data))
 
 
-@pytest.mark.parametrize("name", sorted(set(augment.TRANSFORMS) - {"none"}))
+@pytest.mark.parametrize("name", sorted(set(AUGMENTATIONS) - {"none"}))
 def test_augment_depends_on_seed_and_position_only(name):
     images, positions, order = random_images()[:, :, :16], np.arange(40, 46, dtype=np.uint32), np.array([3, 0, 5, 2, 1, 4])
     apply = jax.jit(augment.augment, static_argnums=0)

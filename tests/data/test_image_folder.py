@@ -8,13 +8,13 @@ import pytest
 from helpers.images import folder_config
 from helpers.remote_data import at_url
 
+from jaxdp.cloud.remote_folder import RemoteFolder
 from jaxdp.cloud.source import Source
 from jaxdp.config import Storage
 from jaxdp.data import image_folder, sources
 from jaxdp.data.datasets import similar_splits
 from jaxdp.data.image_folder import find_images
 from jaxdp.data.loader import DecodedImages
-from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError
 from jaxdp.setup.consistency import data_digest
 

@@ -14,10 +14,10 @@ from jaxdp.cloud import read_ahead
 from jaxdp.cloud import source as remote
 from jaxdp.cloud.location import Location, ObjectNotFoundError
 from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.remote_folder import RemoteFolder
 from jaxdp.config import Config, Data, Model, Storage
 from jaxdp.data import prefetch, sources
 from jaxdp.data.loader import DataError
-from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError, StorageError
 from jaxdp.setup.consistency import data_digest
 from jaxdp.setup.prepare import data_fingerprint

@@ -13,7 +13,6 @@ from jaxdp import train
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
 from jaxdp.optim import build_optimizer, lars
-from jaxdp.optim.optimizer import CONSTRUCTORS
 
 GRADIENTS = [(0.6, 0.8), (-1.0, 0.0), (0.0, 2.0)]
 RATES = [1.0, 10.0, 5.0]
@@ -103,7 +102,7 @@ def test_constructor_reads_exactly_the_fields_that_the_table_lists(name):
             read.add(field)
             return super().__getattribute__(field)
 
-    CONSTRUCTORS[name](Recording(name=name), 0.1, 0.9)
+    OPTIMIZERS.implementation(name)(Recording(name=name), 0.1, 0.9)
     assert {field for field in read if not field.startswith("__")} == {"weight_decay"} | {
         field.removeprefix("optimizer.") for field in OPTIMIZERS.read_fields(name)
     }

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec
 from jaxdp import models, register_model
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.parallel import allreduce
+from jaxdp.parallel.allreduce import Overlap
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.parallel.overlap import Overlap
 from jaxdp.planning import make_plan
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training.step_compiler import trace_train_step

@@ -20,6 +20,7 @@ from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Checkpoint, Evaluation
 from jaxdp.inference.load_run import load_run
 from jaxdp.records import read_log
+from jaxdp.training.run import Run
 
 
 class Events(Callback):
@@ -143,6 +144,48 @@ def test_run_that_a_callback_has_stopped_stays_stopped_after_a_kill_unless_it_is
     result = train(rare, tmp_path)
     assert (result.steps, result.stop_reason) == (10, "it is good enough")
     assert train(dataclasses.replace(rare, epochs=4.0), tmp_path, accept_changes=True).stop_reason is None
+
+
+class AsksOnce(Callback):
+    """Asks for something in after_step of a step, and then for a checkpoint before the next one. With `interrupted`, the run
+    has been asked to stop at the same place before."""
+
+    def __init__(self, ask, step, *, interrupted=False):
+        self.ask, self.step, self.interrupted = ask, step, interrupted
+
+    def before_step(self, run, batch):
+        if run.progress.steps == self.step and run.saved_samples != run.progress.samples:
+            run.save()
+
+    def after_step(self, run, metrics):
+        if metrics["step"] == self.step - 1 and self.interrupted:
+            run.interrupt("a test")
+        if metrics["step"] == self.step:
+            self.ask(run)
+
+
+def evaluate_and_stop(run):
+    run.evaluate()
+    run.stop("it is good enough")
+
+
+@pytest.mark.parametrize(
+    ("step", "kill"),
+    [(4, {"step": 5}), (7, {"evaluated": 56}), (10, {"step": 11})],
+    ids=["within a phase", "evaluated", "last of a phase"],
+)
+@pytest.mark.parametrize("ask", [Run.evaluate, lambda run: run.stop("it is good enough"), evaluate_and_stop])
+def test_what_is_asked_for_before_a_checkpoint_comes_at_the_same_step_after_an_interruption(tiny, tmp_path, ask, step, kill):
+    """Evaluations, their values and the last step. The checkpoint completes the step, whose successor is not running yet."""
+    config = dataclasses.replace(tiny, checkpoint=Checkpoint(every_epochs=None, keep=20))
+    train(config, tmp_path / "whole", callbacks=[AsksOnce(ask, step)])
+    train_until(config, tmp_path / "killed", **kill, callbacks=[AsksOnce(ask, step)])
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "stopped", callbacks=[AsksOnce(ask, step, interrupted=True)])
+    assert next(read_manifests(tmp_path / "stopped/checkpoints")).samples == 8 * step
+    for name in ("killed", "stopped"):
+        train(config, tmp_path / name, callbacks=[AsksOnce(ask, step)])
+        assert outcome(tmp_path / name) == outcome(tmp_path / "whole")
 
 
 class Predicts(Callback):
@@ -375,6 +418,10 @@ class Mine(jaxdp.Callback):
 
     def after_step(self, run, metrics):
         self.calls.append(metrics["step"])
+        if metrics["step"] == 1:
+            run.save()  # before step 3, which completes step 2
+        if metrics["step"] == 2:
+            run.evaluate()
         if metrics["step"] == 4:
             run.stop("four")
 
@@ -397,4 +444,6 @@ def test_every_process_calls_the_same_methods_and_sees_the_same_predictions(tmp_
     seen = [json.loads((tmp_path / f"run-{rank}.json").read_text()) for rank in (0, 1)]
     assert seen[0] == seen[1]
     assert seen[0][0] == [1, 2, 3, 4, 5]
-    assert read_log(tmp_path / "run/metrics.jsonl")[-1]["norm"] > 0
+    log = read_log(tmp_path / "run/metrics.jsonl")
+    assert [record["step"] for record in log if "eval_loss" in record] == [3, 5]
+    assert log[-1]["norm"] > 0
