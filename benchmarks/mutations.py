@@ -142,7 +142,7 @@ MUTATIONS = {
     ),
     "strategies.py": (
         "test_strategies.py analysis/test_cost_model.py callbacks/test_audit.py",
-        ("torus-cost", "2 * columns / (vertical * horizontal))]", "2 * columns / vertical)]"),
+        ("torus-cost", "2 * columns / (vertical * horizontal)), along_rows]]", "2 * columns / vertical), along_rows]]"),
         ("additions", "return vertical + horizontal - 2 if", "return vertical + horizontal - 1 if"),
     ),
     "training/step.py": (

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jaxdp.errors import plural
 from jaxdp.registry import Choice, Registry
@@ -19,13 +19,16 @@ Stage = Callable[["jax.Array"], "jax.Array"]
 AUTO = "auto"  # the value of `reduce.strategy` that selects the fastest strategy by measurement
 
 
-class Cost(NamedTuple):
-    """An all-reduce of n bytes takes `rounds` * latency + `volume` * n / bandwidth seconds.
+class Exchange(NamedTuple):
+    """A part of an all-reduce of n bytes, whose devices all begin at the same time.
 
-    rounds: exchanges that wait for the previous one. volume: bytes that the busiest device sends, as a multiple of n; a device
-    that receives everything before it sends adds the bytes that it receives.
+    among: which devices exchange: those of a "row" or of a "column", or all "devices", each with the next one in a ring; or
+    each device with the "server", the first one.
+    rounds: exchanges that wait for the previous one. volume: bytes that the busiest device sends, as a multiple of n; the
+    server sends after it has received everything, so both directions count.
     """
 
+    among: Literal["row", "column", "devices", "server"]
     rounds: int
     volume: float
 
@@ -45,8 +48,8 @@ class Strategy(Choice):
         rows and columns are summed one after the other; False for up to N - 1. Audits derive their bound from it.
     auto_candidate: measured for `reduce.strategy=auto`.
     max_devices: the largest number of devices; None for no limit.
-    cost: (vertical, horizontal) -> costs of candidate algorithms; the model uses the fastest. None if the cost is unknown.
-    gather_cost: the part of `cost` that is the last stage, for a strategy that scatters.
+    cost: (vertical, horizontal) -> candidate algorithms, each a list of exchanges, one after another; the model uses the
+        fastest. A strategy that scatters has an exchange for each stage. None if the cost is unknown.
     """
 
     name: str
@@ -55,8 +58,7 @@ class Strategy(Choice):
     sums_along_axes: bool = False
     auto_candidate: bool = False
     max_devices: int | None = None
-    cost: Callable[[int, int], list[Cost]] | None = None
-    gather_cost: Callable[[int, int], Cost] | None = None
+    cost: Callable[[int, int], list[list[Exchange]]] | None = None
     help: str = ""
 
     def unsupported_reason(self, devices: int) -> str | None:
@@ -70,34 +72,31 @@ class Strategy(Choice):
         return vertical + horizontal - 2 if self.sums_along_axes else vertical * horizontal - 1
 
 
-def _ring_cost(vertical: int, horizontal: int) -> list[Cost]:
+def _ring_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
     devices = vertical * horizontal
-    return [Cost(2 * (devices - 1), 2 * (devices - 1) / devices)]
+    return [[Exchange("devices", 2 * (devices - 1), 2 * (devices - 1) / devices)]]
 
 
-def _psum_cost(vertical: int, horizontal: int) -> list[Cost]:
+def _psum_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
     """A ring or a double binary tree (Sanders et al., 2009): the library chooses."""
-    return [*_ring_cost(vertical, horizontal), Cost(2 * math.ceil(math.log2(vertical * horizontal)), 2.0)]
+    return [*_ring_cost(vertical, horizontal), [Exchange("devices", 2 * math.ceil(math.log2(vertical * horizontal)), 2.0)]]
 
 
-def _hierarchical_cost(vertical: int, horizontal: int) -> list[Cost]:
+def _hierarchical_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
     rows, columns = horizontal - 1, vertical - 1
-    return [Cost(2 * rows + 2 * columns, 2 * rows / horizontal + 2 * columns / vertical)]
+    return [[Exchange("row", 2 * rows, 2 * rows / horizontal), Exchange("column", 2 * columns, 2 * columns / vertical)]]
 
 
-def _torus_cost(vertical: int, horizontal: int) -> list[Cost]:
+def _torus_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
     """Mikami et al., section 2.2, with the vertical rounds that the text omits; the vertical message is 1/X of the vector."""
     rows, columns = horizontal - 1, vertical - 1
-    return [Cost(2 * rows + 2 * columns, 2 * rows / horizontal + 2 * columns / (vertical * horizontal))]
+    along_rows = Exchange("row", rows, rows / horizontal)
+    return [[along_rows, Exchange("column", 2 * columns, 2 * columns / (vertical * horizontal)), along_rows]]
 
 
-def _gather_rows_cost(vertical: int, horizontal: int) -> Cost:
-    return Cost(horizontal - 1, (horizontal - 1) / horizontal)
-
-
-def _parameter_server_cost(vertical: int, horizontal: int) -> list[Cost]:
-    """An ideal server that receives all N gradients over its link, then sends all N results: both directions count."""
-    return [Cost(2, 2 * vertical * horizontal)]
+def _parameter_server_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
+    """A server that receives all other gradients over its link, then sends all results."""
+    return [[Exchange("server", 2, 2 * (vertical * horizontal - 1))]]
 
 
 BUILTIN = (
@@ -137,7 +136,6 @@ BUILTIN = (
         sums_along_axes=True,
         auto_candidate=True,
         cost=_torus_cost,
-        gather_cost=_gather_rows_cost,
     ),
     Strategy(
         name="parameter_server",

@@ -1,21 +1,22 @@
-"""Measures link failures and the bytes that each all-reduce strategy sends, on four virtual hosts with two CPU devices each.
+"""Measures link failures, and training steps over limited links, on four virtual hosts with two CPU devices each.
 
-    python benchmarks/cluster/network.py [--only cuts|bytes|updates]
+    python benchmarks/cluster/network.py [--only cuts|steps]
 
 cuts: one host of a run loses its link while the run starts, compiles, steps or saves; records how long the others take to exit,
-and whether they name the host. bytes: all-reduces over links of 100 Mbit/s and 1 Gbit/s; compares the bytes at each host's
-interface with those of jaxdp.parallel.collectives, and the time with the cost model. updates: training steps with a replicated
-and a sharded update, whose rows span hosts; compares the bytes with the account of `jaxdp plan --wire`. Writes
-benchmarks/results/network.json and docs/network.png and prints tables. Needs root.
+and whether they name the host. steps: steps with each all-reduce strategy over links of 100 Mbit/s to 1 Gbit/s, in meshes whose
+rows lie inside hosts and span hosts; compares their times and their ranking with `jaxdp plan --network`, and the bytes at each
+host's interface with `jaxdp plan --wire`. The threads of the steps have real-time priority, so that other programs do not delay
+them. Writes benchmarks/results/network.json and prints tables. Needs root.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,9 +33,9 @@ from common import markdown
 
 from jaxdp.strategies import STRATEGIES
 
-RESULT, PICTURE = ROOT / "benchmarks/results/network.json", ROOT / "docs/network.png"
+RESULT = ROOT / "benchmarks/results/network.json"
 HOSTS, DEVICES = 4, 2
-PORT, ECHO_PORT = 29_400, 29_500
+PORT = 29_400
 GUARD = {"silence_seconds": 10, "step_minutes": 0.3, "start_minutes": 0.5}
 LONG = ("--epochs", "400", "--batch.0.until-epoch", "200", "--batch.0.per-worker-batch", "1")
 WAIT_SECONDS = 150  # for all processes to end
@@ -45,14 +46,19 @@ STAGES = {
     "stepping": 0.02,
     "saving": 0.0,
 }  # latest time of the cut in the stage, in seconds
-RATES = {None: float("inf"), "100mbit": 12.5e6, "1gbit": 125e6}  # bytes a second
-LIMITED = [rate for rate in RATES if rate]
-RESNET_50 = 25_557_032  # parameters
-# (elements, dtype) -> number of consecutive all-reduces
-MESSAGES = {(1_024, "float32"): 20, (262_144, "float32"): 5, (RESNET_50, "float32"): 1, (RESNET_50, "bfloat16"): 1}
-REPEATS, LONG_SECONDS = 3, 2.0  # a message that takes longer on the link is sent once
-UPDATES = [((1, 8), "replicated"), ((1, 8), "sharded"), ((2, 4), "replicated"), ((2, 4), "sharded")]
-STEPS, STEP_IMAGES = 5, 64
+RATES = {"100mbit": 12.5e6, "300mbit": 37.5e6, "1gbit": 125e6}  # bytes a second
+PAYLOAD = 1448 / 1514  # of an Ethernet frame that carries TCP with time stamps
+MESHES = (4, 2), (2, 4)  # rows inside a host, and across two hosts
+FORMS = [
+    {"wire_dtype": "float32", "overlap": True},
+    {"wire_dtype": "bfloat16", "overlap": True},
+    {"wire_dtype": "float32", "overlap": False},
+]
+STEP_IMAGES, IMAGE_SIZE, WIDTH, LAYERS = 64, 8, 1024, 6
+REPEATS, SECONDS = 3, 2.0  # steps in a row for so long, repeatedly; a step that is predicted to take longer is made once
+SMALL, LARGE = 1024, 1_048_576  # elements of the all-reduces that measure latency, and bandwidth inside a host
+GOAL = 0.15  # relative error of a predicted step time
+TIE = 0.02  # relative difference of equal times, as repeated steps have it in the median
 
 
 def place(rank: int) -> list[str]:
@@ -151,122 +157,119 @@ def cuts_table(record: dict) -> str:
     return markdown(columns, lines)
 
 
-def expected_bytes(strategy: str, elements: int, dtype: str) -> tuple[list[float], list[float]]:
-    """Bytes that each host (sends, receives) over its link in one all-reduce, computed from the traced program.
+def register_layers() -> None:
+    """Register the model of the steps: dense layers, each a segment, with many parameters and little computation."""
+    import flax.linen as nn
 
-    The rows of the mesh are the hosts: collectives along a row stay on a host, those along a column go to other hosts. In a
-    collective over both axes the devices form one ring, row by row; only the last device of a row sends to another host. A
-    permute with one sender goes from the server to each worker in turn, or from a worker to the server.
-    """
-    import jax
-    from jax.sharding import PartitionSpec
+    import jaxdp
 
-    from jaxdp.parallel import allreduce, collectives
-    from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, abstract_mesh
+    class Layer(nn.Module):
+        features: int
 
-    mesh = abstract_mesh(HOSTS, DEVICES)
-    check_vma = allreduce.check_vma(strategy)
-    reduce = jax.shard_map(
-        lambda vector: allreduce.all_reduce_mean(vector[0], strategy, bucket_bytes=None)[None],
-        mesh=mesh,
-        in_specs=PartitionSpec(AXES),
-        out_specs=PartitionSpec(None if check_vma else AXES),
-        check_vma=check_vma,
-    )
-    traced = jax.jit(reduce).trace(jax.ShapeDtypeStruct((HOSTS * DEVICES, elements), dtype))
-    sent, received = [0.0] * HOSTS, [0.0] * HOSTS
-    for one in collectives.find_collectives(traced.jaxpr, dict(mesh.shape)):
-        if one.senders is None:
-            crossing = {(HORIZONTAL,): 0, (VERTICAL,): DEVICES, AXES: 1}[one.axes]  # devices of a host that send over its link
-            for host in range(HOSTS):
-                sent[host] += crossing * one.sent_bytes
-                received[host] += crossing * one.sent_bytes
-            continue
-        for sender in one.senders:
-            if sender == allreduce.SERVER:
-                worker_bytes = one.sent_bytes / (HOSTS * DEVICES - 1)
-                ends = [(0, worker // DEVICES) for worker in range(1, HOSTS * DEVICES)]
-            else:
-                worker_bytes, ends = one.sent_bytes, [(sender // DEVICES, 0)]
-            for source, target in ends:
-                sent[source] += worker_bytes * (source != target)
-                received[target] += worker_bytes * (source != target)
-    return sent, received
+        @nn.compact
+        def __call__(self, x):  # [B, ...] -> [B, features]
+            return nn.relu(nn.Dense(self.features)(x.reshape(len(x), -1)))
+
+    class Layers(nn.Module):
+        classes: int
+
+        def setup(self):
+            self.layers = [*(Layer(WIDTH) for _ in range(LAYERS)), nn.Dense(self.classes)]
+
+        def stages(self):
+            return self.layers
+
+    jaxdp.register_model("layers", Layers)
 
 
-def step_config(mesh_shape: tuple[int, int], update: str):
-    """A ResNet-18 of which every device trains eight images a step."""
+def step_config(mesh_shape: tuple[int, int], form: dict):
+    """A run of which every device trains eight images a step. form: values of the section `reduce`."""
     from jaxdp.config import Config, Data, Mesh, Model, Phase, Reduce
 
     return Config(
-        data=Data(source="synthetic", image_size=16),
-        model=Model(depth=18, width=32, stem="small", classes=10),
+        data=Data(source="synthetic", image_size=IMAGE_SIZE),
+        model=Model(name="layers", classes=10),
         batch=(Phase(global_batch=STEP_IMAGES, per_worker_batch=STEP_IMAGES // HOSTS // DEVICES),),
-        mesh=Mesh(vertical=mesh_shape[0], horizontal=mesh_shape[1]),
-        reduce=Reduce(update=update),
+        mesh=Mesh(vertical=mesh_shape[0], horizontal=mesh_shape[1], cpu_devices=DEVICES),
+        reduce=Reduce(**form),
     )
 
 
-def expected_step_bytes(mesh_shape: tuple[int, int], update: str) -> tuple[list[float], list[float]]:
+def step_plan(mesh_shape: tuple[int, int], form: dict):
+    from jaxdp.planning import make_plan
+
+    return make_plan(step_config(mesh_shape, form), examples=STEP_IMAGES, devices=HOSTS * DEVICES)
+
+
+def expected_bytes(mesh_shape: tuple[int, int], form: dict) -> tuple[list[float], list[float]]:
     """Bytes that each host (sends, receives) over its link in a step, from the account of `jaxdp plan --wire`.
 
-    The devices of a row or column form a ring in their order; in an all-to-all each device sends to all others. The account
-    has a reduce-scatter where the step over gloo has an all-to-all, of the same bytes.
+    The devices of a row, a column or the mesh form a ring in their order; in an all-to-all each device sends to all others, and
+    a permute with one sender goes from the server to each worker in turn, or from a worker to the server. The account has a
+    reduce-scatter where the step over gloo has an all-to-all, of the same bytes, and two bytes of a bfloat16 where it has four.
     """
     import numpy as np
 
     from jaxdp.analysis.traffic import step_traffic
-    from jaxdp.parallel.mesh import HORIZONTAL, VERTICAL
-    from jaxdp.planning import make_plan
+    from jaxdp.parallel.allreduce import SERVER
+    from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL
 
-    config = step_config(mesh_shape, update)
-    plan = make_plan(config, examples=STEP_IMAGES, devices=HOSTS * DEVICES)
-    devices = np.arange(HOSTS * DEVICES).reshape(mesh_shape)
-    groups = {(HORIZONTAL,): devices, (VERTICAL,): devices.T}
+    plan, devices = step_plan(mesh_shape, form), np.arange(HOSTS * DEVICES).reshape(mesh_shape)
+    groups = {(HORIZONTAL,): devices, (VERTICAL,): devices.T, AXES: devices.reshape(1, -1)}
     sent, received = [0.0] * HOSTS, [0.0] * HOSTS
-    for one in step_traffic(config, plan.phases[0]).collectives:
+    for one in step_traffic(plan.config, plan.phases[0]).collectives:
+        size = one.sent_bytes * (2 if one.dtype == "bfloat16" else 1)
         for group in groups[one.axes].tolist():
-            if one.operation == "reduce-scatter":
-                pairs = [(a, b, one.sent_bytes / (one.group - 1)) for a in group for b in group if a != b]
+            if one.senders == (SERVER,):
+                pairs = [(SERVER, worker, size / (one.group - 1)) for worker in group[1:]]
+            elif one.senders:
+                pairs = [(sender, SERVER, size) for sender in one.senders]
+            elif one.operation == "reduce-scatter":
+                pairs = [(a, b, size / (one.group - 1)) for a, b in itertools.permutations(group, 2)]
             else:
-                pairs = [(a, b, one.sent_bytes) for a, b in zip(group, [*group[1:], group[0]], strict=True)]
-            for source, target, size in pairs:
+                pairs = [(a, b, size) for a, b in zip(group, [*group[1:], group[0]], strict=True)]
+            for source, target, each in pairs:
                 crosses = source // DEVICES != target // DEVICES
-                sent[source // DEVICES] += size * crosses
-                received[target // DEVICES] += size * crosses
+                sent[source // DEVICES] += each * crosses
+                received[target // DEVICES] += each * crosses
     return sent, received
+
+
+def pack_only(vector):
+    """A strategy without communication, which XLA cannot remove: tensors are packed and unpacked as for the others."""
+    from jax import lax
+
+    return lax.optimization_barrier(vector)
 
 
 def process_of_host(rank: int) -> None:
     """Run as one process of the job: execute the requests on stdin, one JSON object a line, and answer each on stdout."""
     import jax
 
+    from jaxdp.bench.step_runner import build_step
     from jaxdp.config import Mesh
     from jaxdp.distributed import runtime
-    from jaxdp.parallel import timing
+    from jaxdp.parallel import allreduce, timing
     from jaxdp.parallel.mesh import make_mesh
 
     directory = Path(tempfile.gettempdir()) / "jaxdp-network"  # the hosts are namespaces of one machine
     group = runtime.join(coordinator=f"jaxdp-h0:{PORT}", processes=HOSTS, rank=rank, directory=directory)
     mesh = make_mesh(HOSTS, DEVICES, runtime.start(Mesh(cpu_devices=DEVICES), group))
+    register_layers()
     call = None
     for line in sys.stdin:
+        answer = None
         match json.loads(line):
-            case {"echo": times}:
-                answer = measure_latency(rank, times)
-            case {"strategy": strategy, "elements": elements, "dtype": dtype}:
-                warm_up = timing.Reduction(mesh, jax.ShapeDtypeStruct((1024,), dtype), strategy, bucket_bytes=None)
-                call = timing.Reduction(mesh, jax.ShapeDtypeStruct((elements,), dtype), strategy, bucket_bytes=None)
-                jax.block_until_ready(warm_up())
-                answer = None
-            case {"update": update, "mesh": shape}:
-                from jaxdp.bench.step_runner import build_step
-
-                config = step_config(tuple(shape), update)
-                devices = [mesh.devices.flat[number] for number in range(HOSTS * DEVICES)]
-                call = build_step(config, make_mesh(*shape, devices), global_batch=STEP_IMAGES, strategy="torus")
+            case {"reduction": name, "elements": elements}:
+                shape = jax.ShapeDtypeStruct((elements,), "float32")
+                call = timing.Reduction(mesh, shape, getattr(allreduce, name), bucket_bytes=None)
                 jax.block_until_ready(call())
-                answer = None
+            case {"mesh": shape, "form": form}:
+                config = step_config(tuple(shape), form or {})
+                strategy = config.reduce.strategy if form else pack_only
+                step_mesh = make_mesh(*shape, list(mesh.devices.flat))
+                call = build_step(config, step_mesh, global_batch=STEP_IMAGES, strategy=strategy)
+                jax.block_until_ready(call())
             case {"times": times}:
                 began = time.monotonic()
                 for _ in range(times):
@@ -274,32 +277,6 @@ def process_of_host(rank: int) -> None:
                 answer = [began, time.monotonic()]
         print(json.dumps({"answer": answer}), flush=True)
     group.close()
-
-
-def measure_latency(rank: int, times: int) -> float | None:
-    """Half the median round-trip time of a byte between hosts 0 and 1, in seconds, on rank 0; None on other ranks."""
-    if rank == 1:
-        with socket.create_server(("", ECHO_PORT)) as listener, listener.accept()[0] as line:
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while byte := line.recv(1):
-                line.sendall(byte)
-    if rank != 0:
-        return None
-    while True:
-        try:
-            line = socket.create_connection(("jaxdp-h1", ECHO_PORT), 5)
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-    seconds = []
-    with line:
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(times):
-            began = time.monotonic()
-            line.sendall(b"x")
-            line.recv(1)
-            seconds.append(time.monotonic() - began)
-    return statistics.median(seconds) / 2
 
 
 class Job:
@@ -324,6 +301,19 @@ class Job:
                 return json.loads(line)["answer"]
         raise RuntimeError(f"a process of the job exited with {process.wait()}")
 
+    def seconds(self, times: int) -> float:
+        """Seconds of a call, from the first process's begin to the last one's end; real-time priority while it runs."""
+        self._schedule(os.SCHED_RR, 1)
+        moments = self.request(times=times)
+        self._schedule(os.SCHED_OTHER, 0)
+        return (max(ended for _, ended in moments) - min(began for began, _ in moments)) / times
+
+    def _schedule(self, policy: int, priority: int) -> None:
+        for process in self.processes:
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
+
     def close(self):
         for process in self.processes:
             process.stdin.close()
@@ -331,170 +321,133 @@ class Job:
             process.wait(60)
 
 
-def count(hosts: Hosts, job: Job, *, rate: str | None, latency: float, message: tuple[int, str], strategy: str) -> dict:
-    """All-reduce one message with one strategy; returns measured and expected bytes of every host, and seconds."""
-    from jaxdp.analysis import cost_model
+def measure_hosts(job: Job) -> dict:
+    """What the prediction needs to know of the hosts, measured without a limit: seconds per round, bytes a second of a device,
+    and seconds of a step without communication, in which all devices share the processors."""
 
-    elements, dtype = message
-    size, times = elements * {"float32": 4, "bfloat16": 2}[dtype], MESSAGES[message]
-    repeats = 1 if size / RATES[rate] > LONG_SECONDS else REPEATS
-    job.request(strategy=strategy, elements=elements, dtype=dtype)
-    before, seconds = [hosts.bytes(host) for host in range(HOSTS)], []
-    for _ in range(repeats):
-        began, ended = (max(moments) for moments in zip(*job.request(times=times), strict=True))
-        seconds.append((ended - began) / times)  # no reduction starts before the last process has begun
-    after = [hosts.bytes(host) for host in range(HOSTS)]
-    received, sent = ([(b[i] - a[i]) / repeats / times for a, b in zip(before, after, strict=True)] for i in (0, 1))
-    accounted_sent, accounted_received = expected_bytes(strategy, elements, dtype)
-    # A link carries both directions at once, but the server sends its sums only after all vectors have arrived.
-    one_way = [max(both) for both in zip(accounted_sent, accounted_received, strict=True)]
-    passing = accounted_sent[0] + accounted_received[0] if strategy == "parameter_server" else max(one_way)
+    def median(times: int, **request) -> float:
+        job.request(**request)
+        return statistics.median(job.seconds(times) for _ in range(REPEATS))
+
+    rounds = 2 * (HOSTS * DEVICES - 1)  # of the ring
+    sent = 4 * LARGE * 2 * (DEVICES - 1) / DEVICES  # bytes of a device in an all-reduce of its row
     return {
-        "rate": rate,
-        "strategy": strategy,
-        "dtype": dtype,
-        "bytes": size,
-        "in_a_row": times,
-        "sent": sent,
-        "received": received,
-        "accounted_sent": accounted_sent,
-        "accounted_received": accounted_received,
-        "seconds": seconds,
-        "model_seconds": cost_model.allreduce_seconds(
-            strategy, HOSTS, DEVICES, num_bytes=size, latency=latency, bandwidth=RATES[rate]
-        ),
-        "link_seconds": passing / RATES[rate],
+        "latency": median(20, reduction="ring", elements=SMALL) / rounds,
+        "device_bandwidth": sent / median(5, reduction="all_reduce_rows", elements=LARGE),
+        "computation": median(5, mesh=MESHES[0], form=None),
     }
 
 
-def measure_bytes() -> dict:
+def predicted_steps(mesh_shape: tuple[int, int], form: dict, rate: str, measured: dict) -> dict[str, float]:
+    """Seconds of a step by strategy, as `jaxdp plan --hosts 4 --network` predicts them."""
+    from jaxdp.analysis.network_model import Network, predict
+    from jaxdp.sizes import model_summary
+
+    plan = step_plan(mesh_shape, form)
+    bandwidth = PAYLOAD * RATES[rate]
+    network = Network(measured["latency"], bandwidth, measured["device_bandwidth"], devices_per_host=DEVICES, gloo=True)
+    images_per_second = STEP_IMAGES / HOSTS / DEVICES / measured["computation"]
+    (phase,) = predict(plan, model_summary(plan.config), network, rate=images_per_second)["phases"]
+    return {name: row["step_seconds"] for name, row in phase["strategies"].items()}
+
+
+def steps() -> Iterator[dict]:
+    """The record after the steps of each strategy."""
+    from jaxdp.analysis.network_model import SHARDED
     from jaxdp.bench.environment import provenance
 
-    rows, latencies = [], {}
+    register_layers()
+    rows: list[dict] = []
     with Hosts(HOSTS) as hosts:
         job = Job(hosts)
-        for rate in RATES:
-            hosts.rate(rate)
-            latency = latencies[rate or "no limit"] = job.request(echo=500)[0]
-            for message in MESSAGES:
-                if message[1] == "bfloat16" and rate != LIMITED[-1]:
-                    continue  # the bytes do not depend on the rate
-                for strategy in STRATEGIES:
-                    rows.append(count(hosts, job, rate=rate, latency=latency, message=message, strategy=strategy))
+        measured = measure_hosts(job)
+        for shape, form in itertools.product(MESHES, FORMS):
+            for strategy, update in [*((name, "replicated") for name in STRATEGIES), ("torus", "sharded")]:
+                reduce = {**form, "strategy": strategy, "update": update}
+                hosts.rate(None)
+                job.request(mesh=shape, form=reduce)
+                accounted = expected_bytes(shape, reduce)
+                for rate in RATES:
+                    hosts.rate(rate)
+                    predicted = predicted_steps(shape, reduce, rate, measured)[strategy + SHARDED * (update == "sharded")]
+                    before, seconds = [hosts.bytes(host) for host in range(HOSTS)], []
+                    in_a_row, repeats = (1, 1) if predicted > SECONDS else (round(SECONDS / predicted), REPEATS)
+                    for _ in range(repeats):
+                        seconds.append(job.seconds(in_a_row))
+                    after = [hosts.bytes(host) for host in range(HOSTS)]
+                    received, sent = (
+                        max((b[i] - a[i]) / repeats / in_a_row for a, b in zip(before, after, strict=True)) for i in (0, 1)
+                    )
+                    rows.append({"mesh": shape, "rate": rate, **reduce, "seconds": seconds, "predicted": predicted})
+                    rows[-1] |= {"sent": sent, "accounted_sent": max(accounted[0])}
+                    rows[-1] |= {"received": received, "accounted_received": max(accounted[1])}
                     print(json.dumps(rows[-1]), flush=True)
+                yield {"provenance": provenance(("jax", "numpy")), "hosts": measured, "rows": rows}
         job.close()
-    made = provenance(("jax", "numpy"))
-    return {"provenance": made, "mesh": [HOSTS, DEVICES], "latency_seconds": latencies, "rows": rows}
 
 
-def measure_updates() -> dict:
-    """Bytes over the links in a training step with a replicated and a sharded update."""
-    from jaxdp.bench.environment import provenance
+def ranking_tau(pairs: list[tuple[float, float]]) -> float:
+    """Kendall's tau-b between the two values of each pair; values that differ by at most `TIE` are equal."""
 
-    rows = []
-    with Hosts(HOSTS) as hosts:
-        job = Job(hosts)
-        for mesh_shape, update in UPDATES:
-            job.request(update=update, mesh=mesh_shape)
-            before = [hosts.bytes(host) for host in range(HOSTS)]
-            job.request(times=STEPS)
-            after = [hosts.bytes(host) for host in range(HOSTS)]
-            received, sent = ([(b[i] - a[i]) / STEPS for a, b in zip(before, after, strict=True)] for i in (0, 1))
-            accounted_sent, accounted_received = expected_step_bytes(mesh_shape, update)
-            rows.append({"mesh": mesh_shape, "update": update, "sent": sent, "received": received})
-            rows[-1] |= {"accounted_sent": accounted_sent, "accounted_received": accounted_received}
-            print(json.dumps(rows[-1]), flush=True)
-        job.close()
-    return {"provenance": provenance(("jax", "numpy")), "steps": STEPS, "rows": rows}
+    def order(first: float, second: float) -> int:
+        return 0 if math.isclose(first, second, rel_tol=TIE) else 1 if first > second else -1
+
+    orders = [(order(a[0], b[0]), order(a[1], b[1])) for a, b in itertools.combinations(pairs, 2)]
+    untied = [sum(one[side] != 0 for one in orders) for side in (0, 1)]
+    return sum(first * second for first, second in orders) / math.sqrt(untied[0] * untied[1])
 
 
-def updates_table(record: dict) -> str:
-    """By mesh and form: bytes that the busiest host sends in a step, counted and accounted."""
-    lines = ["| mesh | update | a host sends at most | accounted | ratio |", "|---|---|---|---|---|"]
-    for row in record["updates"]["rows"]:
-        counted, accounted = max(row["sent"]), max(row["accounted_sent"])
-        vertical, horizontal = row["mesh"]
-        lines.append(
-            f"| {vertical}x{horizontal} | {row['update']} | {counted / 1e6:.2f} MB | {accounted / 1e6:.2f} MB | "
-            f"{counted / accounted:.3f} |"
+def steps_table(record: dict) -> str:
+    """Seconds of a step by mesh, form, link and strategy, with the error of the prediction, and the ranking of each case."""
+    cases: dict[tuple, dict[str, tuple[float, float]]] = {}
+    for row in record["steps"]["rows"]:
+        case = f"{row['mesh'][0]}x{row['mesh'][1]}", row["wire_dtype"], "yes" if row["overlap"] else "no", row["rate"]
+        name = row["strategy"] + ", sharded" * (row["update"] == "sharded")
+        cases.setdefault(case, {})[name] = statistics.median(row["seconds"]), row["predicted"]
+    names = list(dict.fromkeys(name for times in cases.values() for name in times))
+    lines = []
+    for case, times in cases.items():
+        cells = [f"{times[name][0]:.3g} s, {_error(*times[name]):+.0%}".replace("%", " %") for name in names]
+        lines.append((*case, *cells, f"{ranking_tau(list(times.values())):.2f}"))
+    below = []
+    for rate in [*RATES, None]:
+        chosen = [list(times.values()) for case, times in cases.items() if rate in (None, case[-1])]
+        pairs = [pair for times in chosen for pair in times]
+        errors = [abs(_error(*pair)) for pair in pairs]
+        below.append(
+            f"{rate or 'All links'}: tau of all steps {ranking_tau(pairs):.2f}, of a row at least "
+            f"{min(map(ranking_tau, chosen)):.2f}; an error of at most {100 * GOAL:.0f} % in "
+            f"{sum(error <= GOAL for error in errors)} of {len(errors)} steps, mean {100 * statistics.mean(errors):.1f} %, "
+            f"largest {100 * max(errors):.0f} %."
         )
-    return "\n".join(lines)
+    hosts = record["steps"]["hosts"]
+    below.append(
+        f"Measured for the prediction: {1e6 * hosts['latency']:.0f} us per round, "
+        f"{hosts['device_bandwidth'] / 1e6:.0f} MB/s of a device, {1e3 * hosts['computation']:.0f} ms of computation a step."
+    )
+    return markdown(("mesh", "wire", "overlap", "link", *names, "tau"), lines, *below)
+
+
+def _error(measured: float, predicted: float) -> float:
+    return predicted / measured - 1
 
 
 def bytes_table(record: dict) -> str:
-    """By message and strategy: what the busiest host sends, in messages, and seconds.
-
-    The time without a rate limit is that of the hosts themselves. For each rate: measured time, time of the cost model, and
-    expected bytes of the busiest link divided by its rate.
-    """
-    times = "".join(f" {rate} | model | link |" for rate in LIMITED)
-    lines = [
-        f"| message | strategy | a host sends at most | accounted | no limit |{times}",
-        "|---|---|---|---|---|" + "---|" * 3 * len(LIMITED),
-    ]
-    cases = {}
-    for row in record["bytes"]["rows"]:
-        cases.setdefault((row["bytes"], row["dtype"], row["strategy"]), {})[row["rate"]] = row
-    for (size, dtype, strategy), rows in cases.items():
-        counted = max(max(row["sent"]) for row in rows.values()) / size
-        accounted = max(next(iter(rows.values()))["accounted_sent"]) / size
-        cells = [f"{size:,} B {dtype}", strategy, f"{counted:.3f} x", f"{accounted:.3f} x"]
-        cells.append(_format_seconds(statistics.median(rows[None]["seconds"])) if None in rows else "-")
-        for rate in LIMITED:
-            row = rows.get(rate)
-            values = (statistics.median(row["seconds"]), row["model_seconds"], row["link_seconds"]) if row else ()
-            cells += map(_format_seconds, values) if row else ["-"] * 3
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _format_seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
-def draw_picture(record: dict, path: Path) -> None:
-    """Plot, for ResNet-50's gradient, the bytes that the busiest host sends and the seconds at each rate, by strategy."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in record["bytes"]["rows"] if (row["bytes"], row["dtype"]) == (4 * RESNET_50, "float32")]
-    figure = Figure(figsize=(12.5, 4.4), layout="constrained")
-    panels = figure.subplots(1, 1 + len(LIMITED))
-    strategies = list(dict.fromkeys(row["strategy"] for row in rows))  # an older record lacks strategies added since
-    places = range(len(strategies))
-
-    def at(rate, value):
-        return [next(value(row) for row in rows if (row["rate"], row["strategy"]) == (rate, name)) for name in strategies]
-
-    def draw(axes, measured, accounted, **more):
-        bars = axes.bar(places, measured, 0.6, color="#56B4E9", label="measured")
-        axes.bar_label(bars, [f"{value:.3g}" for value in measured], padding=9, fontsize=8)
-        axes.scatter(
-            places, accounted, marker="_", s=900, linewidths=2, color="#000000", label="expected: bytes of the busiest link"
-        )
-        axes.set_xticks(places, [name.replace("_", "\n") for name in strategies], fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(y=0.12)
-        axes.set(**more)
-
-    sent, accounted = (at(LIMITED[-1], lambda row, name=name: max(row[name]) / 1e6) for name in ("sent", "accounted_sent"))
-    draw(panels[0], sent, accounted, title="sent by the busiest host", ylabel="MB")
-    own = at(None, lambda row: statistics.median(row["seconds"]))
-    for axes, rate in zip(panels[1:], LIMITED, strict=True):
-        measured = at(rate, lambda row: statistics.median(row["seconds"]))
-        draw(axes, measured, at(rate, lambda row: row["link_seconds"]), title=f"time, links of {rate}", ylabel="seconds")
-        points = {"s": 32, "zorder": 3}
-        model = at(rate, lambda row: row["model_seconds"])
-        axes.scatter(places, model, marker="D", color="#D55E00", label="cost model: a link a device", **points)
-        axes.scatter(places, own, marker="^", color="#009E73", label="measured without a limit", **points)
-    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    what = f"ResNet-50's gradient (float32, {4 * RESNET_50 / 1e6:.0f} MB)"
-    figure.suptitle(f"All-reduce of {what} over {HOSTS} hosts of {DEVICES} devices, gloo")
-    figure.savefig(path, dpi=120)
+    """By mesh, dtype and strategy: bytes that the busiest host sends in a step, counted at the fastest link, and accounted."""
+    lines = []
+    for row in record["steps"]["rows"]:
+        if row["rate"] == list(RATES)[-1] and row["overlap"]:
+            counted, accounted = row["sent"], row["accounted_sent"]
+            name = row["strategy"] + ", sharded" * (row["update"] == "sharded")
+            mesh = f"{row['mesh'][0]}x{row['mesh'][1]}"
+            sizes = f"{counted / 1e6:.1f} MB", f"{accounted / 1e6:.1f} MB", f"{counted / accounted:.3f}"
+            lines.append((mesh, row["wire_dtype"], name, *sizes))
+    return markdown(("mesh", "wire", "strategy", "the busiest host sends", "accounted", "ratio"), lines)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("cuts", "bytes", "updates"))
+    parser.add_argument("--only", choices=("cuts", "steps"))
     parser.add_argument("--times", type=int, default=1, help="trials of each cut")
     parser.add_argument("--stages", nargs="*", choices=STAGES, default=list(STAGES), help="in which a link is cut")
     parser.add_argument("--directory", nargs="*", choices=DIRECTORY, default=DIRECTORY, help="on the host that is cut off")
@@ -504,18 +457,16 @@ def main():
     if arguments.rank is not None:
         return process_of_host(arguments.rank)
     record = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    if arguments.only in (None, "bytes"):
-        record["bytes"] = measure_bytes()
-        draw_picture(record, PICTURE)
-    if arguments.only in (None, "updates"):
-        record["updates"] = measure_updates()
+    if arguments.only in (None, "steps"):
+        for part in steps():
+            record["steps"] = part
+            RESULT.write_text(json.dumps(record, indent=1) + "\n")
     if arguments.only in (None, "cuts"):
         kept = record.get("cuts", {}).get("rows", [])
         for part in cuts(arguments.times, arguments.stages, arguments.directory, seed=arguments.seed, kept=kept):
             record["cuts"] = part
             RESULT.write_text(json.dumps(record, indent=1) + "\n")
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
-    for part, table in (("cuts", cuts_table), ("bytes", bytes_table), ("updates", updates_table)):
+    for part, table in (("cuts", cuts_table), ("steps", steps_table), ("steps", bytes_table)):
         if part in record:
             print(table(record) + "\n")
 

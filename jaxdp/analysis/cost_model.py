@@ -1,76 +1,127 @@
 """The latency-bandwidth model of an all-reduce, and the step time and speed-up that follow from it.
 
-An all-reduce takes rounds * latency + volume * bytes / bandwidth (`Strategy.cost`; Thakur et al., "Optimization of Collective
-Communication Operations in MPICH", 2005). Each device has one full-duplex link of this bandwidth and sends one message at a
-time. No communication overlaps with computation. The parameter server is ideal: it receives from all
-devices in one round and then sends to all in another, so both directions count.
+An exchange of an all-reduce (`Strategy.cost`) takes rounds * latency + bytes / bandwidth (Thakur et al., "Optimization of
+Collective Communication Operations in MPICH", 2005), of what the busiest device sends and of what the busiest host sends to
+others. In a ring every message waits for the one before, so both times count; the messages of a server do not wait, so the
+longer time counts. Links are full-duplex. No communication overlaps with computation.
 """
 
+import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
 
 from jaxdp.errors import ConfigError, one_of
-from jaxdp.strategies import STRATEGIES, Cost
+from jaxdp.strategies import STRATEGIES, Exchange
 
 # Mikami et al., arXiv 1811.05233, Table 6: a step of 32 images on each of four GPUs took 49.9025 ms.
 V100_IMAGES_PER_SECOND = 32 / 49.9025e-3
 
 
-def cost_terms(strategy: str, vertical: int, horizontal: int) -> list[Cost]:
-    """The costs of a strategy's candidate algorithms on a mesh; the model uses the fastest.
+class Network(NamedTuple):
+    """The links between devices. latency: seconds per round. bandwidth, device_bandwidth: bytes per second.
+
+    bandwidth: of the link of a host to the others, which its devices share. device_bandwidth: of a device itself, also to the
+    devices of its host. gloo: the devices are CPUs, over which gloo runs the collectives: a reduce-scatter along the rows is an
+    all-to-all.
+    """
+
+    latency: float
+    bandwidth: float
+    device_bandwidth: float = math.inf
+    devices_per_host: int = 1
+    gloo: bool = False
+
+    def seconds(self, exchange: Exchange, vertical: int, horizontal: int, *, num_bytes: float, scatters: bool = False) -> float:
+        """Seconds of an exchange of an all-reduce of `num_bytes` bytes. scatters: it is the reduce-scatter along the rows."""
+        among = "pairs" if scatters and self.gloo else exchange.among
+        share = leaving_share(among, vertical, horizontal, devices_per_host=self.devices_per_host)
+        own = exchange.volume * num_bytes / self.device_bandwidth
+        between = share * exchange.volume * num_bytes / self.bandwidth
+        return exchange.rounds * self.latency + (max(own, between) if among == "server" else own + between)
+
+
+@functools.cache
+def leaving_share(among: str, vertical: int, horizontal: int, *, devices_per_host: int) -> float:
+    """Bytes that the busiest host sends to others in an exchange, as a multiple of those that a device sends.
+
+    among: as in `Exchange`, or "pairs" for all pairs of a row. Devices fill the hosts in order.
+    """
+    mesh = np.arange(vertical * horizontal).reshape(vertical, horizontal)
+    if among == "server":
+        return max(0, mesh.size - devices_per_host) / (mesh.size - 1)
+    if among == "devices":
+        receivers = [np.roll(mesh.ravel(), -1).reshape(mesh.shape)]
+    elif among == "column":
+        receivers = [np.roll(mesh, -1, axis=0)]
+    else:
+        receivers = [np.roll(mesh, -distance, axis=1) for distance in (range(1, horizontal) if among == "pairs" else [1])]
+    hosts = mesh // devices_per_host
+    leaving = sum((hosts != other // devices_per_host).astype(float) for other in receivers) / len(receivers)  # [Y, X]
+    return float(np.bincount(hosts.ravel(), leaving.ravel()).max())
+
+
+def candidates(strategy: str, vertical: int, horizontal: int) -> list[list[Exchange]]:
+    """The exchanges of a strategy's candidate algorithms on a mesh.
 
     Raises ConfigError for a strategy without a cost.
     """
     known = [name for name, each in STRATEGIES.items() if each.cost]
     if strategy not in known:
         raise one_of("strategy", strategy, known)
-    if vertical * horizontal == 1:
-        return [Cost(0, 0.0)]
     cost = STRATEGIES[strategy].cost
-    return cost(vertical, horizontal) if cost else []
+    return cost(vertical, horizontal) if cost and vertical * horizontal > 1 else [[]]
 
 
-def allreduce_seconds(
-    strategy: str, vertical: int, horizontal: int, *, num_bytes: float, latency: float, bandwidth: float
-) -> float:
-    """Seconds for the all-reduce of `num_bytes` bytes per device.
+class Cost(NamedTuple):
+    """An all-reduce of n bytes takes `rounds` * latency + `volume` * n / bandwidth seconds on devices with a link each."""
 
-    latency: seconds per round. bandwidth: bytes/s of a device's link.
-    """
-    costs = cost_terms(strategy, vertical, horizontal)
-    return min(rounds * latency + volume * num_bytes / bandwidth for rounds, volume in costs)
+    rounds: int
+    volume: float
+
+
+def cost_terms(strategy: str, vertical: int, horizontal: int) -> list[Cost]:
+    """The cost of each candidate algorithm. Raises ConfigError for a strategy without a cost."""
+    return [
+        Cost(sum(one.rounds for one in exchanges), sum(one.volume for one in exchanges))
+        for exchanges in candidates(strategy, vertical, horizontal)
+    ]
+
+
+def allreduce_seconds(strategy: str, vertical: int, horizontal: int, *, num_bytes: float, network: Network) -> float:
+    """Seconds for the all-reduce of `num_bytes` bytes per device."""
+    scatters = STRATEGIES[strategy].scatters if strategy in STRATEGIES else False
+    return min(
+        sum(
+            network.seconds(one, vertical, horizontal, num_bytes=num_bytes, scatters=scatters and index == 0)
+            for index, one in enumerate(exchanges)
+        )
+        for exchanges in candidates(strategy, vertical, horizontal)
+    )
 
 
 def sharded_update_seconds(
-    strategy: str,
-    vertical: int,
-    horizontal: int,
-    *,
-    gradient_bytes: float,
-    parameter_bytes: float,
-    latency: float,
-    bandwidth: float,
+    strategy: str, vertical: int, horizontal: int, *, gradient_bytes: float, parameter_bytes: float, network: Network
 ) -> float:
     """Seconds of a message of a step with a sharded update: the reduction without its last stage, and that of parameters.
 
     gradient_bytes, parameter_bytes: of whole tensors, 0 for a message of the other kind only. Raises ConfigError for a strategy
-    without `gather_cost`.
+    that does not scatter.
     """
-    able = [name for name, each in STRATEGIES.items() if each.gather_cost]
-    gather_cost = STRATEGIES[strategy].gather_cost if strategy in able else None
-    if gather_cost is None:
+    able = [name for name, each in STRATEGIES.items() if each.cost and each.scatters]
+    if strategy not in able:
         raise one_of("strategy", strategy, able)
     if vertical * horizontal == 1:
         return 0.0
-    gather = gather_cost(vertical, horizontal)
-    reduction = cost_terms(strategy, vertical, horizontal)[0]
-    seconds = 0.0
+    ((*_, gather),) = candidates(strategy, vertical, horizontal)
+    reduction = 0.0
     if gradient_bytes:
-        rounds, volume = reduction.rounds - gather.rounds, reduction.volume - gather.volume
-        seconds += rounds * latency + volume * gradient_bytes / bandwidth
-    if parameter_bytes:
-        seconds += gather.rounds * latency + gather.volume * parameter_bytes / bandwidth
-    return seconds
+        whole = allreduce_seconds(strategy, vertical, horizontal, num_bytes=gradient_bytes, network=network)
+        reduction = whole - network.seconds(gather, vertical, horizontal, num_bytes=gradient_bytes)
+    gathering = network.seconds(gather, vertical, horizontal, num_bytes=parameter_bytes) if parameter_bytes else 0.0
+    return reduction + gathering
 
 
 def step_seconds(one_device_seconds: float, devices: int, communication_seconds: float) -> float:
@@ -97,17 +148,17 @@ def turning_points(
     return diminishing, None if fastest == counts[-1] else fastest
 
 
-def parse_network(text: str) -> tuple[float, float]:
-    """(latency in seconds, bandwidth in bytes/s) of "latency,bandwidth". Raises ConfigError for other text."""
+def parse_network(text: str) -> Network:
+    """The network of "latency,bandwidth" or "latency,bandwidth,device bandwidth". Raises ConfigError for other text."""
     try:
-        latency, bandwidth = (float(part) for part in text.split(","))
+        latency, *bandwidths = (float(part) for part in text.split(","))
     except ValueError:
-        latency = bandwidth = math.nan
-    if not (0 <= latency < math.inf and 0 < bandwidth < math.inf):
+        latency, bandwidths = math.nan, []
+    if not (0 <= latency < math.inf and len(bandwidths) in (1, 2) and all(0 < one < math.inf for one in bandwidths)):
         raise ConfigError(
             "--network",
             text,
-            reason="must be LATENCY,BANDWIDTH: seconds (0 or more) and bytes per second (positive)",
+            reason="must be LATENCY,BANDWIDTH or LATENCY,BANDWIDTH,DEVICE: seconds (0 or more) and bytes per second (positive)",
             hint="for example 5e-6,10e9",
         )
-    return latency, bandwidth
+    return Network(latency, bandwidths[0], device_bandwidth=bandwidths[1] if len(bandwidths) > 1 else math.inf)

@@ -1,13 +1,16 @@
 """Prediction of step time and efficiency of a plan on a network of given latency and bandwidth, for every strategy."""
 
+import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from jaxdp.analysis import cost_model
+from jaxdp.analysis.cost_model import Network
+from jaxdp.config import Mesh
 from jaxdp.errors import plural
-from jaxdp.parallel.mesh import default_shape
+from jaxdp.parallel.mesh import choose_shape, default_shape
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.strategies import STRATEGIES, unsupported_reason
+from jaxdp.strategies import STRATEGIES, Exchange, unsupported_reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,32 +21,22 @@ COLUMNS = ("strategy", "all-reduce", "step", "efficiency", "images/s", "diminish
 DEVICE_COUNTS = [2**power for power in range(MAX_DEVICES.bit_length())]
 
 
-class Network(NamedTuple):
-    """latency: seconds per round. bandwidth: bytes per second of a device's link."""
+def _seconds(strategy: str, mesh: tuple[int, int], messages: list[int], *, network: Network) -> float:
+    """Seconds of all-reduces, one after another. messages: bytes of each."""
+    return sum(cost_model.allreduce_seconds(strategy, *mesh, num_bytes=size, network=network) for size in messages)
 
-    latency: float
-    bandwidth: float
 
-    def seconds(self, strategy: str, mesh: tuple[int, int], messages: list[int]) -> float:
-        """Seconds of all messages, one after another. messages: bytes of each."""
-        return sum(
-            cost_model.allreduce_seconds(strategy, *mesh, num_bytes=size, latency=self.latency, bandwidth=self.bandwidth)
-            for size in messages
-        )
-
-    def sharded_seconds(self, strategy: str, mesh: tuple[int, int], model_summary: dict) -> float:
-        """Seconds of all messages of a step with a sharded update, one after another."""
-        *gradients, statistics = model_summary["messages"]
-        link: dict[str, Any] = {"latency": self.latency, "bandwidth": self.bandwidth}
-        sizes = [(size, 0) for size in gradients] + [(0, size) for size in model_summary["gathered_messages"]]
-        seconds = [
-            cost_model.sharded_update_seconds(strategy, *mesh, gradient_bytes=gradient, parameter_bytes=parameters, **link)
-            for gradient, parameters in sizes
-        ]
-        norms = [
-            cost_model.allreduce_seconds("ring", 1, mesh[1], num_bytes=size, **link) for size in model_summary["norms_messages"]
-        ]
-        return sum(seconds) + sum(norms) + self.seconds(strategy, mesh, [statistics])
+def _sharded_seconds(strategy: str, mesh: tuple[int, int], model_summary: dict, *, network: Network) -> float:
+    """Seconds of all messages of a step with a sharded update, one after another."""
+    *gradients, statistics = model_summary["messages"]
+    sizes = [(size, 0) for size in gradients] + [(0, size) for size in model_summary["gathered_messages"]]
+    seconds = [
+        cost_model.sharded_update_seconds(strategy, *mesh, gradient_bytes=gradient, parameter_bytes=parameters, network=network)
+        for gradient, parameters in sizes
+    ]
+    along_rows = Exchange("row", 2 * (mesh[1] - 1), 2 * (mesh[1] - 1) / mesh[1])
+    norms = [network.seconds(along_rows, *mesh, num_bytes=size) for size in model_summary["norms_messages"]]
+    return sum(seconds) + sum(norms) + _seconds(strategy, mesh, [statistics], network=network)
 
 
 SHARDED = ", sharded update"  # suffix of the strategy in a prediction
@@ -64,11 +57,17 @@ def predict(
     for every strategy.
     """
     between_layers = normalization_messages or []
+    if network.gloo and plan.config.reduce.wire_dtype == "bfloat16":  # XLA converts it to float32 on CPUs
+        *gradients, statistics = model_summary["messages"]
+        model_summary = model_summary | {"messages": [*(2 * size for size in gradients), statistics]}
     rate = rate or cost_model.V100_IMAGES_PER_SECOND * RESNET50_MACS / model_summary["macs"]
     messages = model_summary["messages"]
     return {
         "latency": network.latency,
         "bandwidth": network.bandwidth,
+        "device_bandwidth": None if network.device_bandwidth == math.inf else network.device_bandwidth,
+        "devices_per_host": network.devices_per_host,
+        "gloo": network.gloo,
         "message_bytes": sum(messages),
         "messages": messages,
         "normalization_messages": between_layers,
@@ -83,22 +82,22 @@ def predict(
 def _predict_phase(
     plan: Plan, phase: PlannedPhase, model_summary: dict, *, network: Network, rate: float, between_layers: list[int]
 ) -> dict:
-    mesh = phase.shape if phase.accumulation == 1 else default_shape(phase.workers)  # with one device per worker
+    mesh = phase.shape if phase.accumulation == 1 else _shape(phase.workers, network)  # with one device per worker
     one_device = phase.workers * phase.per_worker_batch / rate
     forms = [(name, False) for name, strategy in STRATEGIES.items() if strategy.cost]
     if plan.config.reduce.update == "sharded":
-        forms += [(name, True) for name, strategy in STRATEGIES.items() if strategy.gather_cost]
+        forms += [(name, True) for name, strategy in STRATEGIES.items() if strategy.cost and strategy.scatters]
     strategies = {}
     for name, sharded in forms:
         if unsupported_reason(name, phase.workers):
             continue
 
         def communication(devices: int, *, name: str = name, sharded: bool = sharded) -> float:
-            shape = mesh if devices == phase.workers else default_shape(devices)
-            normalization = network.seconds("psum", shape, between_layers)
+            shape = mesh if devices == phase.workers else _shape(devices, network)
+            normalization = _seconds("psum", shape, between_layers, network=network)
             if sharded:
-                return network.sharded_seconds(name, shape, model_summary) + normalization
-            return network.seconds(name, shape, model_summary["messages"]) + normalization
+                return _sharded_seconds(name, shape, model_summary, network=network) + normalization
+            return _seconds(name, shape, model_summary["messages"], network=network) + normalization
 
         seconds = communication(phase.workers)
         total = cost_model.step_seconds(one_device, phase.workers, seconds)
@@ -119,9 +118,16 @@ def _predict_phase(
         "mesh": list(mesh),
         "global_batch": phase.global_batch,
         "computation_seconds": one_device / phase.workers,
-        "normalization_seconds": network.seconds("psum", mesh, between_layers),
+        "normalization_seconds": _seconds("psum", mesh, between_layers, network=network),
         "strategies": strategies,
     }
+
+
+def _shape(devices: int, network: Network) -> tuple[int, int]:
+    """The default mesh of this number of devices."""
+    if network.devices_per_host == 1:
+        return default_shape(devices)
+    return choose_shape(Mesh(), devices, max(1, devices // network.devices_per_host))
 
 
 def tables(prediction: dict) -> Iterator["Table"]:
@@ -130,6 +136,8 @@ def tables(prediction: dict) -> Iterator["Table"]:
 
     between_layers = prediction["normalization_messages"]
     network = f"{1e6 * prediction['latency']:g} us and {prediction['bandwidth'] / 1e9:g} GB/s"
+    if prediction["devices_per_host"] > 1:
+        network += f" for the {prediction['devices_per_host']} devices of a host"
     for phase in prediction["phases"]:
         title = (
             f"phase {phase['index']} on a network of {network}: {plural(phase['workers'], 'worker')} "
@@ -164,10 +172,14 @@ def notes(prediction: dict) -> list[str]:
         "Synchronized batch normalization sends messages between the layers, forward and backward, as psum for every strategy. "
         "The next layer waits for them, so they cannot be hidden."
     )
+    links = "each device has one full-duplex link"
+    if prediction["devices_per_host"] > 1:
+        links = f"the {prediction['devices_per_host']} devices of a host share one full-duplex link"
     return [
         f"Assumptions: a device computes {prediction['device_images_per_second']:.0f} images/s (--images-per-second); no "
-        "communication is hidden; each device has one full-duplex link; messages are sent one after another, as the step sends "
+        f"communication is hidden; {links}; messages are sent one after another, as the step sends "
         "them (--reduce.bucket-bytes). The last two columns are numbers of devices, powers of two, that share the batch of the "
         "phase.",
+        *(["gloo sends bfloat16 as float32."] if prediction["gloo"] else []),
         *([normalization] if prediction["normalization_messages"] else []),
     ]

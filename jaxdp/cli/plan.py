@@ -42,8 +42,8 @@ class Plan:
     wire: Switch = False
     """Collectives of a step: axis, type, bytes and number of each kind"""
     network: str | None = None
-    """LATENCY,BANDWIDTH of the network in seconds and bytes/s, for example 5e-6,10e9: predicts step time and efficiency of each
-    strategy"""
+    """LATENCY,BANDWIDTH[,DEVICE] in seconds and bytes/s, for example 5e-6,10e9: predicts step time and efficiency of each
+    strategy. BANDWIDTH: of a device's link, or with --hosts of a host's; DEVICE: of a device itself, inside its host too"""
     images_per_second: float | None = None
     """Training speed of one device in images/s, from `jaxdp bench step`: predicts the hours of the run. With --network
     the speed without communication (None: the paper's V100, scaled by multiply-adds)"""
@@ -175,7 +175,10 @@ def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     from jaxdp.analysis.cost_model import parse_network
     from jaxdp.analysis.traffic import normalization_messages
 
-    network = network_model.Network(*parse_network(options.network))
+    network, devices = parse_network(options.network), _number_of_devices(options)
+    if options.hosts > 1 and devices is not None:
+        gloo = plan.config.mesh.cpu_devices is not None
+        network = network._replace(devices_per_host=devices // options.hosts, gloo=gloo)
     messages = normalization_messages(plan)
     prediction = network_model.predict(plan, summary, network, rate=options.images_per_second, normalization_messages=messages)
     return prediction, [*network_model.tables(prediction), *network_model.notes(prediction)]

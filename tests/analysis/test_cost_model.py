@@ -1,18 +1,23 @@
 """The latency-bandwidth model against values computed by hand and by its limits."""
 
+import math
+
 import pytest
 from helpers.strategies import vector_traffic
 
 from jaxdp.analysis import cost_model
+from jaxdp.analysis.cost_model import Network
 from jaxdp.errors import ConfigError
 from jaxdp.strategies import STRATEGIES
 
-NETWORK = {"latency": 5e-6, "bandwidth": 10e9}
+NETWORK = Network(latency=5e-6, bandwidth=10e9)
 MESSAGE = 51_114_064
 
 
 def seconds(strategy, vertical, horizontal, num_bytes=MESSAGE, **network):
-    return cost_model.allreduce_seconds(strategy, vertical, horizontal, num_bytes=num_bytes, **(NETWORK | network))
+    return cost_model.allreduce_seconds(
+        strategy, vertical, horizontal, num_bytes=num_bytes, network=NETWORK._replace(**network)
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,8 +33,8 @@ def test_allreduce_seconds_of_published_grids_equal_known_values(strategy, verti
 
 
 def test_allreduce_seconds_parameter_server_passes_all_messages_over_one_link():
-    """2a + 2 N n / W with N = 16, n = 1e6, a = 1e-3, W = 1e9."""
-    assert seconds("parameter_server", 4, 4, 1e6, latency=1e-3, bandwidth=1e9) == pytest.approx(2e-3 + 32e-3)
+    """2a + 2 (N - 1) n / W with N = 16, n = 1e6, a = 1e-3, W = 1e9."""
+    assert seconds("parameter_server", 4, 4, 1e6, latency=1e-3, bandwidth=1e9) == pytest.approx(2e-3 + 30e-3)
 
 
 def test_allreduce_seconds_psum_is_the_faster_of_a_ring_and_a_double_tree():
@@ -50,31 +55,63 @@ def test_allreduce_seconds_on_one_device_is_zero_and_one_row_costs_as_a_ring(str
 def test_sharded_update_with_parameters_as_large_as_gradients_costs_as_much_as_the_all_reduce(vertical, horizontal):
     def sharded(gradient_bytes, parameter_bytes):
         sizes = {"gradient_bytes": gradient_bytes, "parameter_bytes": parameter_bytes}
-        return cost_model.sharded_update_seconds("torus", vertical, horizontal, **sizes, **NETWORK)
+        return cost_model.sharded_update_seconds("torus", vertical, horizontal, **sizes, network=NETWORK)
 
     whole = seconds("torus", vertical, horizontal)
     assert sharded(MESSAGE, MESSAGE) == pytest.approx(whole)
-    saved = (horizontal - 1) / horizontal * MESSAGE / 2 / NETWORK["bandwidth"]  # half of the bytes of the last stage
+    saved = (horizontal - 1) / horizontal * MESSAGE / 2 / NETWORK.bandwidth  # half of the bytes of the last stage
     assert sharded(MESSAGE, MESSAGE / 2) == pytest.approx(whole - saved)
     assert sharded(MESSAGE, 0) + sharded(0, MESSAGE) == pytest.approx(whole)
 
 
 def test_sharded_update_of_a_strategy_that_does_not_scatter_is_an_error():
     with pytest.raises(ConfigError, match=r"strategy='psum'.*torus"):
-        cost_model.sharded_update_seconds("psum", 2, 4, gradient_bytes=1, parameter_bytes=1, **NETWORK)
+        cost_model.sharded_update_seconds("psum", 2, 4, gradient_bytes=1, parameter_bytes=1, network=NETWORK)
 
 
 @pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (8, 1), (4, 6)])
 @pytest.mark.parametrize("strategy", [name for name, strategy in STRATEGIES.items() if strategy.cost])
 def test_cost_volume_is_the_bytes_that_the_busiest_device_sends(strategy, mesh_shape):
-    """The model's parameter server is a device of its own: it receives all N vectors, then sends N; ours serves N - 1."""
+    """The server sends after it has received everything, so both directions count."""
     devices = mesh_shape[0] * mesh_shape[1]
     vector = 1024 * devices  # needs no padding
     sent = max(vector_traffic(strategy, mesh_shape, elements=vector // 4).sent_bytes)
     if strategy == "parameter_server":
-        sent *= 2 * devices / (devices - 1)
+        sent *= 2
     least = min(cost.volume for cost in cost_model.cost_terms(strategy, *mesh_shape))
     assert least * vector == pytest.approx(sent)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh_shape", "gloo", "between"),
+    [
+        ("psum", (4, 2), False, 7 / 4),  # one device of a host sends to the next one
+        ("ring", (2, 4), False, 7 / 4),
+        ("hierarchical", (4, 2), False, 2 * 3 / 2),  # rows inside, then both devices of a host along the columns
+        ("hierarchical", (2, 4), False, 3 / 2 + 2 * 1),
+        ("torus", (4, 2), False, 2 * 3 / 4),
+        ("torus", (4, 2), True, 2 * 3 / 4),
+        ("torus", (2, 4), False, 3 / 4 + 2 / 4 + 3 / 4),
+        ("torus", (2, 4), True, 4 / 4 + 2 / 4 + 3 / 4),  # two devices send 1/4 to both of the other host
+        ("torus", (1, 8), True, 12 / 8 + 7 / 8),
+        ("parameter_server", (4, 2), False, 2 * 6),  # six of the seven other devices are on other hosts
+    ],
+)
+def test_allreduce_seconds_of_four_hosts_of_two_devices_count_what_a_host_and_a_device_send(
+    strategy, mesh_shape, gloo, between
+):
+    """between: messages that the busiest host sends to others; a device itself sends as many as without hosts."""
+    link = {"latency": 0.0, "bandwidth": 1e6, "devices_per_host": 2, "gloo": gloo}
+    assert seconds(strategy, *mesh_shape, 1e6, **link) == pytest.approx(between)
+    (_, own), *_ = cost_model.cost_terms(strategy, *mesh_shape)
+    both = max(between, own / 10) if strategy == "parameter_server" else between + own / 10
+    assert seconds(strategy, *mesh_shape, 1e6, **link, device_bandwidth=10e6) == pytest.approx(both)
+
+
+def test_devices_of_one_host_send_nothing_over_its_link():
+    link = {"latency": 1e-3, "bandwidth": 1.0, "device_bandwidth": 1e6, "devices_per_host": 8}
+    assert seconds("torus", 2, 4, 1e6, **link) == pytest.approx(8e-3 + 7 / 4)
+    assert seconds("parameter_server", 2, 4, 1e6, **link) == pytest.approx(2e-3 + 14)
 
 
 def test_turning_points_of_a_ring_bound_by_latency_are_near_the_minimum():
@@ -90,10 +127,11 @@ def test_turning_points_of_a_ring_bound_by_latency_are_near_the_minimum():
 
 
 def test_parse_network_returns_latency_and_bandwidth():
-    assert cost_model.parse_network("5e-6,10e9") == (5e-6, 10e9)
+    assert cost_model.parse_network("5e-6,10e9") == Network(5e-6, 10e9, device_bandwidth=math.inf)
+    assert cost_model.parse_network("5e-6,10e9,450e9") == Network(5e-6, 10e9, device_bandwidth=450e9)
 
 
-@pytest.mark.parametrize("text", ["5e-6", "fast,10e9", "1,2,3", "-1,1", "0,0", "nan,1", "1,inf", ""])
+@pytest.mark.parametrize("text", ["5e-6", "fast,10e9", "1,2,3,4", "1,2,0", "-1,1", "0,0", "nan,1", "1,inf", ""])
 def test_parse_network_other_text_raises_config_error(text):
     with pytest.raises(ConfigError, match="must be LATENCY,BANDWIDTH") as error:
         cost_model.parse_network(text)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxdp.analysis.network_model import Network, notes, predict
+from jaxdp.analysis.network_model import Network, notes, predict, tables
 from jaxdp.analysis.traffic import normalization_messages
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.planning import make_plan
@@ -51,3 +51,21 @@ def test_predict_with_a_sharded_update_adds_it_for_strategies_that_scatter():
     volume = sum(gradients) + 0.75 * sum(gathered) + norms + 1.75 * statistics
     seconds = rows["torus, sharded update"]["communication_seconds"]
     assert seconds == pytest.approx(1e-3 * rounds + volume / 1e9)
+
+
+def test_predict_for_cpu_hosts_shares_their_links_and_sends_bfloat16_as_float32():
+    """A row is a host of two devices: a torus sends 2 x 3/4 of a vector over a host's link, and 7/4 from a device."""
+    config = dataclasses.replace(CONFIG, reduce=Reduce(wire_dtype="bfloat16"))
+    plan, summary = make_plan(config, examples=4096, devices=8, hosts=4), model_summary(config)
+    network = Network(latency=0.0, bandwidth=1e6, device_bandwidth=4e6, devices_per_host=2)
+    *gradients, statistics = summary["messages"]
+    for gloo, widened in ((False, 1), (True, 2)):
+        prediction = predict(plan, summary, network._replace(gloo=gloo))
+        (phase,) = prediction["phases"]
+        assert phase["mesh"] == [4, 2]
+        assert ("gloo sends bfloat16 as float32." in notes(prediction)) == gloo
+        sent = widened * sum(gradients) + statistics
+        assert phase["strategies"]["torus"]["communication_seconds"] == pytest.approx(sent * (1.5 / 1e6 + 1.75 / 4e6))
+    assert any("the 2 devices of a host share one full-duplex link" in note for note in notes(prediction))
+    (table,) = tables(prediction)
+    assert "0.001 GB/s for the 2 devices of a host" in table.title

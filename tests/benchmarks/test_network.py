@@ -1,16 +1,19 @@
-"""The benchmark of all-reduces between virtual hosts: its picture and table from the stored record."""
+"""The benchmark of training steps between virtual hosts: its account of their links, and its record."""
 
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.strategies import set_stages
 
-from jaxdp.parallel import allreduce
+from jaxdp.analysis.network_model import SHARDED
+from jaxdp.sizes import model_summary
+from jaxdp.strategies import STRATEGIES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FORMS = [*((name, "replicated") for name in STRATEGIES), ("torus", "sharded")]
 
 
 @pytest.fixture
@@ -19,12 +22,49 @@ def network(monkeypatch):
     spec = importlib.util.spec_from_file_location("network", BENCHMARKS / "cluster/network.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.register_layers()
     return module
 
 
-def test_draw_picture_of_a_record_without_a_new_strategy_writes_the_picture(network, monkeypatch, tmp_path):
-    record = json.loads(network.RESULT.read_text())
-    set_stages(monkeypatch, "new", allreduce.psum)
-    network.draw_picture(record, tmp_path / "network.png")
-    assert (tmp_path / "network.png").stat().st_size > 5000
-    assert "| psum |" in network.bytes_table(record)
+@pytest.mark.parametrize(("mesh_shape", "wire_dtype"), [((4, 2), "float32"), ((2, 4), "bfloat16")])
+@pytest.mark.parametrize(("strategy", "update"), FORMS)
+def test_bytes_of_the_traced_step_are_those_of_the_model(network, mesh_shape, wire_dtype, strategy, update):
+    """Without latency and computation, the predicted time is that of the bytes that the busiest host sends."""
+    reduce = {"strategy": strategy, "update": update, "wire_dtype": wire_dtype}
+    sent, received = network.expected_bytes(mesh_shape, reduce)
+    measured = {"latency": 0.0, "device_bandwidth": math.inf, "computation": 1e-9}
+    predicted = network.predicted_steps(mesh_shape, reduce, "1gbit", measured)[strategy + SHARDED * (update == "sharded")]
+    both_ways = received[0] if strategy == "parameter_server" else 0  # the server sends after it has received
+    assert max(sent) + both_ways == pytest.approx(predicted * network.PAYLOAD * 125e6, rel=0.01)
+
+
+def test_expected_bytes_of_a_torus_and_a_server_are_their_multiples_of_the_gradient(network):
+    config = network.step_config((4, 2), {})
+    gradient = sum(model_summary(config)["messages"])
+    sent, received = network.expected_bytes((4, 2), {"strategy": "torus"})
+    assert sent == pytest.approx([1.5 * gradient] * 4, rel=0.01)
+    assert received == sent
+    sent, received = network.expected_bytes((4, 2), {"strategy": "parameter_server"})
+    assert sent == pytest.approx([6 * gradient] + [2 * gradient] * 3, rel=0.01)
+    assert received == sent
+
+
+def test_record_has_the_predictions_of_the_model_and_the_bytes_of_the_account(network):
+    record = json.loads(network.RESULT.read_text())["steps"]
+    rows = [row for row in record["rows"] if row["overlap"] and row["wire_dtype"] == "float32"]
+    predicted = {
+        (mesh_shape, rate): network.predicted_steps(mesh_shape, {"update": "sharded"}, rate, record["hosts"])
+        for mesh_shape in network.MESHES
+        for rate in network.RATES
+    }
+    assert len(rows) == len(predicted) * len(FORMS)
+    for row in rows:
+        name = row["strategy"] + SHARDED * (row["update"] == "sharded")
+        assert row["predicted"] == pytest.approx(predicted[tuple(row["mesh"]), row["rate"]][name])
+        assert row["sent"] == pytest.approx(row["accounted_sent"], rel=0.02)
+
+
+def test_ranking_tau_counts_swapped_pairs_and_ties_of_close_times(network):
+    assert network.ranking_tau([(1, 1), (2, 3), (3, 2), (4, 4), (5, 5)]) == pytest.approx(0.8)
+    tied = [(1, 1), (2, 2), (3, 2.01), (4, 4)]  # five of six pairs are ordered alike
+    assert network.ranking_tau(tied) == pytest.approx(5 / math.sqrt(6 * 5))
