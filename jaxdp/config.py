@@ -415,8 +415,8 @@ class SoftmaxLoss(Section):
     """Cross entropy of the softmax."""
 
     class_weights: Annotated[tuple[float, ...] | Literal["balanced"], FromList] = ()
-    """Factor of each class in the training loss, as `weight` of PyTorch's cross_entropy (softmax). balanced: images / (classes
-    * images of the class), from the training labels (empty: none)"""
+    """A number for each class, its factor in the training loss as `weight` of PyTorch's cross_entropy (softmax). balanced:
+    images / (classes * images of the class), from the training labels (empty: none)"""
 
 
 @dataclass(frozen=True, kw_only=True)

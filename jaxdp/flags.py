@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, ge
 from jaxdp.errors import ConfigError, nearest, one_of, plural
 from jaxdp.files import RUNS, check_local, check_no_password, is_run, known_recipes
 from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
-from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART, Counterpart
+from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART, NO_COUNTERPART_IN, Counterpart
 from jaxdp.registry import OneOf
 
 Options = TypeVar("Options")
@@ -360,7 +360,9 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
     error = partial(ConfigError, name, reason="unknown flag")
     word = name.removeprefix("--")
     joined = re.sub(r"\.(\d+\.)?", "-", word)  # model.ema as model-ema
-    foreign = _counterparts(flags, program)
+    without = NO_COUNTERPART_IN.get(program, {})
+    explained = NO_COUNTERPART | without
+    foreign = {name: each for name, each in _counterparts(flags).items() if name not in without}
     by_last_part = {_last(flag): flag for flag in reversed(flags.named)}
     section, *index, last = word.split(".") if "." in word else ("", word)
     fields = _in_nearest_section(flags.named, section, index) if section else by_last_part
@@ -389,8 +391,8 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
             return error(hint=f"its fields are {', '.join(flag for flag in flags.named if flags.named[flag].group == known)}")
         if known == word and any(argument.name == word.upper() for argument in flags.positional):
             return error(hint=f"give it as an argument: {' '.join([program, *following[:1]])}")
-        if flags.groups and known in NO_COUNTERPART and known not in by_last_part:
-            return error(hint=NO_COUNTERPART[known])
+        if flags.groups and known in explained and known not in by_last_part:
+            return error(hint=explained[known])
     if section:
         elsewhere = [flag for flag in flags.named if _last(flag) == last]
         near = fields.get(nearest(last, fields) or "") or (elsewhere[0] if len(elsewhere) == 1 else None)
@@ -405,7 +407,7 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
     return error(hint=f"`{flags.help_command(program)}` lists all flags")
 
 
-def _counterparts(flags: Flags, program: str) -> dict[str, Counterpart]:
+def _counterparts(flags: Flags) -> dict[str, Counterpart]:
     trains = "--resume" in flags.named  # which only the commands that train take
     return {name: each for name, each in COUNTERPARTS.items() if each.flag in flags.named and (trains or not each.trains)}
 

@@ -111,7 +111,9 @@ _ROWS = {
     "bce-loss": Counterpart("--optimizer.loss", form="--optimizer.loss binary"),
     "bce-target-thresh": Counterpart("--optimizer.target-threshold"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
-    "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
+    "model-ema model-ema-decay ema ema-decay": Counterpart(
+        "--optimizer.average-decay", "the decay of each step; --optimizer.average-start initial is timm's", "0.9999"
+    ),
     "model-ema-warmup": Counterpart(
         "--optimizer.average-start", form="--optimizer.average-start warmup --optimizer.average-decay 0.9999"
     ),
@@ -222,3 +224,5 @@ NO_COUNTERPART = {
     "no-resume": "use --resume never",
     "start-epoch": "the same command resumes a run where it stopped",
 }
+# Program -> names that have none there.
+NO_COUNTERPART_IN = {"jaxdp evaluate": dict.fromkeys(("-b", "batch", "batch-size"), _EVALUATION_BATCH)}

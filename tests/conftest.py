@@ -52,6 +52,7 @@ TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOUR
 
 def forget_networks() -> None:
     """For a test that may patch the blocks of a ResNet, which equal configurations do not show."""
+    models.init_resnet.clear_cache()
     models.initial_shapes.cache_clear()
     activations._bytes_of_resnet.cache_clear()
 

@@ -52,6 +52,8 @@ def leaving_share(among: str, vertical: int, horizontal: int, *, devices_per_hos
     mesh = np.arange(vertical * horizontal).reshape(vertical, horizontal)
     if among == "server":
         return max(0, mesh.size - devices_per_host) / (mesh.size - 1)
+    if horizontal == 1 and among in {"row", "pairs"}:
+        return 0.0
     if among == "devices":
         receivers = [np.roll(mesh.ravel(), -1).reshape(mesh.shape)]
     elif among == "column":

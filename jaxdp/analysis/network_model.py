@@ -175,6 +175,8 @@ def notes(prediction: dict) -> list[str]:
     links = "each device has one full-duplex link"
     if prediction["devices_per_host"] > 1:
         links = f"the {prediction['devices_per_host']} devices of a host share one full-duplex link"
+    if prediction["device_bandwidth"] is not None:
+        links += f", and a device sends at most {prediction['device_bandwidth'] / 1e9:g} GB/s"
     return [
         f"Assumptions: a device computes {prediction['device_images_per_second']:.0f} images/s (--images-per-second); no "
         f"communication is hidden; {links}; messages are sent one after another, as the step sends "

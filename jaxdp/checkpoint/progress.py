@@ -62,14 +62,14 @@ class Progress:
         return self.stop_reason is not None and self.steps >= self.stop_step
 
     def evaluate_after(self, step: int) -> None:
-        """Ask for an evaluation; an earlier request stays."""
-        if not self.evaluation_due:
-            self.evaluation_due, self.evaluation_step = True, step
+        """Ask for an evaluation; the request for the earliest step counts."""
+        self.evaluation_step = min(step, self.evaluation_step) if self.evaluation_due else step
+        self.evaluation_due = True
 
     def stop_after(self, step: int, reason: str) -> None:
-        """Ask for the end of the run; an earlier request stays."""
-        if self.stop_reason is None:
-            self.stop_reason, self.stop_step = reason, step
+        """Ask for the end of the run; the first reason stays, and the earliest step counts."""
+        self.stop_step = step if self.stop_reason is None else min(step, self.stop_step)
+        self.stop_reason = self.stop_reason or reason
 
     def add_seconds(self, activity: str, seconds: float) -> None:
         """Add to the seconds of "training", "evaluation", "input", "saving", "audit" or "compilation"."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from typing import Any
 
@@ -176,7 +177,7 @@ def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     from jaxdp.analysis.traffic import normalization_messages
 
     network, devices = parse_network(options.network), _number_of_devices(options)
-    if options.hosts > 1 and devices is not None:
+    if devices is not None and (options.hosts > 1 or network.device_bandwidth < math.inf):
         gloo = plan.config.mesh.cpu_devices is not None
         network = network._replace(devices_per_host=devices // options.hosts, gloo=gloo)
     messages = normalization_messages(plan)

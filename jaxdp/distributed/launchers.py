@@ -4,6 +4,7 @@ JAX's own detection works only inside `jax.distributed.initialize`, while the st
 knows neither Kubeflow, torchrun nor Open MPI 5, and takes the tasks of a Slurm job for those of the step.
 """
 
+import errno
 import os
 import re
 import socket
@@ -17,6 +18,7 @@ DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
 FIRST_PORT, PORTS = 20_000, 12_000  # for jobs, by their number: below the ephemeral ports
 MAX_PROCESSES = 2**20
 REACH_SECONDS = 2.0  # for the host of rank 0 to answer
+UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 COORDINATOR_HINT = "use HOST:PORT of rank 0"
 Environment = Mapping[str, str]
 
@@ -35,21 +37,32 @@ class Cluster:
     num_processes: int
 
     @cached_property
-    def coordinator(self) -> tuple[str, int]:
-        """IP address and port of rank 0, resolved once: without a network a name server does not answer for long."""
-        (address, *_), *_ = (info[4] for info in socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM))
-        return str(address), self.port
+    def rank0_addresses(self) -> set[str]:
+        """IP addresses of rank 0's host, resolved once: without a network a name server does not answer for long."""
+        return {str(info[4][0]) for info in socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)}
 
     def reaches_rank0(self) -> bool:
-        """Whether the host of rank 0 answers a connection to the coordinator's port, even if it refuses it."""
+        """Whether the host of rank 0 answers a connection to the coordinator's port, even if it refuses it.
+
+        True if that cannot be found out.
+        """
         try:
-            if self.rank > 0:
-                socket.create_connection(self.coordinator, REACH_SECONDS).close()
-        except ConnectionRefusedError:
-            return True
+            return self.rank == 0 or any(_answers(address, self.port) for address in self.rank0_addresses)
         except OSError:
-            return False
+            return True
+
+
+def _answers(address: str, port: int) -> bool:
+    """Whether a host accepts or refuses a connection. Raises OSError if this host cannot ask."""
+    try:
+        socket.create_connection((address, port), REACH_SECONDS).close()
+    except ConnectionRefusedError:
         return True
+    except OSError as error:
+        if isinstance(error, TimeoutError) or error.errno in UNREACHABLE:
+            return False
+        raise
+    return True
 
 
 def _number(environment: Environment, name: str) -> int:

@@ -152,7 +152,7 @@ class JoinedProcesses(ProcessGroup):
             raise ConfigError("--workdir", str(error.filename), reason=str(error.strerror), hint=hint) from None
         follower = Follower(supervising, cluster, board)
         with suppress(OSError):  # resolve it while the network works
-            _ = cluster.coordinator
+            _ = cluster.rank0_addresses
         processes = cls(follower)
         try:
             while not follower.session:

@@ -256,9 +256,7 @@ class Follower:
         If a collective has failed here because another process has, this one is ended here, with the reason of the other.
         """
         self.supervisor.is_exiting = True
-        if failure.collective:
-            self.supervisor.update(cut_off=not self.cluster.reaches_rank0())
-        self.supervisor.update(failure=failure)
+        self.supervisor.update(failure=failure, cut_off=failure.collective and not self.cluster.reaches_rank0())
         self._due.set()
         seconds = self.supervisor.exit_seconds
         if failure.collective:
@@ -284,7 +282,7 @@ class Follower:
 
         If this process is overdue, finds out whether it is cut off from rank 0 instead.
         """
-        if own.overdue != self._probed:
+        if own.overdue != self._probed and self.supervisor.record.failure is None:
             self._probed = own.overdue
             self.supervisor.update(cut_off=bool(own.overdue) and not self.cluster.reaches_rank0())
         seconds, limits = self.supervisor.status.clock - self._answered, self.supervisor.limits

@@ -43,7 +43,7 @@ class Model:
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
         """(params, batch_stats), float32 trees, for images of shape (H, W, 3)."""
-        return _init_resnet(self.module.clone(convolution="direct"), key, image_shape)
+        return init_resnet(self.module.clone(convolution="direct"), key, image_shape)
 
     def apply(
         self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
@@ -71,7 +71,7 @@ class Model:
 
 
 @partial(jax.jit, static_argnums=(0, 2))
-def _init_resnet(module: ResNet, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
+def init_resnet(module: ResNet, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
     """`Model.init` of a module, traced once for all programs of a run; the form of its convolutions changes nothing."""
     variables = module.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
     return sample_params(key, variables["params"]), variables["batch_stats"]

@@ -57,7 +57,7 @@ def scale_by_lars_ratio(
         ratios = ratio(*(_stack(tree, chosen) for tree in (squares.params, squares.gradient)))
         leaves, structure = jax.tree.flatten(decayed)
         for ratio_of_tensor, index in zip(ratios, chosen, strict=True):
-            leaves[index] *= ratio_of_tensor
+            leaves[index] *= ratio_of_tensor.astype(leaves[index].dtype)
         return jax.tree.unflatten(structure, leaves), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -240,9 +240,9 @@ class Run:
         """End the run after the next step: it is evaluated and saved, and finished. Every process must ask.
 
         In after_step this is the step after the one of the metrics, even where it is not running yet, such as before a save: so
-        an interrupted run takes the same steps. After an evaluation the run ends at once.
+        an interrupted run takes the same steps. After an evaluation the run ends at once; a run takes at least one step.
         """
-        self.progress.stop_after(self.request_step, reason)
+        self.progress.stop_after(max(1, self.request_step), reason)
         self.stop_reason = self.progress.stop_reason
 
     def interrupt(self, reason: str) -> None:

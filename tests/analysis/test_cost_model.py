@@ -108,6 +108,11 @@ def test_allreduce_seconds_of_four_hosts_of_two_devices_count_what_a_host_and_a_
     assert seconds(strategy, *mesh_shape, 1e6, **link, device_bandwidth=10e6) == pytest.approx(both)
 
 
+def test_rows_of_one_device_send_nothing_along_them():
+    link = {"latency": 0.0, "bandwidth": 1e6, "devices_per_host": 1, "gloo": True}
+    assert seconds("torus", 4, 1, 1e6, **link) == pytest.approx(1.5)
+
+
 def test_devices_of_one_host_send_nothing_over_its_link():
     link = {"latency": 1e-3, "bandwidth": 1.0, "device_bandwidth": 1e6, "devices_per_host": 8}
     assert seconds("torus", 2, 4, 1e6, **link) == pytest.approx(8e-3 + 7 / 4)

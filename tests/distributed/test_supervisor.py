@@ -96,6 +96,7 @@ def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(m
     monkeypatch.setattr(follower, "leave", lambda: None)
     for collective in (False, True):
         follower.fail(Failure("no", collective=collective))
+        follower.check_board(replace(supervisor.record, overdue=LATE))  # what a failure has found out stays
         assert supervisor.record.cut_off == collective
 
 

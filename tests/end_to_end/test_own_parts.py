@@ -38,6 +38,7 @@ CALLBACKS = re.findall(r"```python\n(class (?:PerClass|WorstMistakes|GradientNor
 STOP = ["--stop.metric", "eval_top5", "--stop.patience", "5", "--evaluation.every-epochs", "0.75"]
 # A row of the mesh spans both processes.
 FLAGS = [*STOP, "--epochs", "8", "--mesh.cpu-devices", "2", "--mesh.vertical", "1", "--reduce.update", "sharded"]
+FLAGS += ["--optimizer.average-decay", "0.9", "--optimizer.average-start", "warmup"]
 
 
 @pytest.mark.slow

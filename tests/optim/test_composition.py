@@ -47,3 +47,15 @@ def test_rule_composes_as_that_of_optax(name):
     (params, state), (expected, _) = walk(ours()), walk(peer())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), params, expected)
     assert state.inner_opt_state[1].hyperparams["learning_rate"] == pytest.approx(rates(2))
+
+
+def dtypes(tree):
+    return jax.tree.map(lambda leaf: leaf.dtype, tree)
+
+
+def test_updates_keep_the_dtypes_of_their_weights():
+    params = {"a": jnp.ones((4, 4), jnp.bfloat16), "b": jnp.ones((4, 4))}
+    rule = jaxdp.optim.lars(0.1)
+    updates, state = rule.update(params, rule.init(params), params)
+    assert dtypes(updates) == dtypes(params)
+    assert dtypes(state) == dtypes(rule.init(params))

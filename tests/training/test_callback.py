@@ -123,6 +123,16 @@ class Asks(Callback):
             run.stop("it is good enough")
 
 
+class StopsAtStart(Callback):
+    def on_start(self, run):
+        run.stop("before the first step")
+
+
+def test_run_that_is_stopped_at_its_start_takes_one_step(rare, tmp_path):
+    result = train(rare, tmp_path / "run", callbacks=[StopsAtStart()])
+    assert (result.steps, result.stop_reason) == (1, "before the first step")
+
+
 def test_run_saves_evaluates_and_stops_after_the_step_that_is_running(rare, tmp_path):
     screen = Recorder()
     result = train_shown(rare, tmp_path, screen=screen, callbacks=[Asks()])

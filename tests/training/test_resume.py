@@ -247,6 +247,15 @@ def test_resume_with_another_optimizer_raises_even_if_changes_are_accepted(tiny,
         assert "opt_state" not in str(caught.value)
 
 
+def test_resume_with_another_start_of_the_average_raises(tiny, tmp_path):
+    averaged = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, average_decay=0.9))
+    train_until(averaged, tmp_path, step=9)
+    warmup = dataclasses.replace(averaged, optimizer=dataclasses.replace(averaged.optimizer, average_start="warmup"))
+    with pytest.raises(ConfigError, match=r"use --optimizer\.average-start unbiased") as caught:
+        train(warmup, tmp_path, accept_changes=True)
+    assert caught.value.field == "optimizer.average_start"
+
+
 def finished(config, workdir):
     train(config, workdir)
 
