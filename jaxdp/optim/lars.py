@@ -50,23 +50,10 @@ def scale_by_lars_ratio(
         masks = mask(params) if callable(mask) else mask
         squares = squares or Squares.compute(updates, params)
         decayed = jax.tree.map(lambda g, w, masked: g + weight_decay * w if masked else g, updates, params, masks)
-        chosen = [index for index, masked in enumerate(jax.tree.leaves(masks)) if masked]
-        if not chosen:
-            return decayed, state
-        # All ratios in one vector, because XLA compiles a kernel for each operation on a scalar
-        ratios = ratio(*(_stack(tree, chosen) for tree in (squares.params, squares.gradient)))
-        leaves, structure = jax.tree.flatten(decayed)
-        for ratio_of_tensor, index in zip(ratios, chosen, strict=True):
-            leaves[index] *= ratio_of_tensor.astype(leaves[index].dtype)
-        return jax.tree.unflatten(structure, leaves), state
+        ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, squares.params, squares.gradient)
+        return jax.tree.map(lambda u, t, masked: t * u if masked else u, decayed, ratios, masks), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
-def _stack(tree: Any, indices: list[int]) -> jax.Array:
-    """A vector of these leaves of a tree of scalars."""
-    leaves = jax.tree.leaves(tree)
-    return jnp.stack([leaves[index] for index in indices])
 
 
 def scale_by_trust_ratio() -> optax.GradientTransformation:
