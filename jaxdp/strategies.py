@@ -72,9 +72,13 @@ class Strategy(Choice):
         return vertical + horizontal - 2 if self.sums_along_axes else vertical * horizontal - 1
 
 
+def ring_exchange(among: Literal["row", "column", "devices"], devices: int) -> Exchange:
+    """An all-reduce in a ring of `devices` devices."""
+    return Exchange(among, 2 * (devices - 1), 2 * (devices - 1) / devices)
+
+
 def _ring_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
-    devices = vertical * horizontal
-    return [[Exchange("devices", 2 * (devices - 1), 2 * (devices - 1) / devices)]]
+    return [[ring_exchange("devices", vertical * horizontal)]]
 
 
 def _psum_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
@@ -83,8 +87,7 @@ def _psum_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
 
 
 def _hierarchical_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
-    rows, columns = horizontal - 1, vertical - 1
-    return [[Exchange("row", 2 * rows, 2 * rows / horizontal), Exchange("column", 2 * columns, 2 * columns / vertical)]]
+    return [[ring_exchange("row", horizontal), ring_exchange("column", vertical)]]
 
 
 def _torus_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:

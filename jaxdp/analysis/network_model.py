@@ -10,7 +10,7 @@ from jaxdp.config import Mesh
 from jaxdp.errors import plural
 from jaxdp.parallel.mesh import choose_shape, default_shape
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.strategies import STRATEGIES, Exchange, unsupported_reason
+from jaxdp.strategies import STRATEGIES, ring_exchange, unsupported_reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,8 +34,7 @@ def _sharded_seconds(strategy: str, mesh: tuple[int, int], model_summary: dict, 
         cost_model.sharded_update_seconds(strategy, *mesh, gradient_bytes=gradient, parameter_bytes=parameters, network=network)
         for gradient, parameters in sizes
     ]
-    along_rows = Exchange("row", 2 * (mesh[1] - 1), 2 * (mesh[1] - 1) / mesh[1])
-    norms = [network.seconds(along_rows, *mesh, num_bytes=size) for size in model_summary["norms_messages"]]
+    norms = [network.seconds(ring_exchange("row", mesh[1]), *mesh, num_bytes=size) for size in model_summary["norms_messages"]]
     return sum(seconds) + sum(norms) + _seconds(strategy, mesh, [statistics], network=network)
 
 

@@ -92,7 +92,7 @@ class Loader(Iterator[dict[str, jax.Array]]):
                 raise ConfigError("state", reason=reason, hint="open the loader with the seed and the data of the state")
         _check_count("samples", state["samples"], least=0)
         self.close()
-        self._open(int(state["samples"]))
+        self._open(state["samples"])
 
     def close(self) -> None:
         """Stop loading."""
