@@ -19,7 +19,7 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
-from common import options, write
+from common import markdown, options, write
 
 import jaxdp
 from jaxdp.bench.environment import provenance
@@ -97,6 +97,14 @@ def time_steps(config):
     return seconds
 
 
+def table(record):
+    times = record["microseconds"]
+    low, high = times["quartiles"]
+    row = *(f"{times[name]:.0f} us" for name in ("step alone", "step of a run", "difference")), f"{low:.0f} to {high:.0f} us"
+    text = f"Medians of {len(record['pairs'])} pairs of {record['steps']:,} steps."
+    return markdown(("step and loader alone", "step of a run", "difference", "quartiles"), [row], text)
+
+
 def main():
     parser = options(__doc__)
     parser.add_argument("--pairs", type=int, default=25)
@@ -116,11 +124,10 @@ def main():
         "microseconds": {"step alone": alone, "step of a run": run, "difference": difference, "quartiles": [low, high]},
         "pairs": pairs,
         "steps": arguments.steps,
-        "environment": provenance(),
+        "provenance": provenance(),
     }
     write("callbacks", result)
-    print(f"median: step alone {alone:.0f} us, step of a run {run:.0f} us")
-    print(f"difference {difference:.0f} us (quartiles {low:.0f}, {high:.0f})")
+    print(table(result))
 
 
 if __name__ == "__main__":

@@ -34,10 +34,11 @@ LATE_SECONDS = 6.0  # in place of the 30 s of jaxdp
 GUARD = {"step_minutes": 0.25, "silence_seconds": 8.0, "start_minutes": 0.5}
 SILENT = r"sent no sign of life"
 ENDED = "stopped by SIGTERM before"  # by srun, because another process has named the cause and ended
+LAUNCHER = r"rank \d+ failed first, by SIGKILL"  # by `jaxdp launch`, for processes that JAX has ended with rank 0
 CUT_OFF = r"no answer of the status files in \S+/processes"  # of a process on itself
 # case -> (what the last line must match; exit code of the processes that did not fail)
 CASES = {
-    "killed": (rf"exited without a message|{SILENT}", 1),
+    "killed": (rf"exited without a message|{SILENT}|{LAUNCHER}", 1),
     "suspended": (SILENT, 1),
     "GIL held": (rf"{SILENT}.*in hold_the_gil", 1),
     "stuck in data": (r"stuck: no progress.*in __getitem__", 1),
@@ -207,7 +208,7 @@ def free_port() -> int:
 
 
 def start(starter: str, count: int, arguments: list[str], port: int) -> list[subprocess.Popen]:
-    """The processes of a run, or their launcher."""
+    """The processes of a run, or their launcher, whose output goes to launcher.err of the folder in `arguments[1]`."""
     command = [sys.executable, __file__, "--process", *arguments]
     variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -220,7 +221,8 @@ def start(starter: str, count: int, arguments: list[str], port: int) -> list[sub
         "srun": ["srun", "--overcommit", "--kill-on-bad-exit", "--wait=10", "-n", str(count)],
         "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(count)],
     }[starter]
-    return [subprocess.Popen([*prefix, *command], env=variables, cwd=ROOT, **quiet)]
+    with open(Path(arguments[1]) / "launcher.err", "w") as output:
+        return [subprocess.Popen([*prefix, *command], env=variables, cwd=ROOT, stdout=output, stderr=output)]
 
 
 def run(case: str, count: int, rank: int, *, starter: str, suspend_seconds: float) -> dict:
@@ -247,7 +249,7 @@ def run(case: str, count: int, rank: int, *, starter: str, suspend_seconds: floa
         for path in workdir.glob("*.pid"):
             with contextlib.suppress(OSError):
                 os.kill(int(path.read_text()), signal.SIGKILL)
-        lines = {each: last_line(workdir / f"{each}.err") for each in range(count)}
+        lines = {each: last_line(workdir / f"{each}.err", workdir / "launcher.err") for each in range(count)}
         codes = [process.returncode for process in running]
         row = judge(case, rank, lines, codes) | {"seconds": round(seconds, 1), "processes": count, "starter": starter}
         return row | ({"suspend_seconds": suspend_seconds} if case == "all suspended" else {})
@@ -266,9 +268,12 @@ def suspend_all(running: list[subprocess.Popen], workdir: Path, count: int, seco
         time.sleep(pause)
 
 
-def last_line(file: Path) -> str:
+def last_line(file: Path, launcher: Path) -> str:
+    """The last line of jaxdp that a process has printed; without one that of `jaxdp launch`, or the last line of all."""
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     own = [line for line in lines if re.match("jaxdp: (?!progress|no progress|ending|waiting|no thread|/)|trained", line)]
+    if launcher.exists() and not own:
+        own = [line for line in launcher.read_text(errors="replace").splitlines() if re.search(LAUNCHER, line)]
     return (own or lines or ["(nothing)"])[-1][:600]
 
 

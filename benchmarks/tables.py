@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 import accuracy
 import audit
+import callbacks
 import changes
 import chaos
 import collectives
@@ -275,6 +276,7 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "lr_range": of("lr_range", lr_range.table),
     "start": of("step_cpu", start),
     "startup": of("startup", startup.table),
+    "callbacks": of("callbacks", callbacks.table, "callbacks.py"),
     "allreduce": of("allreduce_cpu", allreduce),
     "scaling": of("scaling_cifar10_cpu", scaling),
     "compiled": of("compiled", compiled.strategies_table),

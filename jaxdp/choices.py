@@ -59,12 +59,13 @@ class UpdateRule(Choice):
     """An optimizer. Its implementation is f(config.optimizer, learning_rate, momentum): an `optax.GradientTransformation`.
 
     accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate. uses_weight_norms:
-    its updates depend on the norms of the parameters. shards: it can update a part of each tensor, with norms of whole tensors
-    from `jaxdp.optim.squares`.
+    its updates depend on the norms of the parameters. uses_update_norms: and on the norms of updates before their scaling.
+    shards: it can update a part of each tensor, with norms of whole tensors from `jaxdp.optim.squares`.
     """
 
     accumulates: bool = True
     uses_weight_norms: bool = False
+    uses_update_norms: bool = False
     shards: bool = True
 
 
@@ -105,6 +106,7 @@ OPTIMIZERS = Choices(
             "layer-wise scaled Adam (You et al.)",
             accumulates=False,
             uses_weight_norms=True,
+            uses_update_norms=True,
             implementation="jaxdp.optim.optimizer:build_lamb",
             like="adamw",
         ),

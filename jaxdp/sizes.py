@@ -29,7 +29,7 @@ def model_summary(config: Config) -> dict[str, Any]:
     for index in range(len(config.batch)):
         check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
     counted = summary(config.model, (size, size, 3), config.finetune.frozen_stages)
-    if config.optimizer.name == "lars" and config.optimizer.adapt == "all":
+    if config.optimizer.adapt == "all":
         decayed, rest = counted["decayed"], counted["not_decayed"]
         counted |= {"decayed": {key: decayed[key] + rest[key] for key in rest}, "not_decayed": dict.fromkeys(rest, 0)}
     width = WIRE_BYTES[config.reduce.wire_dtype]
@@ -57,8 +57,7 @@ def model_summary(config: Config) -> dict[str, Any]:
 def _norms_messages(optimizer: Optimizer, tensors: int) -> list[int]:
     rule = OPTIMIZERS[optimizer.name]
     first = 4 * tensors * (1 + rule.uses_weight_norms)
-    own_norm = rule.uses_weight_norms and optimizer.name != "lars"
-    return [first, 4 * tensors] if own_norm else [first]  # of Adam's update
+    return [first, 4 * tensors] if rule.uses_update_norms else [first]
 
 
 def _gathered_messages(
