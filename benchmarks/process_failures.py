@@ -33,7 +33,6 @@ SECONDS = 600  # of a run that does not end
 LATE_SECONDS = 6.0  # in place of the 30 s of jaxdp
 GUARD = {"step_minutes": 0.25, "silence_seconds": 8.0, "start_minutes": 0.5}
 SILENT = r"sent no sign of life"
-ENDED = "stopped by SIGTERM before"  # by srun, because another process has named the cause and ended
 LAUNCHER = r"rank \d+ failed first, by SIGKILL"  # by `jaxdp launch`, for processes that JAX has ended with rank 0
 CUT_OFF = r"no answer of the status files in \S+/processes"  # of a process on itself
 # case -> (what the last line must match; exit code of the processes that did not fail)
@@ -251,7 +250,7 @@ def run(case: str, count: int, rank: int, *, starter: str, suspend_seconds: floa
                 os.kill(int(path.read_text()), signal.SIGKILL)
         lines = {each: last_line(workdir / f"{each}.err", workdir / "launcher.err") for each in range(count)}
         codes = [process.returncode for process in running]
-        row = judge(case, rank, lines, codes) | {"seconds": round(seconds, 1), "processes": count, "starter": starter}
+        row = judge(case, rank, lines, codes, starter) | {"seconds": round(seconds, 1), "processes": count, "starter": starter}
         return row | ({"suspend_seconds": suspend_seconds} if case == "all suspended" else {})
 
 
@@ -277,22 +276,29 @@ def last_line(file: Path, launcher: Path) -> str:
     return (own or lines or ["(nothing)"])[-1][:600]
 
 
-def judge(case: str, rank: int, lines: dict[int, str], codes: list[int]) -> dict:
-    """Whether the lines of the processes that did not fail name the cause, and no healthy rank."""
+def judge(case: str, rank: int, lines: dict[int, str], codes: list[int], starter: str) -> dict:
+    """Whether the lines of the processes that did not fail name the cause, and no healthy rank.
+
+    A launcher shows the lines of all processes, and may end the others once the first one has printed its line.
+    """
+    needed = all if starter == "direct" else any
     pattern, code = CASES[case]
     expected = (code, -signal.SIGABRT) if code == 1 else (code,)  # JAX aborts processes that outlive rank 0
-    others = {each: line for each, line in lines.items() if (each != rank and ENDED not in line) or code != 1}
+    others = {each: line for each, line in lines.items() if each != rank or code != 1}
     blaming = [re.search(r"rank (\d+) on \S+ failed", line) for line in others.values() if not re.search(CUT_OFF, line)]
-    blamed = {int(found[1]) for found in blaming if found}
+    blamed = {int(match[1]) for match in blaming if match}
     step = "" if case == "stuck in constructor" else r"\bstep \d+"
     parts = {"located": rf"rank {rank} on \S+ failed (in|while|during) [^:]*{step}", "place": r"\.py:\d+ in "}
     has_step = code == 1 and case not in WITHOUT_STEP
-    named = [bool(re.search(pattern, line)) for line in others.values()]
+    named = [re.search(pattern, line) for line in others.values()]
+    found = {
+        name: needed(re.search(part, line) for line in others.values()) if has_step else None for name, part in parts.items()
+    }
     return {
         "case": case,
         "rank": rank,
-        "named": any(named) and (all(named) or case in NAMED_ONCE),
-        **{part: all(re.search(each, line) for line in others.values()) if has_step else None for part, each in parts.items()},
+        "named": (any if case in NAMED_ONCE else needed)(named),
+        **found,
         "healthy rank blamed": code == 1 and bool(blamed - {rank}),
         "exit codes": all(codes[each] in expected for each in others) if len(codes) == len(lines) else None,
         "codes": codes,
