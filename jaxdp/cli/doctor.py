@@ -1,4 +1,4 @@
-"""`jaxdp doctor`: check this machine, or with --verify prove that its devices train correctly."""
+"""`jaxdp doctor`: check this machine, or with --verify that its devices train correctly."""
 
 import contextlib
 import dataclasses
@@ -26,9 +26,9 @@ def run(arguments: list[str], program: str) -> None:
         """Check whether this machine can run a recipe: devices, drivers, variables, memory, disks, limits.
         Exits with 1 if a check reports an error.
 
-        With --verify: prove that its devices train correctly. Compares the gradient of every strategy with one device's,
+        With --verify: check that its devices train correctly. Compares the gradient of every strategy with one device's,
         repeats steps to the bit, and checks exact sums of messages as large as the recipe's and exact resume. If it is
-        stopped, the proofs so far are printed.
+        stopped, the results so far are printed.
 
         Examples:
           jaxdp doctor --config imagenet_goyal_8k
@@ -100,7 +100,7 @@ def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None
 
 
 def _verify(config: Config, workdir: str | None, *, launch: Launch, as_json: bool, thorough: bool) -> None:
-    """Run the proofs on all processes; exits with 1 if one fails. Several processes share a directory beside `workdir`."""
+    """Run the checks on all processes; exits with 1 if one fails. Several processes share a directory beside `workdir`."""
     from jaxdp.distributed import runtime
     from jaxdp.doctor import verify
     from jaxdp.loggers.console import Quiet, Screen

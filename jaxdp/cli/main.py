@@ -29,7 +29,7 @@ COMMANDS = {
     "launch": "Start several processes of a run on this machine",
     "report": "Summarize runs on a page with curves",
     "watch": "Serve a page on localhost that shows runs while they train",
-    "doctor": "Check this machine for a run; --verify: prove that it trains correctly",
+    "doctor": "Check this machine for a run; --verify: check that it trains correctly",
 }
 STDOUT = "stdout"
 RESUMABLE = ("train", "launch")  # commands that stop signals end with 75

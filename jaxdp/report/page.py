@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 
+from jaxdp.errors import plural
 from jaxdp.report.confusion import Confusion
-from jaxdp.report.plots import Picture, line_styles
+from jaxdp.report.plots import MAX_LOGGED, Picture, line_styles, logged_names
 from jaxdp.report.progress import Seen, card, cards_html, messages_html
 from jaxdp.report.tables import (
     classes_table,
@@ -51,7 +52,7 @@ def page(
             "Results": results_table(histories) + "".join(f"<p>{escape(line)}</p>" for line in remarks(histories)),
             "Loss and accuracy": (figures("curves") or "<p>No curves yet.</p>") + curves_note(histories),
             "Learning rate, momentum, batch size and speed": figures("settings"),
-            "Values of callbacks": figures("logged"),
+            "Values of callbacks": figures("logged") + _left_out(logged_names(histories)[MAX_LOGGED:]),
             "Wall time": f'<div class="beside">{figures("time")}<div>{time_table(histories)}</div></div>',
             "Classes": "".join(
                 _classes(number, run, figures) for number, run in enumerate(zip(runs, confusions, strict=False), 1)
@@ -84,6 +85,14 @@ def with_foot(html: str, foot: str) -> str:
     """A page with another text at its end."""
     before, _, after = html.partition(FOOTER)
     return f"{before}{FOOTER}{escape(foot)}</footer>{after.partition('</footer>')[2]}"
+
+
+def _left_out(names: Sequence[str]) -> str:
+    """A sentence on values that have no plot."""
+    if not names:
+        return ""
+    number = plural(len(names), "more value")
+    return f"<p>{number} without a plot, from {escape(names[0])} on: <code>jaxdp report --csv FILE</code></p>"
 
 
 def _figure(picture: Picture, source: str) -> str:

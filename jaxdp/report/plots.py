@@ -121,7 +121,7 @@ def _figures(runs: list[History], confusions: Sequence[Confusion | str]) -> Iter
         yield f"{metric}-time", "curves", metric_figure(runs, metric, "wall_seconds")
     for name in SETTINGS:
         yield name.replace("_", "-"), "settings", value_figure(runs, name)
-    for number, name in enumerate(logged_names(runs), 1):
+    for number, name in enumerate(logged_names(runs)[:MAX_LOGGED], 1):
         yield f"logged-{number}", "logged", value_figure(runs, name)
     if (figure := time_figure(runs)) is not None:
         yield "time", "time", figure
@@ -221,7 +221,7 @@ def logged_names(runs: list[History]) -> list[str]:
         for record in run.records:
             numbers = (name for name, value in record.items() if _is_drawable(value))
             names |= dict.fromkeys(name for name in numbers if name not in RECORD_FIELDS)
-    return list(names)[:MAX_LOGGED]
+    return list(names)
 
 
 def _is_drawable(value: object) -> bool:

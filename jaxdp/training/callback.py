@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxdp.distributed.preemption import StopTraining
+from jaxdp.distributed.status import Failure
 from jaxdp.errors import OneLine, TrainingError, first_line, place_in_user_code
 
 if TYPE_CHECKING:
@@ -113,11 +114,14 @@ class Callbacks:
     def on_end(self, run: "Run", result: "TrainResult | None") -> None:
         """Call all, in reverse order, whatever some of them raise; then raise the first exception, or show all of them if the
         run has failed already."""
-        errors = []
+        errors, cause = [], ""
+        if run.error is not None:  # the others have not been told of it yet
+            failure = Failure.of(run.error)
+            cause = f" after: {failure.reason} {failure.place}".rstrip()
         while self.started:
             callback = self.started.pop()
             try:
-                with run.processes.status.performing(f"ending {type(callback).__name__}"):  # drawing a plot is no hang
+                with run.processes.status.performing(f"ending {type(callback).__name__}{cause}"):  # drawing a plot is no hang
                     self._call(callback, "on_end", run, result)
             except Exception as error:
                 errors.append(error)

@@ -29,6 +29,11 @@ def test_workflow_tests_the_oldest_and_the_newest_python_of_the_classifiers():
     assert PROJECT["requires-python"] == f">={named[0]}"
 
 
+def test_every_dependency_has_a_minimum_which_the_job_of_the_oldest_versions_installs():
+    extras = PROJECT["optional-dependencies"].values()
+    assert [name for group in (PROJECT["dependencies"], *extras) for name in group if ">=" not in name] == []
+
+
 def test_wheel_is_built_checked_and_installed():
     text = "\n".join(commands("wheel"))
     assert all(part in text for part in ("python -m build", "twine check --strict", "pip install dist/*.whl"))

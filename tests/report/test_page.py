@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers.report import write_result, write_run
+from helpers.report import write_log, write_result, write_run
 from helpers.saved_run import save_run
 
 from jaxdp import models, train
@@ -94,6 +94,14 @@ def test_page_of_a_killed_run_without_a_checkpoint_shows_what_was_logged(no_draw
     assert ("no evaluation yet" in text) == (not evaluations)
     log.write_text("")
     assert "no evaluation yet after 0.00 epochs" in write([run]).read_text()
+
+
+def test_page_says_how_many_values_of_callbacks_have_no_plot(no_drawing, tmp_path):
+    run = write_run(tmp_path)
+    recalls = {f"recall {number}": 0.5 for number in range(plots.MAX_LOGGED + 2)}
+    write_log(run, [{"epoch": 1.0, "eval_accuracy": 0.5} | recalls])
+    text = write(run, evaluate=False).read_text()
+    assert f"2 more values without a plot, from recall {plots.MAX_LOGGED} on" in text
 
 
 def test_page_says_why_a_run_is_not_evaluated(no_drawing, tmp_path):

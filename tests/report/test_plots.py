@@ -7,7 +7,7 @@ from html import unescape
 
 import numpy as np
 import pytest
-from helpers.report import write_run
+from helpers.report import write_log, write_run
 from matplotlib.colors import to_rgb
 from PIL import Image
 
@@ -53,10 +53,6 @@ def test_settings_of_different_scale_are_on_a_labeled_log_axis(tmp_path, name, h
     axes = plots.value_figure(read_all([tmp_path / f"{value}" for value in highest]), name).panel
     assert axes.get_yscale() == scale
     assert ("(log scale)" in axes.get_ylabel()) == (scale == "log")
-
-
-def write_log(run, records):
-    (run / "metrics.jsonl").write_text("".join(json.dumps({"step": 1, "samples": 8} | record) + "\n" for record in records))
 
 
 def test_batch_steps_are_where_the_config_says_and_else_at_the_first_line_that_has_them(tmp_path):

@@ -293,6 +293,20 @@ def test_each_callback_that_ends_has_the_whole_time_without_progress_and_is_name
     assert idle < 1_000.0
 
 
+def test_callback_that_gets_stuck_after_an_error_is_shown_with_the_error(rare, tmp_path):
+    class Fails(Callback):
+        def after_step(self, run, metrics):
+            raise OSError("the disk is on fire")
+
+        def on_end(self, run, result):
+            seen.append(run.processes.status.detail)
+
+    seen = []
+    with pytest.raises(TrainingError, match="the disk is on fire"):
+        train(rare, tmp_path, callbacks=[Fails()])
+    assert re.search(r"ending Fails after: .*the disk is on fire.* in after_step", seen[0])
+
+
 def test_error_in_on_end_of_a_failed_run_does_not_hide_the_failure(rare, tmp_path):
     class FailsAtTheEnd(Callback):
         def on_end(self, run, result):
