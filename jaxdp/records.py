@@ -106,8 +106,12 @@ def _dict_of(line: str | bytes) -> dict[str, Any]:
 def is_plausible(record: dict[str, Any]) -> bool:
     """Whether a record has its position, and the fields of jaxdp are numbers that can be drawn, or null."""
     values = (record[name] for name in RECORD_FIELDS.keys() & record.keys() if record[name] is not None)
-    numbers = all(isinstance(value, int | float) and abs(value) < 2**63 and not math.isnan(value) for value in values)
-    return numbers and record.get("epoch") is not None
+    return all(map(_is_number, values)) and record.get("epoch") is not None
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number that can be computed with and drawn: neither NaN nor infinite nor huge."""
+    return isinstance(value, int | float) and abs(value) < 2**63
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -122,7 +126,13 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             lines = file.read(MAX_READ).split(b"\n")[:-1]
     except OSError:
         return []
-    kinds = {"event": str, "text": str, "host": str} | dict.fromkeys(("samples", "sessions", "wall_seconds"), int | float)
+    fields = dict.fromkeys(("event", "text", "host"), _is_text) | dict.fromkeys(
+        ("samples", "sessions", "wall_seconds"), _is_number
+    )
     events = [_dict_of(line) for line in lines]
-    known = [{name: event[name] for name, kind in kinds.items() if isinstance(event.get(name), kind)} for event in events]
+    known = [{name: event[name] for name, fits in fields.items() if fits(event.get(name))} for event in events]
     return [event for event in known if {"event", "text"} <= event.keys()]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)

@@ -57,7 +57,7 @@ def make_table(results: list[CheckResult]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column()
     for result in results:
         table.add_row(Text(result.status, COLORS[result.status]), result.check, Text(result.message))
         if result.fix:

@@ -120,7 +120,8 @@ class Plot(Callback):
         from jaxdp.loggers.plot import plot_training
 
         if records := scan_log(run.workdir / LOG, is_plausible)[0]:
-            plot_training(records, run.workdir / "training.png", labels=training_labels(run.config))
+            labels, phases = training_labels(run.config), run.config.batch
+            plot_training(records, run.workdir / "training.png", labels=labels, phases=phases)
 
 
 def _without_timing(record: Mapping[str, Any]) -> dict[str, Any]:

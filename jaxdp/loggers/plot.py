@@ -2,10 +2,11 @@
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxdp.config import Phase
 from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.files import write_atomically
 from jaxdp.loggers.smoothing import moving_average, window
@@ -17,17 +18,17 @@ BLUE, ORANGE = "#0072B2", "#D55E00"  # distinguishable for color-blind readers (
 LOSS_LABEL = "loss (cross-entropy)"
 
 
-def plot_training(records: list[dict[str, Any]], path: Path, *, labels: str = "") -> None:
+def plot_training(records: list[dict[str, Any]], path: Path, *, labels: str = "", phases: Sequence[Phase] = ()) -> None:
     """Plot a run's records (see `jaxdp.records`) in four panels over epochs. Overwrites `path`.
 
-    labels: of the training loss, see `jaxdp.config.training_labels`.
+    labels: of the training loss, see `jaxdp.config.training_labels`. phases: of the run's config.
     """
     png = io.BytesIO()
-    training_figure(records, labels).savefig(png, format="png")
+    training_figure(records, labels, phases).savefig(png, format="png")
     write_atomically(path, png.getvalue())
 
 
-def training_figure(records: list[dict[str, Any]], labels: str) -> "Figure":
+def training_figure(records: list[dict[str, Any]], labels: str, phases: Sequence[Phase] = ()) -> "Figure":
     """The figure of `plot_training`."""
     from matplotlib.figure import Figure
 
@@ -41,7 +42,7 @@ def training_figure(records: list[dict[str, Any]], labels: str) -> "Figure":
     _draw_metric(accuracy, evaluation, "eval_accuracy", scale=100, color=ORANGE, label="held-out images")
     epochs = [row["epoch"] for row in training]
     rate.plot(epochs, [row["learning_rate"] for row in training], color=BLUE)
-    batch.plot(epochs, [row["global_batch"] for row in training], color=BLUE, drawstyle="steps-post")
+    batch.plot(*setting_steps(training, phases, "global_batch"), color=BLUE, drawstyle="steps-post")
     drawn = [row[name] for name, rows in (("loss", training), ("eval_loss", evaluation)) for row in rows if row.get(name)]
     logarithmic = use_log_scale([loss], drawn)
     loss.set(title="Loss", ylabel=f"{LOSS_LABEL} (log scale)" if logarithmic else LOSS_LABEL)
@@ -61,6 +62,23 @@ def training_figure(records: list[dict[str, Any]], labels: str) -> "Figure":
         text = f"training curves: moving average over {window(len(training))} log lines; dots: every log line"
         figure.supxlabel(text, fontsize="small")
     return figure
+
+
+def setting_steps(training: list[dict[str, Any]], phases: Sequence[Phase], name: str) -> tuple[list[float], list[float]]:
+    """(epochs, values) of a field that is constant within each phase: where it changes, and its last position.
+
+    The log has its value only now and then; it changes where the config says that a phase begins.
+    """
+    records = [record for record in training if record.get(name) is not None and record.get("epoch") is not None]
+    starts = [phase.until_epoch for phase in phases if phase.until_epoch is not None]
+    xs, ys, before = list[float](), list[float](), 0.0
+    for record in records:
+        if not ys or record[name] != ys[-1]:
+            between = [start for start in starts if before <= start <= record["epoch"]]
+            xs.append(between[-1] if ys and between else record["epoch"] if ys else 0.0)
+            ys.append(record[name])
+        before = record["epoch"]
+    return ([*xs, before], ys + ys[-1:]) if ys else ([], [])
 
 
 def use_log_scale(panels: Iterable[Any], values: Iterable[float], *, spread: float = 3.0) -> bool:

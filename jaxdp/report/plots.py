@@ -5,7 +5,6 @@ Imports matplotlib, which takes a second: only what draws imports this module.
 
 import io
 import math
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.errors import ConfigError
-from jaxdp.loggers.plot import LOSS_LABEL, use_log_scale
+from jaxdp.loggers.plot import LOSS_LABEL, setting_steps, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window
 from jaxdp.records import RECORD_FIELDS
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
@@ -46,6 +45,7 @@ WIDTH, HEIGHT, DPI = 5.2, 3.1, 160  # of a panel, in inches; readable on 400 px
 WIDE_SPREAD = 10.0  # ratio of the largest to the smallest value that one linear axis cannot show
 LEGEND_CHARACTERS, LEGEND_LINE = 70, 0.16  # characters per line, in the font of a legend; inches of a line
 MAX_LOGGED = 24  # panels of values that callbacks have logged
+MAX_DRAWN = 1e300
 MAX_POINTS = 1500  # with values on hover in a figure; longer curves have evenly spaced ones
 
 
@@ -177,7 +177,7 @@ def value_figure(runs: list[History], name: str) -> Plot:
         records = [record for record in run.records if _is_drawable(record.get(name))]
         xs, ys, line = values(records, "epoch"), values(records, name), style | {"linewidth": 1.6}
         if name in ("momentum", "global_batch"):
-            xs, ys = phase_steps(run, name)
+            xs, ys = setting_steps(run.training, run.config.batch, name)
             line["drawstyle"] = "steps-post"
         if name == "images_per_second":  # images by seconds; a line alone misleads if its metrics were ready before
             ys = (1 / moving_average([1 / y if y else math.inf for y in ys])).tolist()
@@ -197,23 +197,6 @@ def value_figure(runs: list[History], name: str) -> Plot:
     return figure
 
 
-def phase_steps(run: History, name: str) -> tuple[list[float], list[float]]:
-    """(epochs, values) of a field that is constant within each phase: where it changes, and its last position.
-
-    The log has its value only now and then; it changes where the config says that a phase begins.
-    """
-    records = [record for record in run.training if record.get(name) is not None and record.get("epoch") is not None]
-    starts = [phase.until_epoch for phase in run.config.batch if phase.until_epoch is not None]
-    xs, ys, before = list[float](), list[float](), 0.0
-    for record in records:
-        if not ys or record[name] != ys[-1]:
-            between = [start for start in starts if before <= start <= record["epoch"]]
-            xs.append(between[-1] if ys and between else record["epoch"] if ys else 0.0)
-            ys.append(record[name])
-        before = record["epoch"]
-    return ([*xs, before], ys + ys[-1:]) if ys else ([], [])
-
-
 def logged_names(runs: list[History]) -> list[str]:
     """The values that callbacks have logged by `run.log(name=value)`, and that are numbers."""
     names: dict[str, None] = {}
@@ -225,8 +208,8 @@ def logged_names(runs: list[History]) -> list[str]:
 
 
 def _is_drawable(value: object) -> bool:
-    """Whether a value is a number that a float can hold; JSON has larger integers."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    """Whether a value is a number that matplotlib can draw, with room for the margins and differences it computes."""
+    return isinstance(value, int | float) and abs(value) <= MAX_DRAWN
 
 
 def _finite(numbers: Iterable[float]) -> list[float]:

@@ -115,6 +115,13 @@ def test_damaged_lines_and_old_events_are_left_out(tmp_path, monkeypatch):
     assert texts[-1] == "49"
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1e999", "9" * 400])
+def test_numbers_of_events_that_cannot_be_computed_with_are_left_out(tmp_path, value):
+    numbers = ", ".join(f'"{name}": {value}' for name in ("samples", "sessions", "wall_seconds"))
+    (tmp_path / "events.jsonl").write_text(f'{{"event": "start", "text": "", {numbers}}}\n')
+    assert read_events(tmp_path / "events.jsonl") == [{"event": "start", "text": ""}]
+
+
 def test_run_without_a_reader_of_its_output_trains_on_and_records_that_and_its_stop(tiny, tmp_path, capfd):
     stream = open("/dev/full", "w")
     with pytest.raises(Stopped) as stop:

@@ -85,6 +85,20 @@ def test_every_number_that_callbacks_log_has_a_panel(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("drawn", [[1e300, -1e300], [1e300], [5e-324, 1.0]])
+def test_values_of_callbacks_that_matplotlib_cannot_draw_are_left_out(tmp_path, drawn):
+    values = [1e308, *drawn, -1e308]
+    records = [{"epoch": float(n), "loss": 1.0, "recall": value, "far": 1e308} for n, value in enumerate(values)]
+    write_log(write_run(tmp_path), records)
+    runs = [read(tmp_path)]
+    assert plots.logged_names(runs) == ["recall"]
+    figure = plots.value_figure(runs, "recall")
+    (line,) = figure.panel.lines
+    assert list(line.get_ydata()) == drawn
+    figure.savefig(io.BytesIO(), format="png")
+    assert len(circles(plots.layer(figure))) == len(drawn)
+
+
 def circles(layer: str) -> list[tuple[int, int, str]]:
     found = re.findall(r'<circle cx="(-?\d+)" cy="(-?\d+)" r="7"><title>(.*?)</title></circle>', layer)
     return [(int(x), int(y), unescape(text)) for x, y, text in found]
