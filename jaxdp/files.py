@@ -16,8 +16,14 @@ from jaxdp.errors import ConfigError
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*:/")  # fsspec's too: simplecache::s3://BUCKET
 # (protocol, password before the host; of http also a name alone); no port after a host, no ARN, no address of IPv6
 PASSWORD = re.compile(r"(.*?:/{1,2})(?!/|arn:)([^/@:\[]*:(?!\d{1,5}/).*|(?<=http://)[^/@]*|(?<=https://)[^/@]*)@")
+# The names of secrets hold one of these anywhere (but for tokenizer and author), or one of the short ones as a whole word.
+SECRET = (
+    r"passw|passphrase|secret|credential|bearer|(?:api|access|account|private).?key|token(?!i[sz])|auth(?!or(?!i[sz]))|"
+    r"(?<![a-z])(?:sig|signature|key|pw|pwd|pass|jwt)(?![a-z])"
+)
+QUERY = re.compile(rf"([?&#][^=&#]*(?:{SECRET})[^=&#]*=)[^&#]*", re.IGNORECASE)  # in a URL, with its name before it
 PASSWORD_HINTS = {
-    "logging.mlflow": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+    "logging.mlflow": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
     **dict.fromkeys(("s3", "s3a"), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"),
     **dict.fromkeys(("gs", "gcs"), "set GOOGLE_APPLICATION_CREDENTIALS to a file with them"),
 }
@@ -47,13 +53,12 @@ def is_url(path: object) -> bool:
 
 
 def check_no_password(url: object, field: str) -> None:
-    """Raise ConfigError, naming `field`, for a URL with a password or key, which would be stored and shown."""
+    """Raise ConfigError, naming `field`, for a URL with a password or key, before a host or in a query: it would be stored."""
     text = str(url).strip()
-    if is_url(text) and (match := PASSWORD.match(text)):
+    if (match := URL.match(text)) and (shown := PASSWORD.sub(r"\1...@", QUERY.sub(r"\1...", text))) != text:
         name = field.removeprefix("--")
-        *_, protocol = re.findall(r"(?:^|::)([^:]+):/", match[0].lower())  # the last: simplecache::s3://BUCKET
+        protocol = match[0].lower().removesuffix(":/").rpartition("::")[2]  # the last: simplecache::s3://BUCKET
         hint = PASSWORD_HINTS.get(name if name in PASSWORD_HINTS else protocol, "give the URL without it")
-        shown = f"{match.group(1)}...{text[match.end() - 1 :]}"
         raise ConfigError(field, shown, reason="must not hold a password or key, which would be stored and shown", hint=hint)
 
 
