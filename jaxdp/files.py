@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,14 +168,18 @@ def check_output(output: str | Path, overwrite: bool, field: str = "--output") -
     return path
 
 
-def write_atomically(path: Path, data: bytes | str, *, sync: bool = False) -> None:
-    """Replace a file: at every moment it holds either the old or the new content. Text is encoded as UTF-8.
+def write_atomically(path: Path, data: bytes | str | IO[bytes], *, sync: bool = False) -> None:
+    """Replace a file: at every moment it holds either the old or the new content.
 
-    sync: also flush the content to the disk. Raises OSError with the file's name.
+    data: the content, text to encode as UTF-8, or an open file, which is copied in parts. sync: also flush it to the disk.
+    Raises OSError with the file's name.
     """
     with _temporary(path) as temporary:
         with open(temporary, "xb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            if isinstance(data, (bytes, str)):
+                file.write(data.encode() if isinstance(data, str) else data)
+            else:
+                shutil.copyfileobj(data, file)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
