@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,14 @@ from jaxdp.errors import ConfigError
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*:/")  # fsspec's too: simplecache::s3://BUCKET
 # (protocol, password before the host; of http also a name alone); no port after a host, no ARN, no address of IPv6
 PASSWORD = re.compile(r"(.*?:/{1,2})(?!/|arn:)([^/@:\[]*:(?!\d{1,5}/).*|(?<=http://)[^/@]*|(?<=https://)[^/@]*)@")
+# The names of secrets hold one of these anywhere (but for tokenizer and author), or one of the short ones as a whole word.
+SECRET = (
+    r"passw|passphrase|secret|credential|bearer|(?:api|access|account|private).?key|token(?!i[sz])|auth(?!or(?!i[sz]))|"
+    r"(?<![a-z])(?:sig|signature|key|pw|pwd|pass|jwt)(?![a-z])"
+)
+QUERY = re.compile(rf"([?&#][^=&#]*(?:{SECRET})[^=&#]*=)[^&#]*", re.IGNORECASE)  # in a URL, with its name before it
 PASSWORD_HINTS = {
-    "logging.mlflow": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+    "logging.mlflow": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
     **dict.fromkeys(("s3", "s3a"), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"),
     **dict.fromkeys(("gs", "gcs"), "set GOOGLE_APPLICATION_CREDENTIALS to a file with them"),
 }
@@ -47,13 +54,12 @@ def is_url(path: object) -> bool:
 
 
 def check_no_password(url: object, field: str) -> None:
-    """Raise ConfigError, naming `field`, for a URL with a password or key, which would be stored and shown."""
+    """Raise ConfigError, naming `field`, for a URL with a password or key, before a host or in a query: it would be stored."""
     text = str(url).strip()
-    if is_url(text) and (match := PASSWORD.match(text)):
+    if (match := URL.match(text)) and (shown := PASSWORD.sub(r"\1...@", QUERY.sub(r"\1...", text))) != text:
         name = field.removeprefix("--")
-        *_, protocol = re.findall(r"(?:^|::)([^:]+):/", match[0].lower())  # the last: simplecache::s3://BUCKET
+        protocol = match[0].lower().removesuffix(":/").rpartition("::")[2]  # the last: simplecache::s3://BUCKET
         hint = PASSWORD_HINTS.get(name if name in PASSWORD_HINTS else protocol, "give the URL without it")
-        shown = f"{match.group(1)}...{text[match.end() - 1 :]}"
         raise ConfigError(field, shown, reason="must not hold a password or key, which would be stored and shown", hint=hint)
 
 
@@ -162,14 +168,18 @@ def check_output(output: str | Path, overwrite: bool, field: str = "--output") -
     return path
 
 
-def write_atomically(path: Path, data: bytes | str, *, sync: bool = False) -> None:
-    """Replace a file: at every moment it holds either the old or the new content. Text is encoded as UTF-8.
+def write_atomically(path: Path, data: bytes | str | IO[bytes], *, sync: bool = False) -> None:
+    """Replace a file: at every moment it holds either the old or the new content.
 
-    sync: also flush the content to the disk. Raises OSError with the file's name.
+    data: the content, text to encode as UTF-8, or an open file, which is copied in parts. sync: also flush it to the disk.
+    Raises OSError with the file's name.
     """
     with _temporary(path) as temporary:
         with open(temporary, "xb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            if isinstance(data, (bytes, str)):
+                file.write(data.encode() if isinstance(data, str) else data)
+            else:
+                shutil.copyfileobj(data, file)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

@@ -140,6 +140,9 @@ def test_write_output_goes_through_links_and_into_pipes(tmp_path):
         ("http://user:secret@host:9000/x", "http://...@host:9000/x"),
         ("https://secret@host/x", "https://...@host/x"),
         ("simplecache::s3://KEY:secret@bucket", "simplecache::s3://...@bucket"),
+        ("https://host/x?a=1&X-Amz-Signature=secret&b=2", "https://host/x?a=1&X-Amz-Signature=...&b=2"),
+        ("https://host/x?sig=secret", "https://host/x?sig=..."),
+        ("https://me:secret@host/?key=secret#token=secret", "https://...@host/?key=...#token=..."),
     ],
 )
 def test_a_url_with_a_password_is_refused_without_showing_it(url, shown):
@@ -158,7 +161,13 @@ def test_a_password_of_s3_is_refused_with_the_variables_of_aws(protocol):
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket/a:b@c", "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/name/a@b", "http://host:8080/a@b"]
+    "url",
+    [
+        "s3://bucket/a:b@c",
+        "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/name/a@b",
+        "http://host:8080/a@b",
+        "https://host/token=a/key?author=Jane&monkey=b&tokenizer=c",
+    ],
 )
 def test_a_url_without_a_password_is_accepted(url):
     check_no_password(url, "--workdir")

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -168,7 +168,7 @@ def render(record: dict[str, Any]) -> Iterator[Table | str]:
         yield "the loss did not diverge, so larger rates may be possible: raise --highest"
 
 
-def draw(record: dict[str, Any], path: str | Path) -> None:
+def draw(record: dict[str, Any], path: str | Path | IO[bytes]) -> None:
     """Plot the loss against the learning rate, with the suggestion."""
     from matplotlib.figure import Figure
 

@@ -1,6 +1,7 @@
 """`jaxdp bench`: measure this machine."""
 
 import dataclasses
+import io
 import json
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import Any, Literal
 from jaxdp.cli.options import ConfigFields, Switch
 from jaxdp.config import Config
 from jaxdp.errors import EXIT_FAILURE, ConfigError, one_of
+from jaxdp.files import check_output, write_output
 from jaxdp.flag_help import rows
 from jaxdp.flags import flag_value, parse
 from jaxdp.recipes import load_recipe
@@ -144,6 +146,7 @@ def run(arguments: list[str], program: str) -> None:
     _, kind, bench = BENCHES[name]
     recipe = load_recipe(flags, default=kind.config)
     options = parse(kind, flags, f"{program} {name}", default=kind(run=recipe.config))
+    check_output(_folder(options, name) / f"{name}.json", overwrite=True)  # before minutes of measuring
     with own_options():
         bench(options, flags)
 
@@ -278,22 +281,26 @@ def _folder(options: Options, name: str) -> Path:
 
 
 def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench: ModuleType) -> None:
-    """Write the JSON file of a benchmark and its plot, if it has one, and print its tables."""
+    """Print the tables of a benchmark, and write its JSON file and its plot, if it has one, even if printing fails."""
     from jaxdp.loggers.console import Screen
 
-    folder = _folder(options, name)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    written = [f"{name}.json"]
-    if hasattr(bench, "draw"):
-        bench.draw(record, folder / f"{name}.png")
-        written.append(f"{name}.png")
-    if options.json:
-        print(json.dumps(record, indent=1))
-        return
-    screen = Screen()
-    for part in [*bench.render(record), f"written to {folder}: {', '.join(written)}"]:
-        (screen.info if isinstance(part, str) else screen.table)(part)
+    folder, text, screen = _folder(options, name), json.dumps(record, indent=1), Screen()
+    try:
+        if options.json:
+            print(text)
+        for part in [] if options.json else bench.render(record):
+            (screen.info if isinstance(part, str) else screen.table)(part)
+            screen.info("")
+    finally:
+        write_output(folder / f"{name}.json", f"{text}\n".encode())
+        written = [f"{name}.json"]
+        if hasattr(bench, "draw"):
+            picture = io.BytesIO()
+            bench.draw(record, picture)
+            write_output(folder / f"{name}.png", picture.getvalue())
+            written.append(f"{name}.png")
+    if not options.json:
+        screen.info(f"written to {folder}: {', '.join(written)}")
         screen.info("")
 
 

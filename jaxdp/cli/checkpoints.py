@@ -24,8 +24,8 @@ class Checkpoints:
     workdir: str
     """Working directory of the run"""
     keep: str | None = None
-    """Names or samples of the checkpoints to keep, separated by commas: result, newest, best, 4096; all others are deleted
-    before the list is shown"""
+    """Names or samples of the checkpoints to keep, separated by commas: result, newest (or last), best, 4096; all others
+    are deleted before the list is shown"""
     json: Switch = False
     """Output as one JSON document: a list with an object per checkpoint"""
 
@@ -35,7 +35,8 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.inference.load_run import keep_checkpoints, list_checkpoints
 
     if options.keep is not None:
-        deleted = keep_checkpoints(options.workdir, options.keep.split(","))
+        names = [{"last": "newest"}.get(name.strip(), name.strip()) for name in options.keep.split(",")]
+        deleted = keep_checkpoints(options.workdir, names)
         print(f"deleted: {', '.join(map(str, reversed(deleted))) or 'none'}", file=sys.stderr)
     rows = list_checkpoints(options.workdir)
     if options.json:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from jaxdp.cloud.fast_reader import FastReader, new_gcs_store, new_s3_store
 from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.errors import ConfigError, StorageError, first_line
-from jaxdp.files import check_no_password, create_atomically, read_regular, write_atomically
+from jaxdp.files import check_no_password, create_atomically, open_regular, write_atomically
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0  # time-outs of one request
 CONNECTIONS = 256  # requests at a time: 5,000 a second of 50 ms each
@@ -229,15 +228,20 @@ class Location:
         return self._request(name, create, writes=True)
 
     def upload(self, file: Path, name: str) -> None:
-        """Write an object with the content of a local file. An interrupted upload leaves no object, or the previous one."""
+        """Write an object with the content of a local file of any size, in parts.
+
+        An interrupted upload leaves no object, or the previous one. Raises OSError if the file cannot be opened.
+        """
 
         def upload() -> None:
             if self._is_local:
-                write_atomically(self._local_path(name), read_regular(file, sys.maxsize))
+                source.seek(0)
+                write_atomically(self._local_path(name), source)
             else:
                 self.fs.put_file(str(file), f"{self.path}/{name}")
 
-        self._request(name, upload, writes=True)
+        with open_regular(file) as source:
+            self._request(name, upload, writes=True)
 
     def download(self, name: str, file: Path) -> None:
         """Write an object to a local file; a download that failed leaves a file that is incomplete."""

@@ -3,9 +3,11 @@
 Rank 0 decides what is uploaded, and each process uploads the part of a checkpoint that it has written.
 """
 
+import os
+import stat
+import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +28,12 @@ from jaxdp.cloud.patience import Patience
 from jaxdp.cloud.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import StorageError, TrainingError, first_line, plural
-from jaxdp.files import CHECKPOINTS, LOG, RESULT, read_regular
+from jaxdp.files import CHECKPOINTS, CONFIG, LARGEST, LOG, RESULT, read_regular
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts
 DRAIN_SECONDS = 600.0  # without any success, after which the end of a run no longer waits for uploads
 PROFILE = "profile"
+ESSENTIAL = (".", CONFIG, LOG, RESULT)  # what a run cannot be continued without: the directory and these files in it
 
 
 class Mirror:
@@ -56,7 +59,8 @@ class Mirror:
         self._pending: set[int] = set()
         self._rejected: tuple[int, str] | None = None  # (samples after which checkpoints are rejected, reason)
         self._manifests: dict[RemoteName, Manifest] = {}
-        self._files: dict[str, tuple[int, int]] = {}  # name -> bytes and checksum of the files as they were uploaded
+        self._files: dict[str, tuple[int, int, int]] = {}  # name -> inode, bytes and time of the files as they were uploaded
+        self._unreadable: dict[str, str] = {}  # name of a file or folder of the run directory -> why it cannot be read
         self._incomplete: list[RemoteName] = []  # checkpoints whose uploads have failed
         self._saves = 0
         self._lock, self._wake = threading.Lock(), threading.Event()
@@ -117,6 +121,9 @@ class Mirror:
             if self._failure and time.monotonic() - self._last_success > DRAIN_SECONDS:
                 break
         self.check()
+        if self._unreadable:
+            files = ", ".join(f"{name} ({reason})" for name, reason in self._unreadable.items())
+            self.info(f"not at {self.remote.location}, because it cannot be read in {self.workdir}: {files}")
         if self._thread.is_alive() or self._failure:
             self.lease.abandon()
             raise TrainingError(
@@ -178,6 +185,7 @@ class Mirror:
             pass  # `check` raises it where the run trains
         except Exception as error:
             self._failure = first_line(error)
+            self.info(f"uploads to {self.remote.location} have ended ({self._failure}); training continues")
         finally:
             self.group.broadcast_object("upload", None)
 
@@ -237,27 +245,40 @@ class Mirror:
         self._remove_expired()
 
     def _upload_files(self) -> None:
-        folders = [self.workdir, *(self.workdir / name for name in FOLDERS)]
-        files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
-        files += (self.workdir / PROFILE).rglob("*")
-        for file in sorted(files):
-            name = str(file.relative_to(self.workdir))
-            if file.is_file() and not file.name.startswith(".") and name != RESULT:
+        """Upload the files of the run directory that have changed; report what cannot be read, and go on without it."""
+        unreadable: dict[str, str] = {}
+
+        def leave_out(error: OSError, name: str) -> None:
+            if isinstance(error, (FileNotFoundError, NotADirectoryError)):  # removed meanwhile, or never there
+                return
+            if isinstance(error, StorageError) or name in ESSENTIAL:
+                raise error
+            unreadable[name] = error.strerror or first_line(error)
+            if name not in self._unreadable:
+                self.info(f"{self.workdir / name} cannot be read and is not uploaded ({unreadable[name]}); training continues")
+
+        for name in _run_files(self.workdir, leave_out):
+            try:
                 self._upload_file(name)
-        if (self.workdir / RESULT).exists():  # after the log that it summarizes
-            self._upload_file(RESULT)
+            except OSError as error:
+                leave_out(error, name)
+        self._unreadable = unreadable
 
     def _upload_file(self, name: str) -> None:
-        try:
-            content = read_regular(self.workdir / name)
-        except FileNotFoundError:
+        file = self.workdir / name
+        status = file.stat()
+        identity = status.st_ino, status.st_size, status.st_mtime_ns
+        if not stat.S_ISREG(status.st_mode) or self._files.get(name) == identity:
             return
-        identity = len(content), zlib.crc32(content)
-        if self._files.get(name) != identity:
+        if status.st_size > LARGEST:
+            self.lease.confirm()
+            self.remote.location.upload(file, name)
+        else:  # as one content, because the file may grow during the request
+            content = read_regular(file, sys.maxsize)
             self.lease.confirm()
             self.remote.location.write(name, content)
-            self.bytes_uploaded += len(content)
-            self._files[name] = identity
+        self.bytes_uploaded += status.st_size
+        self._files[name] = identity
 
     def _upload_checkpoint(self, samples: int) -> None:
         """Upload a checkpoint unless it no longer exists here. One of the same samples is removed afterwards."""
@@ -288,7 +309,7 @@ class Mirror:
             text = read_regular(path / MANIFEST)
             if parse_manifest(text, path) != manifest:
                 raise FileNotFoundError
-            log = read_regular(self.workdir / LOG)
+            log = read_regular(self.workdir / LOG, sys.maxsize)
             self.remote.location.write(name.path(LOG), log[: log.rfind(b"\n") + 1])
             self.lease.verify()
             self.remote.location.write(name.path(MANIFEST), text)
@@ -297,7 +318,7 @@ class Mirror:
             if path.exists():
                 self._add_pending(samples)
             return
-        except StorageError:
+        except OSError:
             self._incomplete.append(name)
             if path.exists():
                 with self._lock:
@@ -375,13 +396,26 @@ class MirrorFollower:
             self.group.all_gather_object("uploaded", upload_part(self.remote, name, path, group=self.group))
 
 
+def _run_files(workdir: Path, leave_out: Callable[[OSError, str], Any]) -> list[str]:
+    """Names of the files of a run directory that are uploaded; the result comes after the log that it summarizes.
+
+    leave_out: called with the error and the name of a folder that cannot be listed.
+    """
+    names: list[str] = []
+    for top in (".", *FOLDERS, PROFILE):
+        walk = os.walk(workdir / top, onerror=lambda error: leave_out(error, os.path.relpath(error.filename, workdir)))
+        for folder, _, files in walk:
+            names += [os.path.relpath(Path(folder, file), workdir) for file in files if not file.startswith(".")]
+            if top != PROFILE:
+                break
+    return sorted(names, key=lambda name: (name == RESULT, name))
+
+
 def upload_part(remote: RemoteRun, name: RemoteName, path: Path, *, group: ProcessGroup) -> str | None:
     """Upload the files of the checkpoint at `path` that this process has written; returns why that failed."""
     try:
         for file in state_files(path, group.rank, group.num_processes):
             remote.location.upload(path / file, name.path(file))
-    except StorageError as error:
-        return f"{error.filename}: {error.strerror}"
-    except OSError as error:
+    except Exception as error:  # any: rank 0 waits for the answer
         return first_line(error)
     return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from jaxdp.checkpoint.listing import named_checkpoints, read_manifests
-from jaxdp.files import CHECKPOINTS, CONFIG, PASSWORD, RESULT, open_regular, read_text, write_atomically
+from jaxdp.files import CHECKPOINTS, CONFIG, PASSWORD, RESULT, SECRET, open_regular, read_text, write_atomically
 from jaxdp.validation import flatten
 
 FOLDER = "trackers"  # in the run directory
@@ -23,8 +23,7 @@ LINES = 500  # records that are sent together
 NO_POINT = -1  # position before the first record
 LAST = 2  # of a run, added to the position of its last step: the point that shows the result
 ORIGIN = "origin.json"  # host, command and commit of the last session that trained
-SECRET = re.compile("passw|secret|token|credential|api.?key|auth|bearer", re.IGNORECASE)
-SECRET_VALUE = re.compile(rf"((?:{SECRET.pattern})[^\s:=]*[\s:=]).*", re.IGNORECASE | re.DOTALL)
+SECRET_VALUE = re.compile(rf"((?:{SECRET})[^\s:=]*[\s:=]).*", re.IGNORECASE | re.DOTALL)
 
 
 class Unavailable(Exception):
@@ -133,7 +132,8 @@ def command_line(words: Sequence[str]) -> str:
     """A command as one line, without passwords in URLs and what follows a name of a secret."""
     shown: list[str] = []
     for word in words:
-        after_secret = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1] and SECRET.search(shown[-1])
+        after_flag = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1]
+        after_secret = after_flag and re.search(SECRET, shown[-1], re.IGNORECASE)
         shown.append("..." if after_secret else PASSWORD.sub(r"\1...@", SECRET_VALUE.sub(r"\1...", word)))
     return shlex.join(shown)
 

@@ -35,6 +35,16 @@ def test_what_was_written_is_read_and_listed(location, tmp_path):
     assert location.sizes() == {"deep/er/b": 5}
 
 
+def test_a_local_file_that_cannot_be_read_is_no_error_of_the_storage(location, tmp_path):
+    with pytest.raises(OSError, match="local") as error:
+        location.upload(tmp_path / "local", "b")
+    assert not isinstance(error.value, StorageError)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="loop") as error:
+        location.upload(tmp_path / "loop", "b")
+    assert not isinstance(error.value, StorageError)
+
+
 def test_create_writes_once(location):
     assert location.create("x", b"first")
     assert not location.create("x", b"second")

@@ -1,5 +1,8 @@
+import errno
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +12,12 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.cloud import mirror as module
 from jaxdp.cloud.lease import Lease, newest_lease
 from jaxdp.cloud.location import Location, open_location
-from jaxdp.cloud.mirror import Mirror
-from jaxdp.cloud.remote_run import RemoteRun
+from jaxdp.cloud.mirror import Mirror, upload_part
+from jaxdp.cloud.remote_run import RemoteName, RemoteRun
 from jaxdp.config import Checkpoint
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import StorageError, TrainingError
+from jaxdp.files import read_regular
 from jaxdp.parallel.mesh import make_mesh
 
 
@@ -151,6 +155,100 @@ def test_an_outage_delays_uploads_and_nothing_else(runs, monkeypatch):
     assert delayed.startswith(f"uploads to {run.location.url} are delayed (")
     assert delayed.endswith("connection refused); training continues")
     assert again.startswith(f"uploads to {run.location.url} continue after ")
+
+
+def test_a_file_that_cannot_be_read_is_named_and_everything_else_is_uploaded(runs, monkeypatch):
+    def read(path, *most):
+        if Path(path).name == "damaged":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_regular(path, *most)
+
+    monkeypatch.setattr(module, "read_regular", read)
+    run = runs()
+    (run.workdir / "damaged").write_bytes(b"x")
+    (run.workdir / "profile").mkdir()
+    (run.workdir / "profile/loop").symlink_to("loop")
+    (run.workdir / "training.png").write_bytes(b"picture")
+    run.begin().save(10)
+    run.close()
+    assert run.uploaded() == [10]
+    assert set(run.location.top_sizes()) == {"config.json", "metrics.jsonl", "training.png"}
+    told = [line for line in run.messages if "damaged" in line]
+    assert len(told) == 2  # when it is found, and at the end, however often the files were compared
+    assert told[0].startswith(f"{run.workdir}/damaged cannot be read and is not uploaded (Input/output error)")
+    assert told[1].startswith(f"not at {run.location.url}, ")
+    assert "damaged (Input/output error), profile/loop (Too many levels of symbolic links)" in told[1]
+
+
+def test_a_run_without_its_log_at_the_url_is_not_complete(runs, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.05)
+    run = runs()
+    (run.workdir / "metrics.jsonl").unlink()
+    (run.workdir / "metrics.jsonl").symlink_to("metrics.jsonl")
+    run.begin()
+    with pytest.raises(TrainingError, match=r"not everything was uploaded .*metrics.jsonl: Too many levels"):
+        run.close()
+
+
+def test_a_checkpoint_whose_local_files_fail_for_a_while_is_uploaded_later(runs, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.05)
+    run, failures = runs(), [OSError(errno.EIO, os.strerror(errno.EIO), "manifest.json")]
+
+    def read(path, *most):
+        if Path(path).name == "manifest.json" and failures:
+            raise failures.pop()
+        return read_regular(path, *most)
+
+    monkeypatch.setattr(module, "read_regular", read)
+    run.begin().save(10)
+    eventually(lambda: run.uploaded() == [10])
+    assert not failures
+
+
+def test_only_files_that_changed_are_read(runs, monkeypatch):
+    run, read = runs(), []
+    monkeypatch.setattr(module, "read_regular", lambda path, *most: read.append(path.name) or read_regular(path, *most))
+    run.mirror.info = run.messages.append
+    for _ in range(3):
+        run.mirror._upload_files()
+    assert read == ["config.json", "metrics.jsonl"]
+    with open(run.workdir / "metrics.jsonl", "a") as log:
+        log.write("more")
+    run.mirror._upload_files()
+    assert read == ["config.json", "metrics.jsonl", "metrics.jsonl"]
+    assert run.location.read("metrics.jsonl") == b'{"samples": 1}\nmore'
+
+
+def test_a_file_larger_than_what_is_read_at_once_is_uploaded_in_parts(runs, monkeypatch):
+    run, uploads = runs(), []
+    (run.workdir / "profile").mkdir()
+    with open(run.workdir / "profile/trace", "wb") as file:
+        file.truncate(2**30 + 1)
+    monkeypatch.setattr(Location, "upload", lambda self, file, name: uploads.append((file, name)))
+    run.mirror.info = run.messages.append
+    run.mirror._upload_files()
+    assert uploads == [(run.workdir / "profile/trace", "profile/trace")]
+    assert run.messages == []
+
+
+def test_the_end_of_uploads_is_told_at_once(runs, monkeypatch):
+    def fail(self):
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(Mirror, "_compare", fail)
+    run = runs().begin()
+    eventually(lambda: run.messages)
+    assert run.messages[0].startswith(f"uploads to {run.location.url} have ended (unexpected)")
+    with pytest.raises(TrainingError, match=r"not everything was uploaded .*\(unexpected\)"):
+        run.close()
+
+
+def test_a_part_that_fails_for_any_reason_answers(runs, monkeypatch, tmp_path):
+    def fail(*_):
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(module, "state_files", fail)
+    assert upload_part(runs().remote, RemoteName(10, 1, 1), tmp_path, group=ProcessGroup()) == "unexpected"
 
 
 def test_an_end_without_uploads_raises_and_says_where_the_rest_is(runs, monkeypatch):

@@ -69,7 +69,7 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
     with pytest.raises(ConfigError, match="--keep='57': checkpoint not found"):
         keep_checkpoints(tmp_path, ["newest", "57"])
     assert len(list_checkpoints(tmp_path)) == 4
-    main.main(["checkpoints", "--workdir", str(tmp_path), "--keep", "best,newest,56"])
+    main.main(["checkpoints", "--workdir", str(tmp_path), "--keep", "best, last,56"])
     kept = sorted({56, best.samples, 160})
     assert [(row["samples"], row["error"]) for row in list_checkpoints(tmp_path)] == [(samples, None) for samples in kept]
     assert jaxdp.train(config, tmp_path) == result  # finished, and not confused by what is missing

@@ -120,11 +120,41 @@ def test_the_origin_of_a_run_is_stored(tmp_path):
         (["--header=X-Api-Key hidden"], ["--header=X-Api-Key ..."]),
         (['{"a": 1, "token": "hidden"}'], ['{"a": 1, "token":...']),
         (["https://host/?a=1&token=hidden"], ["https://host/?a=1&token=..."]),
-        (["/home/author/runs/tokens"], ["/home/author/runs/tokens"]),
+        (["--hf-tokens", "hidden"], ["--hf-tokens", "..."]),
+        (["--accessToken=hidden"], ["--accessToken=..."]),
+        (["--oauth2", "hidden"], ["--oauth2", "..."]),
+        (["--authorization", "hidden"], ["--authorization", "..."]),
+        (["--key", "hidden"], ["--key", "..."]),
+        (["--pw", "hidden"], ["--pw", "..."]),
+        (["-pwd=hidden"], ["-pwd=..."]),
+        (["--db.passphrase", "hidden"], ["--db.passphrase", "..."]),
+        (["SSH_KEY=hidden"], ["SSH_KEY=..."]),
+        (["AWSAccessKeyId=hidden"], ["AWSAccessKeyId=..."]),
+        (["https://host/?X-Amz-Signature=hidden&a=1"], ["https://host/?X-Amz-Signature=..."]),
+        (["https://host/?a=1&sig=hidden"], ["https://host/?a=1&sig=..."]),
     ],
 )
 def test_a_command_is_stored_without_its_secrets(words, shown):
     assert shlex.split(command_line(["tool", *words, "--epochs", "5"])) == ["tool", *shown, "--epochs", "5"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["/home/author/runs/tokens"],
+        ["--author", "Jane"],
+        ["--co-authors=Jane"],
+        ["--data.tokenizer", "x"],
+        ["--data.tokenizer=x"],
+        ["--keyboard", "x"],
+        ["--monkey=x"],
+        ["--sigma", "0.5"],
+        ["--passes=2"],
+        ["s3://bucket/key/pass/run"],
+    ],
+)
+def test_a_command_is_stored_with_what_is_no_secret(words):
+    assert shlex.split(command_line(["tool", *words, "--epochs", "5"])) == ["tool", *words, "--epochs", "5"]
 
 
 def test_the_commit_is_that_of_the_current_directory(tmp_path, monkeypatch):
