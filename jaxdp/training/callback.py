@@ -116,8 +116,8 @@ class Callbacks:
         run has failed already."""
         errors, cause = [], ""
         if run.error is not None:  # the others have not been told of it yet
-            failure = Failure.of(run.error)
-            cause = f" after: {failure.reason} {failure.place}".rstrip()
+            reported = Failure.of(run.error)
+            cause = f" after: {reported.reason} {reported.place}".rstrip()
         while self.started:
             callback = self.started.pop()
             try:
