@@ -31,7 +31,7 @@ class Options:
     config: str = "digits"
     """Recipe that is measured, with the batch of its first phase"""
     output: str | None = None
-    """Directory for the record as JSON and, of lr, its plot as PNG (None: bench/BENCHMARK)"""
+    """Directory for the record as JSON and its plot, if it has one, as PNG (None: bench/BENCHMARK)"""
     json: Switch = False
     """Output as one JSON document on stdout"""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from jaxdp.cli.options import CheckpointName, Switch
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, printable
 from jaxdp.files import check_output, write_output
 from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
@@ -66,11 +66,11 @@ def run(arguments: list[str], program: str) -> None:
         document = [summary | more for summary, more in zip(summaries, metrics, strict=True)]
         print(json.dumps(document, indent=2), flush=True)
     else:
-        lines = [as_text(summary | {"name": summary["workdir"]}) for summary in summaries]
+        lines = [as_text(summary | {"name": printable(summary["workdir"], 4096)}) for summary in summaries]
         print("\n".join(lines), file=sys.stderr if options.csv == STDOUT else sys.stdout, flush=True)
     if options.csv is not None:
         table = metrics_csv({run.label: run.records for run in runs})
-        data = table.encode("utf-8", "backslashreplace")  # a name of a directory may not be Unicode
+        data = table.encode("utf-8", "backslashreplace")  # a name that a callback has logged may not be Unicode
         if file is None:
             print(data.decode(), end="", flush=True)
         else:
@@ -82,7 +82,7 @@ def run(arguments: list[str], program: str) -> None:
         page = write_page(
             runs, options.output, evaluate=options.evaluate, checkpoint=options.checkpoint, info=Screen(sys.stderr).info
         )
-        print(f"page: {page}", file=sys.stderr if options.json or options.csv == STDOUT else sys.stdout)
+        print(f"page: {printable(page, 4096)}", file=sys.stderr if options.json or options.csv == STDOUT else sys.stdout)
 
 
 def _csv_file(name: str | None, overwrite: bool, *, is_json: bool) -> Path | None:

@@ -14,7 +14,9 @@ from jaxdp.loggers.smoothing import moving_average, window
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLUE, ORANGE = "#0072B2", "#D55E00"  # distinguishable for color-blind readers (Okabe & Ito)
+# Colors of Okabe & Ito, distinguishable by the color-blind.
+BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
+COLORS, GRAY = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK), "#BBBBBB"
 LOSS_LABEL = "loss (cross-entropy)"
 
 

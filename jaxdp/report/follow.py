@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxdp.errors import ConfigError, first_line, printable
+from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import CONFIG
 from jaxdp.records import EVENTS, LOG
 from jaxdp.report import page, plots
@@ -78,8 +78,8 @@ class Board:
     """The page of the runs in some directories. All methods may be called by many threads."""
 
     def __init__(self, workdirs: Sequence[str | Path]) -> None:
-        names = [printable(label) for label in labels_of(workdirs)]
-        self.runs = [WatchedRun(Path(os.path.abspath(path)), name) for path, name in zip(workdirs, names, strict=True)]
+        labels = labels_of(workdirs)
+        self.runs = [WatchedRun(Path(os.path.abspath(path)), label) for path, label in zip(workdirs, labels, strict=True)]
         self._lock = threading.Lock()
         self._page = ""
         self._next_look = self._next_drawing = float("-inf")

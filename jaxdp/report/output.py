@@ -12,7 +12,7 @@ from pathlib import Path
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
 from jaxdp.choices import SOURCES
 from jaxdp.config import Mesh
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
 from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
 from jaxdp.report.page import page
@@ -89,7 +89,7 @@ def write_page(
     seen = [Seen(run.label, run) for run in runs]
     foot = f"Written by jaxdp report on {time.strftime('%Y-%m-%d at %H:%M:%S')}."
     html = page(seen, pictures, _inline, confusions=confusions, head=GENERATOR, foot=foot)
-    files = {PAGE: html.encode()} | files
+    files = {PAGE: html.encode("utf-8", "backslashreplace")} | files  # whatever the run's files hold
     _check_no_foreign_files(folder, files)
     _replace_files(folder, files)
     return folder / PAGE
@@ -140,9 +140,10 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
         given = datasets if is_given else None
         metrics, counts, names = confusion_matrix(config, run.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
-        return f"missing: {first_line(error)}"
+        return f"missing: {printable(first_line(error), 4096)}"
     caption = f"{metrics['checkpoint']}, epoch {metrics['epoch']:.2f}: {100 * metrics['eval_accuracy']:.2f} % of "
-    return Confusion(counts, names, caption + f"{metrics['eval_examples']} held-out images")
+    caption += f"{metrics['eval_examples']} held-out images"
+    return Confusion(counts, [printable(name, 4096) for name in names], printable(caption, 4096))
 
 
 def _replace_files(folder: Path, files: dict[str, bytes]) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 
-from jaxdp.errors import plural
+from jaxdp.errors import plural, printable
 from jaxdp.report.confusion import Confusion
 from jaxdp.report.plots import MAX_LOGGED, Picture, line_styles, logged_names
-from jaxdp.report.progress import Seen, card, cards_html, messages_html
+from jaxdp.report.progress import Seen, card, cards_html, messages_html, text_html
 from jaxdp.report.tables import (
     classes_table,
     curves_note,
@@ -91,8 +91,8 @@ def _left_out(names: Sequence[str]) -> str:
     """A sentence on values that have no plot."""
     if not names:
         return ""
-    number = plural(len(names), "more value")
-    return f"<p>{number} without a plot, from {escape(names[0])} on: <code>jaxdp report --csv FILE</code></p>"
+    number, first = plural(len(names), "more value"), escape(printable(names[0]))
+    return f"<p>{number} without a plot, from {first} on: <code><span>jaxdp report --csv FILE</span></code></p>"
 
 
 def _figure(picture: Picture, source: str) -> str:
@@ -105,7 +105,7 @@ def _classes(number: int, evaluated: tuple[Seen, Confusion | str], figures: Call
     run, confusion = evaluated
     heading = f"<h3>{escape(run.label)}</h3>"
     if isinstance(confusion, str):
-        return f"{heading}<p>Accuracy by class and confusion matrix {escape(confusion)}.</p>"
+        return f"{heading}<p>Accuracy by class and confusion matrix {text_html(confusion)}.</p>"
     return (
         f"{heading}<p>{escape(confusion.caption)}.</p>{figures(f'classes-{number}')}{classes_table(confusion)}"
         f'<p class="quiet">Next to this page, classes-{number}.csv lists all classes, and confusions-{number}.csv all pairs of '

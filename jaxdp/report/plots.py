@@ -21,17 +21,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from jaxdp.config_words import HELD_OUT_LABELS
-from jaxdp.errors import ConfigError
-from jaxdp.loggers.plot import LOSS_LABEL, setting_steps, use_log_scale
+from jaxdp.errors import ConfigError, printable
+from jaxdp.loggers.plot import BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, YELLOW, setting_steps, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window
 from jaxdp.records import RECORD_FIELDS
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
 from jaxdp.report.run_history import PARTS, History, values
 
-# Colors of Okabe & Ito, distinguishable by the color-blind; runs also differ in their dashes.
-BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
-COLORS = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK)
-DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # runs differ in color and dashes
 MAX_RUNS = len(COLORS) * len(DASHES)  # 7 and 4 are coprime: `cycle` of both gives every pair once
 PART_STYLES = {  # color and hatch
     "input": (YELLOW, "//"),
@@ -39,7 +36,7 @@ PART_STYLES = {  # color and hatch
     "evaluation": (GREEN, "\\\\"),
     "saving": (PURPLE, "xx"),
     "compilation": (SKY, ".."),
-    "rest": ("#BBBBBB", ""),
+    "rest": (GRAY, ""),
 }
 WIDTH, HEIGHT, DPI = 5.2, 3.1, 160  # of a panel, in inches; readable on 400 px
 WIDE_SPREAD = 10.0  # ratio of the largest to the smallest value that one linear axis cannot show
@@ -170,9 +167,9 @@ def value_figure(runs: list[History], name: str) -> Plot:
 
     Settings of very different runs are drawn on a log scale.
     """
-    title, unit = SETTINGS.get(name, (_short_label(name), ""))
+    title, unit = SETTINGS.get(name, (_short_label(printable(name)), ""))
     figure, curves = Plot(title), list[list[float]]()
-    axes, words = figure.panel, title.lower() if name in SETTINGS else name
+    axes, words = figure.panel, title.lower() if name in SETTINGS else printable(name)
     for run, style in line_styles(runs):
         records = [record for record in run.records if _is_drawable(record.get(name))]
         xs, ys, line = values(records, "epoch"), values(records, name), style | {"linewidth": 1.6}
@@ -368,5 +365,5 @@ def _short_label(label: str, most: int = 40) -> str:
 
 
 def _short_class(name: str) -> str:
-    """The start of a long class name."""
-    return name if len(name) <= 18 else name[:17] + "…"
+    """The start and the end of a long class name: many names of a data set begin alike."""
+    return name if len(name) <= 18 else f"{name[:8]}…{name[-9:]}"

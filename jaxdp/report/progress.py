@@ -1,6 +1,7 @@
 """What the page says about the progress of each run: a card, and its last messages."""
 
 import dataclasses
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ def _how_to_continue(history: History) -> str:
     own_parts = _names_own_parts(history.config) or history.has_callbacks  # which config.json does not have
     if is_url(history.workdir) or own_parts:
         return f"To continue {saved}, repeat its command."
-    directory = printable(history.workdir, 4096)
+    directory = printable(os.path.abspath(history.workdir), 4096)
     words = ["jaxdp", "train", "--config", f"{directory}/{CONFIG}", "--workdir", directory]
     command = " ".join(f"<span>{escape(shlex.quote(word))}</span>" for word in words)  # each word breaks as a whole
     return f"To continue {saved}, repeat its command, or: <code>{command}</code>"
@@ -154,12 +155,17 @@ def _swatch(style: dict[str, Any] | None) -> str:
     return f'<svg class="swatch" viewBox="0 0 34 10" aria-hidden="true">{line}</svg> '
 
 
+def text_html(text: str) -> str:
+    """Text as HTML, whose flags do not break at their hyphens."""
+    return re.sub(r"(?<![\w-])--\w[\w.-]*\b", r"<code><span>\g<0></span></code>", escape(text))
+
+
 def cards_html(cards: Sequence[Card], styles: dict[str, dict[str, Any]]) -> str:
     """A card for each run. styles: of the runs' lines in the figures, by label."""
     articles = []
     for number, one in enumerate(cards, 1):
         parts = [f'<h3 id="run-{number}">{_swatch(styles.get(one.run.label))}{escape(one.run.label)}</h3>']
-        parts.append(f'<p class="status">{escape(printable_lines(one.status))}</p>')
+        parts.append(f'<p class="status">{text_html(printable_lines(one.status))}</p>')
         if one.hint:
             parts.append(f"<p>{one.hint}</p>")
         if one.percent is not None and one.kind != "finished":
@@ -201,6 +207,6 @@ def messages_html(runs: Sequence[Seen]) -> str:
 def _message_html(event: dict[str, Any], times: int) -> str:
     seconds = event.get("wall_seconds")
     after = "" if seconds is None else f'<span class="quiet">after {format_duration(min(seconds, 1e9))}:</span> '
-    text = escape(printable_lines(event["text"][:MAX_CHARACTERS]))
+    text = text_html(printable_lines(event["text"][:MAX_CHARACTERS]))
     repeated = f' <span class="quiet">({times} times)</span>' if times > 1 else ""
     return f"<li>{after}{text}{repeated}</li>"

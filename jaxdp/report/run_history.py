@@ -12,7 +12,7 @@ from typing import Any
 from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, Storage
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, printable
 from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, expand_user, is_url
 from jaxdp.records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, read_events, scan_log, without_nan
 from jaxdp.setup.run_dir import in_use, read_result, read_result_text, run_config
@@ -174,7 +174,7 @@ def _read_result(path: Path, workdir: str, *, needed: bool) -> TrainResult | Non
     except ConfigError as error:
         if needed:
             raise
-        print(f"jaxdp: {workdir}: {error.reason}; the run is shown without it", file=sys.stderr, flush=True)
+        print(f"jaxdp: {printable(workdir, 4096)}: {error.reason}; the run is shown without it", file=sys.stderr, flush=True)
         return None
 
 
@@ -226,10 +226,13 @@ def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
 
 
 def labels_of(workdirs: Sequence[str | os.PathLike]) -> list[str]:
-    """Labels of several runs: the names of their directories, or the paths if names occur twice. Raises as `check_workdirs`."""
+    """Printable labels of several runs: the names of their directories, or the paths if names occur twice.
+
+    Raises as `check_workdirs`.
+    """
     check_workdirs(workdirs)
-    names = [Path(os.path.realpath(workdir)).name for workdir in workdirs]
-    return names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
+    names = [printable(Path(os.path.realpath(workdir)).name) for workdir in workdirs]
+    return names if len(set(names)) == len(names) else [printable(workdir, 4096) for workdir in workdirs]
 
 
 def check_workdirs(workdirs: Sequence[str | os.PathLike]) -> None:

@@ -125,7 +125,7 @@ def results_table(runs: list[History]) -> str:
     rows = [[run.label, *row] for run, row in zip(runs, cells, strict=True)]
     bold = {(y, x) for y, row in enumerate(cells) for x, cell in enumerate(row, 1) if cell == best[x - 1]}
     note = '<p class="quiet">Bold: best accuracy and loss of these runs.</p>' if bold else ""
-    return f'<div class="results">{_table(["run", *(column.title for column in columns)], rows, bold)}</div>{note}'
+    return f'<div class="stacked results">{_table(["run", *(column.title for column in columns)], rows, bold)}</div>{note}'
 
 
 def remarks(runs: list[History]) -> list[str]:
@@ -197,9 +197,9 @@ def classes_table(confusion: Confusion) -> str:
         more = f" and {len(names) - MAX_TIED} more" if len(names) > MAX_TIED else ""
         other = f"{', '.join(names[:MAX_TIED])}{more} ({row['images_confused']})" if names else MISSING
         rows.append([row["name"], f"{100 * row['accuracy']:.2f} %", f"{row['correct']} of {row['images']}", other])
-    if confusion.fits_matrix:
-        return _table(header, rows)
-    return f"<p>The worst {MAX_LIST_ROWS} of {len(rows)} classes:</p>{_table(header, rows[:MAX_LIST_ROWS])}"
+    first = "" if confusion.fits_matrix else f"<p>The worst {MAX_LIST_ROWS} of {len(rows)} classes:</p>"
+    shown = rows if confusion.fits_matrix else rows[:MAX_LIST_ROWS]
+    return f'{first}<div class="stacked classes">{_table(header, shown)}</div>'
 
 
 def differences_table(runs: list[History]) -> str:

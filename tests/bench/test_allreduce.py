@@ -5,6 +5,7 @@ import json
 import jax.numpy as jnp
 import pytest
 from helpers.strategies import set_stages, without_device_three
+from matplotlib.figure import Figure
 
 from jaxdp.analysis.cost_model import Network, allreduce_seconds, cost_terms
 from jaxdp.bench import allreduce as bench_allreduce
@@ -49,6 +50,7 @@ def test_command_with_wrong_sums_names_them_and_exits_with_1(wrong_torus, tiny_r
     out = " ".join(capsys.readouterr().out.split())
     assert "WRONG SUMS: torus, float32, 4,096 B: 3 of 3 calls; torus, full gradient: 3 of 3 calls." in out
     record = json.loads((tmp_path / "allreduce.json").read_text())
+    assert (tmp_path / "allreduce.png").read_bytes().startswith(b"\x89PNG")
     assert record["wrong_sums"] == ["torus"]
     assert record["recommended"] != "torus"
     assert {row["strategy"]: row["wrong_calls"] for row in record["rows"]} == {
@@ -78,3 +80,19 @@ def test_run_measures_every_strategy_and_message(tiny):
     json.dumps(record)
     assert set(record["updates"]) == {"torus, replicated update", "torus, sharded update"}
     assert len(list(bench_allreduce.render(record))) == 6
+
+
+def test_plot_has_the_medians_of_every_strategy_and_dtype(tmp_path, monkeypatch):
+    seconds = {("psum", "float32"): (0.001, 0.5), ("ring", "float32"): (0.002, 0.4), ("psum", "bfloat16"): (0.003, 0.3)}
+    rows = [
+        {"strategy": name, "dtype": dtype, "bytes": size, "seconds": each, "fastest": each / 2, "slowest": each * 2}
+        for (name, dtype), times in seconds.items()
+        for size, each in zip((1024, 2**20), times, strict=True)
+    ]
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure))
+    bench_allreduce.draw({"mesh": [2, 2], "virtual": True, "rows": rows}, tmp_path / "allreduce.png")
+    drawn = [
+        {line.get_label(): list(line.get_ydata()) for line in axes.lines if len(line.get_xdata())} for axes in figures[0].axes
+    ]
+    assert drawn == [{"psum": [1, 500], "ring": [2, 400]}, {"psum": [3, 300]}]

@@ -1,6 +1,7 @@
 """`jaxdp report` as a command."""
 
 import json
+import os
 import re
 
 import pytest
@@ -18,6 +19,20 @@ def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys, mon
     main.main(["report", str(first), str(second), "--json", "--output", str(tmp_path / "page"), "--no-evaluate"])
     assert [summary["name"] for summary in json.loads(capsys.readouterr().out)] == ["imagenet_mlperf_8192", "digits"]
     assert (tmp_path / "page/report.html").exists()
+
+
+def test_report_of_runs_with_unprintable_names_writes_the_page_and_escapes_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, file, format: file.write(b"picture"))
+    run = write_run(tmp_path / os.fsdecode(b"x\xff\x1b[31m\n"))
+    (write_run(tmp_path / "other") / "result.json").write_text("damaged")
+    main.main(["report", str(run), str(tmp_path / "other"), "--output", str(tmp_path / "page\x1b"), "--no-evaluate"])
+    shown = r"x\udcff\x1b[31m\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{tmp_path}/{shown}: ")
+    assert len(lines) == 3
+    assert "\x1b" not in "".join(lines)
+    page = (tmp_path / "page\x1b/report.html").read_text()
+    assert f"<h1>{shown}, other</h1>" in page
 
 
 @pytest.mark.parametrize(

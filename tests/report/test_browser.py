@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from helpers.browser import Browser
 from helpers.processes import CACHE_EVERYTHING, ROOT, TINY
@@ -16,7 +17,8 @@ from helpers.watch import append, serving, training_record
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.loggers.events import EventLog
 from jaxdp.records import read_log
-from jaxdp.report import follow, page
+from jaxdp.report import follow, output, page
+from jaxdp.report.confusion import Confusion
 from jaxdp.setup import run_dir
 
 pytestmark = pytest.mark.slow
@@ -146,11 +148,11 @@ CONTRAST = """
 
 
 OUTSIDE = """
-[...document.querySelectorAll("#section-2 td, img")].filter(element => {
+[...document.querySelectorAll(".stacked td, img")].filter(element => {
   const box = element.getBoundingClientRect();
   return box.width && (box.left < 0 || box.right > innerWidth);
 }).map(element => element.textContent || element.alt)
-"""  # cells of the results and pictures that can only be seen by scrolling sideways
+"""  # cells of the results and classes, and pictures, that can only be seen by scrolling sideways
 
 
 def test_page_fits_phones_and_is_readable_in_light_and_dark(browse, runs, tmp_path):
@@ -167,6 +169,18 @@ def test_page_fits_phones_and_is_readable_in_light_and_dark(browse, runs, tmp_pa
                     browser.media(prefers_color_scheme=scheme)
                     assert browser.evaluate(CONTRAST) >= 4.5
                 assert browser.evaluate("document.getAnimations().length") == 0
+
+
+@pytest.mark.parametrize("width", [PHONE, 420, 1000, 1600])
+def test_page_with_long_names_of_classes_fits(browse, tmp_path, monkeypatch, width):
+    names = [f"common_{'beginning_' * 8}{number}" if number % 2 else f"pictures of the bird {number}" for number in range(25)]
+    confusion = Confusion(np.eye(25, dtype=np.int64) * 4 + np.roll(np.eye(25, dtype=np.int64), 1), names, "a checkpoint")
+    monkeypatch.setattr(output, "_evaluate", lambda *_: confusion)
+    written = output.write(write_run(tmp_path / "run"), tmp_path / "page")
+    with browse(written.as_uri(), width=width, height=800) as browser:
+        assert browser.evaluate("document.querySelectorAll('.classes td').length") == 75
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate(OUTSIDE) == []
 
 
 def test_page_says_when_the_server_has_ended_and_goes_on_when_it_is_back(browse, runs):

@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -91,9 +92,10 @@ def test_run_that_is_killed_or_silent_says_when_it_last_wrote(tmp_path, old):
         assert status(run) == "training, last log line 16 minutes ago"
 
 
-def test_killed_run_stands_out_and_gives_the_command_that_continues_it(tmp_path):
+def test_killed_run_stands_out_and_gives_the_command_that_continues_it_from_any_directory(tmp_path, monkeypatch):
     path = write_run(tmp_path / "my run")
-    found = card(WatchedRun(path, "run"))
+    monkeypatch.chdir(tmp_path)
+    found = card(WatchedRun(Path("my run"), "run"))
     assert (found.kind, found.facts["epoch"]) == ("killed", "7.00 of 7")  # the last step is beyond the end
     text = html.unescape(re.sub("<.*?>", "", found.hint))
     assert text.endswith(f"jaxdp train --config '{path}/config.json' --workdir '{path}'")

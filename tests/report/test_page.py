@@ -20,7 +20,9 @@ from helpers.saved_run import save_run
 from jaxdp import models, train
 from jaxdp.config import Data, Phase
 from jaxdp.errors import ConfigError
+from jaxdp.inference import evaluate as evaluation
 from jaxdp.inference.evaluate import evaluate
+from jaxdp.loggers.events import EventLog
 from jaxdp.report import plots, write
 from jaxdp.report.confusion import Confusion
 from jaxdp.report.run_history import PARTS, read, read_all
@@ -140,6 +142,29 @@ def test_figures_show_names_with_dollars_and_missing_glyphs_without_warnings(tmp
         pictures = plots.draw(runs, [confusion])
     assert all(picture.png.startswith(b"\x89PNG") for picture in pictures.values())
     assert len(pictures) == 2
+
+
+def test_names_of_classes_and_of_values_that_are_not_unicode_are_escaped(tmp_path, monkeypatch):
+    run, counts, figures = write_run(tmp_path / "run"), np.array([[3, 1], [0, 4]]), plots._figures
+    write_log(run, [{"epoch": 1.0, "eval_accuracy": 0.5, "recall\udcff": 0.5}])
+    metrics = {"checkpoint": "x\udcff/1", "epoch": 1.0, "eval_accuracy": 0.875, "eval_examples": 8}
+    monkeypatch.setattr(evaluation, "confusion_matrix", lambda *_, **__: (metrics, counts, ["a\udcff", "b\x1b"]))
+    monkeypatch.setattr(plots, "_figures", lambda *given: [found for found in figures(*given) if found[0][-2:] == "-1"])
+    text = write([run]).read_text()
+    assert r"<th>a\udcff</th>" in text
+    assert r'alt="recall\udcff"' in text
+    assert "\x1b" not in text
+    assert (run / "report/classes-1.csv").read_text().splitlines()[1] == r"a\udcff,4,3,0.75,b\x1b,1"
+
+
+def test_flags_in_the_texts_of_a_page_do_not_break(no_drawing, tmp_path):
+    run = write_run(tmp_path)
+    log = EventLog(run)
+    log.write("message", "<slow>: raise --data.read-ahead, see a--b")
+    log.close()
+    text = write([run], evaluate=False).read_text()
+    assert "&lt;slow&gt;: raise <code><span>--data.read-ahead</span></code>, see a--b" in text
+    assert "confusion matrix skipped: <code><span>--no-evaluate</span></code>." in text
 
 
 def test_write_on_a_full_disk_keeps_the_earlier_report(no_drawing, tmp_path, monkeypatch):

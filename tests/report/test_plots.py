@@ -13,6 +13,7 @@ from PIL import Image
 
 from jaxdp.config import Phase
 from jaxdp.report import plots
+from jaxdp.report.confusion import Confusion
 from jaxdp.report.run_history import read, read_all
 
 
@@ -97,6 +98,15 @@ def test_values_of_callbacks_that_matplotlib_cannot_draw_are_left_out(tmp_path, 
     assert list(line.get_ydata()) == drawn
     figure.savefig(io.BytesIO(), format="png")
     assert len(circles(plots.layer(figure))) == len(drawn)
+
+
+def test_long_names_of_classes_that_begin_alike_have_different_labels():
+    names = [f"photographs_of_the_species_number_{number}" for number in range(3)]
+    axes = plots.confusion_figure(Confusion(np.eye(3, dtype=np.int64), names, "a checkpoint")).panel
+    for ticks in (axes.get_xticklabels(), axes.get_yticklabels()):
+        texts = [tick.get_text() for tick in ticks]
+        assert len(set(texts)) == 3
+        assert all(text.startswith("photo") and text.endswith(name[-8:]) for text, name in zip(texts, names, strict=True))
 
 
 def circles(layer: str) -> list[tuple[int, int, str]]:
