@@ -6,6 +6,7 @@ tables in `choices.py` and `schedules.py`. The fields that only some choices rea
 their section inherits; the tables at the end of the sections name the record of each choice.
 """
 
+import inspect
 import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -64,6 +65,11 @@ class Section:
     """A group of fields of the config."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, revalidate_instances="always")
+
+    def __init_subclass__(cls) -> None:
+        names = [name for part in cls.__mro__ for name in inspect.get_annotations(part)]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise TypeError(f"{cls.__name__} has two fields {twice[0]}, one of which would hide the other: rename one")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:

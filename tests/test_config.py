@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxdp.config import Config, Data, Phase
+from jaxdp.config import Adam, Config, Data, EveryOptimizer, Phase
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config, scale_schedule
 from jaxdp.validation import TABLES, changes, from_dict, from_json, to_json, validate
@@ -50,6 +50,15 @@ def test_from_json_with_an_invalid_value_raises_one_line_with_field_value_and_re
         from_json(with_value(path, value))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_section_with_two_records_that_define_the_same_field_is_refused():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Lion(EveryOptimizer):
+        beta2: float = 0.99
+
+    with pytest.raises(TypeError, match="Optimizer has two fields beta2"):
+        type("Optimizer", (Lion, Adam), {})
 
 
 def test_validate_of_wrong_types_from_python_raises():

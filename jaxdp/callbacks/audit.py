@@ -26,7 +26,7 @@ from jaxdp.parallel.redundant_sum import compare_sums, reference_reduction, roun
 from jaxdp.planning import PlannedPhase
 from jaxdp.training.callback import Callback
 from jaxdp.training.loop import complete_steps
-from jaxdp.training.run import Run
+from jaxdp.training.run import Run, add_to_record
 from jaxdp.training.state import TrainState, make_placement
 from jaxdp.training.step import Batch, PixelStats, step_gradients
 from jaxdp.training.step_compiler import StepCompiler, abstract_arguments
@@ -255,7 +255,7 @@ class Audit(Callback):
                 raise AuditFailed(self._fail(run, step, error))
             progress.audits, progress.audited_step = progress.audits + 1, step
             progress.audited_checkpoint = run.checkpoints.mark_audited()
-        run.log(audit_share=max(finding["share"] for finding in all_findings))
+        add_to_record(run, {"audit_share": max(finding["share"] for finding in all_findings)})
 
     def _fail(self, run: Run, step: int, error: str) -> str:
         """Rename the checkpoints that may be wrong, and return the message of rank 0."""

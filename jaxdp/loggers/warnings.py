@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdp.distributed import stragglers
 from jaxdp.training.callback import Callback
-from jaxdp.training.run import Run
+from jaxdp.training.run import Run, add_to_record
 
 SETTLING_STEPS = 10  # first steps, whose input time is not representative
 MIN_INPUT_SHARE = 0.1
@@ -48,7 +48,7 @@ class Stragglers(Callback):
         run.processes.record_step(metrics["step"], *run.step_times)
         if not run.is_logged or not (report := run.processes.straggler_report()):
             return
-        run.log(waiting_share=report["waiting_share"], slowest_rank=report["slowest"][0]["rank"])
+        add_to_record(run, {"waiting_share": report["waiting_share"], "slowest_rank": report["slowest"][0]["rank"]})
         now = time.monotonic()
         if report["waiting_share"] > MIN_WAITING_SHARE and now - self.shown > WAITING_INTERVAL_SECONDS:
             self.shown = now

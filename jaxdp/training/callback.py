@@ -10,7 +10,7 @@ import jax
 
 from jaxdp.distributed.preemption import StopTraining
 from jaxdp.distributed.status import Failure
-from jaxdp.errors import OneLine, TrainingError, first_line, place_in_user_code
+from jaxdp.errors import TrainingError, first_line, place_in_user_code
 
 if TYPE_CHECKING:
     from jaxdp.checkpoint.manifest import Manifest
@@ -24,6 +24,7 @@ INSTEAD_OF_CHANGES = (
 )
 
 PREFIXES = ("on_", "before_", "after_")  # of the methods of a callback
+ERRORS = (Exception, SystemExit)  # sys.exit() in a callback would end one process as if the run were finished
 
 
 class Callback:
@@ -31,7 +32,7 @@ class Callback:
 
     Processes: every process of the run calls the same methods in the same order, except `after_save`. Collective operations
     (`run.params`, `run.predict`) must be called by all of them; write files and print on one, `if run.is_rank0`.
-    Order: the callbacks of the run itself (checks, audits, early stopping, checkpoints, trackers, advice), then the user's as
+    Order: the callbacks of the run itself (trackers, checks, advice, audits, early stopping, checkpoints), then the user's as
     in the list, then the loggers, which see what the others logged; `on_end` in the reverse order.
     Blocking: the devices compute the next step meanwhile. A method that takes longer than a step, or reads arrays of
     `run.state`, delays the run, and every other process with it.
@@ -94,13 +95,16 @@ class Callbacks:
             hook: [
                 (callback, self._method(callback, hook))
                 for callback in self.attached
-                if getattr(type(callback), hook) is not getattr(Callback, hook)
+                if getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
             ]
             for hook in self.HOOKS
         }
 
     def _method(self, callback: Callback, hook: str) -> Callable[..., None]:
-        return partial(_call_watched, callback, hook) if callback in self.users else getattr(callback, hook)
+        return partial(_call_watched, callback, hook) if self._is_users(callback) else getattr(callback, hook)
+
+    def _is_users(self, callback: Callback) -> bool:
+        return any(each is callback for each in self.users)  # `in` would compare arrays of a dataclass
 
     def on_start(self, run: "Run") -> None:
         for callback in self.users:
@@ -110,6 +114,7 @@ class Callbacks:
         for callback in [*self.attached]:
             self.started.append(callback)
             self._call(callback, "on_start", run)
+        self._find_callbacks()  # on_start may set methods
 
     def on_end(self, run: "Run", result: "TrainResult | None") -> None:
         """Call all, in reverse order, whatever some of them raise; then raise the first exception, or show all of them if the
@@ -127,44 +132,48 @@ class Callbacks:
                 errors.append(error)
         if errors and run.error is None:
             raise errors[0]
-        for failure in errors:
-            run.info(first_line(failure))
+        for each in errors:
+            run.info(first_line(each))
 
     def call(self, hook: str, run: "Run", argument: Any) -> None:
-        """Call one of HOOKS of all callbacks. After an error of the user's the others are still called: they write the log."""
+        """Call one of HOOKS of all callbacks. After an error of the user's the others are still called: they write the log.
+        The errors of a run that has failed already are shown."""
         failure: CallbackError | None = None
         for callback, method in self.of_hook[hook]:
             try:
                 method(run, argument)
-            except Exception as error:
+            except ERRORS as error:
                 if found := self._failure_of(callback, hook, error, run=run):
                     self._call_no_more(callback)  # the run ends, and may complete a step before
                     failure = failure or found
-        if failure is not None:
+        if failure is not None and run.error is None:
             raise failure
+        if failure is not None:
+            run.info(first_line(failure))
 
     def _call(self, callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
         try:
             self._method(callback, hook)(run, *arguments)
-        except Exception as error:
+        except ERRORS as error:
             if failure := self._failure_of(callback, hook, error, run=run):
                 raise failure from error
 
-    def _failure_of(self, callback: Callback, hook: str, error: Exception, *, run: "Run") -> CallbackError | None:
+    def _failure_of(self, callback: Callback, hook: str, error: BaseException, *, run: "Run") -> CallbackError | None:
         """The error of a user's callback; None for a callback that is detached instead. Raises any other error again."""
         if isinstance(error, StopTraining):
             raise error
         method = f"{getattr(callback, 'name', type(callback).__name__)}.{hook}"
-        place = place_in_user_code(error) if callback in self.users else ""
+        is_users = self._is_users(callback)
+        place = place_in_user_code(error) if is_users else ""
         what = f"{method} raised {type(error).__name__}{place}: {first_line(error)}"
         if callback.detach_on_error:
             self._detach(callback)
             run.info(f"{what}; the run continues without it")
             return None
-        if callback in self.users and isinstance(error, CallbackError):
-            return error
-        if callback not in self.users or isinstance(error, OneLine):
+        if not is_users:
             raise error
+        if isinstance(error, CallbackError):
+            return error
         changes = isinstance(error, FrozenInstanceError) or "has no setter" in str(error)
         advice = f"; {INSTEAD_OF_CHANGES}" if changes else ""
         failure = CallbackError(f"the callback {what}{advice}")
@@ -172,14 +181,12 @@ class Callbacks:
         return failure
 
     def _detach(self, callback: Callback) -> None:
-        if callback in self.started:
-            self.started.remove(callback)
+        self.started = [each for each in self.started if each is not callback]
         self._call_no_more(callback)
 
     def _call_no_more(self, callback: Callback) -> None:
         """Call no method of a callback, except `on_end` if it has started."""
-        if callback in self.attached:
-            self.attached.remove(callback)
+        self.attached = [each for each in self.attached if each is not callback]
         self._find_callbacks()
 
 

@@ -304,25 +304,27 @@ def _ending(run: Run) -> Iterator[None]:
 @contextmanager
 def _saving_on_stop(run: Run) -> Iterator[None]:
     try:
-        with _naming_checkpoint(run):
+        with _saving_on_error(run):
             yield
     except StopTraining:
-        saved = _save_last_step(run)
+        with _saving_on_error(run):
+            saved = _save_last_step(run)
         raise ending.stop_exception(run, saved=saved) from None
-    except (DataError, CallbackError) as error:
-        if run.processes.num_processes == 1:  # other processes are already in a step that this one cannot take
-            _save_last_step(run)
-        explained = type(error)(f"{error}; {ending.describe_latest(run)}")
-        raise explained from error.__cause__
 
 
 @contextmanager
-def _naming_checkpoint(run: Run) -> Iterator[None]:
-    """Add the checkpoint to resume from to a TrainingError that does not name it yet."""
+def _saving_on_error(run: Run) -> Iterator[None]:
+    """Save the last step before unusable data or a callback end the run; add the checkpoint to resume from to these errors, and
+    to a TrainingError that does not name it yet."""
     try:
         yield
-    except CallbackError:
-        raise
+    except (DataError, CallbackError) as error:
+        run.error = error  # so callbacks that fail in the steps completed here do not prevent the save
+        if run.processes.num_processes == 1:  # other processes are already in a step that this one cannot take
+            with _saving_on_error(run):
+                _save_last_step(run)
+        explained = type(error)(f"{error}; {ending.describe_latest(run)}")
+        raise explained from error.__cause__
     except TrainingError as error:
         if error.says_how_to_continue or not run.has_started:
             raise
@@ -337,9 +339,8 @@ def _save_last_step(run: Run) -> bool:
     if not run.has_started or run.progress.steps == 0 or run.processes.failure is not None:
         return False
     run.processes.set_activity("save", run.progress.steps, "waiting for the steps in progress")
-    with _naming_checkpoint(run):
-        complete_steps(run)
-        if run.saved_samples != run.progress.samples:
-            save_now(run)
-        _wait_for_save(run)
+    complete_steps(run)
+    if run.saved_samples != run.progress.samples:
+        save_now(run)
+    _wait_for_save(run)
     return True

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config, at_image_size
 from jaxdp.data.chunks import image_bytes, rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
-from jaxdp.errors import kind_of
+from jaxdp.errors import kind_of, printable
 from jaxdp.records import RECORD_FIELDS
 from jaxdp.training.clock import Clock
 from jaxdp.training.evaluation import evaluation_logits
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from jaxdp.training.callback import Callbacks
     from jaxdp.training.step_compiler import StepCompiler
 
-# Fields that a callback cannot log, also without the prefix that TensorBoard and trackers leave out; those that jaxdp's own
-# callbacks log are free.
-RESERVED = {*RECORD_FIELDS, *(name.removeprefix("eval_") for name in RECORD_FIELDS), "request"}
-RESERVED -= {"audit_share", "waiting_share", "slowest_rank"}
+# Fields that a callback cannot log, also without the prefix that TensorBoard and trackers leave out. run: a column of the CSV.
+RESERVED = {*RECORD_FIELDS, *(name.removeprefix("eval_") for name in RECORD_FIELDS), "request", "run"}
 LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between logged steps; logged steps of a run of at least as many steps
 
 
@@ -215,18 +213,21 @@ class Run:
         """Add values to the record of the current step or evaluation, which is then logged. Call it on every process.
 
         May be called in before_step (for the step that follows), after_step and after_evaluation. Raises ValueError elsewhere,
-        for a name that the record has already, and for what is no number.
+        for a name that the record has already or jaxdp uses, and for what is no number.
         """
         if self.record is None:
             raise ValueError("log() adds to a record: call it in before_step, after_step or after_evaluation")
+        numbers: dict[str, float] = {}
         for name, value in values.items():
-            if name in self.record or name in RESERVED:
-                raise ValueError(f"log({name}={value!r}): the record has this field already; choose another name")
             try:
-                self.record[name] = value if isinstance(value, int) else float(value)
-            except (TypeError, ValueError):
-                raise ValueError(f"log({name}=...): must be a number, not {kind_of(value)}") from None
-        self.is_logged = True
+                if isinstance(value, str | bytes):
+                    raise TypeError
+                numbers[name] = value if isinstance(value, int) and abs(value) < 2**63 else float(value)
+            except (TypeError, ValueError, OverflowError):
+                raise ValueError(f"log({name}=...): must be a number that a float can hold, not {kind_of(value)}") from None
+            if name in self.record or name in RESERVED:
+                raise ValueError(f"log({name}={numbers[name]!r}): the record or jaxdp has this field; choose another name")
+        add_to_record(self, numbers)
 
     def save(self) -> None:
         """Ask for a checkpoint, which is saved before the next step starts. Every process must ask."""
@@ -240,9 +241,11 @@ class Run:
         """End the run after the next step: it is evaluated and saved, and finished. Every process must ask.
 
         In after_step this is the step after the one of the metrics, even where it is not running yet, such as before a save: so
-        an interrupted run takes the same steps. After an evaluation the run ends at once; a run takes at least one step.
+        an interrupted run takes the same steps. An evaluation that is due anyway after the step of the metrics meets the
+        requests: `evaluate` adds none, and with `stop` the run ends there. After an evaluation the run ends at once; a run
+        takes at least one step. reason: text, shown in one line.
         """
-        self.progress.stop_after(max(1, self.request_step), reason)
+        self.progress.stop_after(max(1, self.request_step), _checked_reason("stop", reason))
         self.stop_reason = self.progress.stop_reason
 
     def interrupt(self, reason: str) -> None:
@@ -250,7 +253,7 @@ class Run:
 
         One process may ask for all. reason: a noun phrase, such as "the limit of 60 minutes".
         """
-        self.signals.request_stop(reason)
+        self.signals.request_stop(_checked_reason("interrupt", reason))
 
     def whole_state(self) -> TrainState:
         """The state, whole on every device of its mesh. All processes must ask for it."""
@@ -267,6 +270,20 @@ class Run:
             return self.is_logged
         finally:
             self.record, self.is_logged, self.request_step = outer
+
+
+def add_to_record(run: Run, values: Mapping[str, float]) -> None:
+    """Log values as `Run.log` does, under RESERVED names too: those of jaxdp's own callbacks."""
+    assert run.record is not None
+    run.record.update(values)
+    run.is_logged = True
+
+
+def _checked_reason(method: str, reason: str) -> str:
+    """A reason in one line, safe to print. Raises ValueError for one that is no text, or empty."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError(f"{method}({printable(repr(reason))}): the reason must be text that is not empty")
+    return printable(reason)
 
 
 def open_batches(compiler: "StepCompiler", datasets: "Datasets", phase: "PlannedPhase", *, first: int = 0) -> DeviceIterator:

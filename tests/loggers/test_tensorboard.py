@@ -16,6 +16,7 @@ from jaxdp import Callback, train
 from jaxdp.config import Config, Phase
 from jaxdp.data.sources import open_datasets
 from jaxdp.loggers.tensorboard import EventFile
+from jaxdp.records import read_log
 from jaxdp.validation import flatten, to_json
 
 
@@ -110,6 +111,18 @@ def test_values_of_callbacks_are_in_the_group_of_their_record(tmp_path):
     writer.close()
     tags = {"training/loss", "training/norm", "training/epoch", "evaluation/loss", "evaluation/recall"}
     assert {tag for tag in tensorboard_scalars(tmp_path) if tag.startswith(("training/", "evaluation/"))} == tags
+
+
+def test_integer_that_64_bits_do_not_hold_is_logged(with_tensorboard, tmp_path):
+    class LogsOperations(Callback):
+        def after_evaluation(self, run, evaluation):
+            run.log(operations=3 * 10**20, images=2**62)
+
+    train(with_tensorboard, tmp_path, callbacks=[LogsOperations()])
+    scalars = tensorboard_scalars(tmp_path / "tensorboard")
+    for name, value in (("operations", 3e20), ("images", 2.0**62)):
+        assert set(scalars[f"evaluation/{name}"].values()) == {np.float32(value)}
+    assert read_log(tmp_path / "metrics.jsonl")[-1]["images"] == 2**62
 
 
 def test_run_whose_tensorboard_directory_cannot_be_written_continues_without(with_tensorboard, tmp_path):

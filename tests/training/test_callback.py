@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import signal
 import time
 
@@ -18,6 +19,7 @@ import jaxdp
 from jaxdp import Callback, ConfigError, Stopped, TrainingError, train
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Checkpoint, Evaluation
+from jaxdp.data.loader import DataError
 from jaxdp.inference.load_run import load_run
 from jaxdp.records import read_log
 from jaxdp.training.run import Run
@@ -104,11 +106,23 @@ def test_logged_values_are_in_the_record_at_hand_and_make_it_logged(rare, tmp_pa
 def test_log_refuses_to_overwrite_a_field_of_the_record(rare, tmp_path):
     class Overwrites(Callback):
         def after_step(self, run, metrics):
-            for name in ("loss", "eval_accuracy"):
+            for name in ("loss", "eval_accuracy", "audit_share", "waiting_share", "run"):
                 with pytest.raises(ValueError, match=f"{name}=1.0"):
                     run.log(**{name: 1.0})
 
     train(rare, tmp_path, callbacks=[Overwrites()])
+
+
+@pytest.mark.parametrize("value", [10**5000, "3.5", b"3.5", None, [1.0], 1j], ids=lambda value: type(value).__name__)
+def test_log_refuses_what_is_no_number(rare, tmp_path, value):
+    class LogsIt(Callback):
+        def after_step(self, run, metrics):
+            run.log(fine=1, mine=value)
+
+    with pytest.raises(
+        TrainingError, match=rf"log\(mine=\.\.\.\): must be a number .*{type(value).__name__ if value else None}"
+    ):
+        train(rare, tmp_path, callbacks=[LogsIt()])
 
 
 class Asks(Callback):
@@ -142,6 +156,44 @@ def test_run_saves_evaluates_and_stops_after_the_step_that_is_running(rare, tmp_
     evaluated = [record["step"] for record in read_log(tmp_path / "metrics.jsonl") if "eval_loss" in record]
     assert evaluated == [7, 10]
     assert train(rare, tmp_path) == result  # it is finished
+
+
+def test_evaluation_that_is_due_anyway_meets_what_after_step_asks_for(tiny, rare, tmp_path):
+    """The step of the metrics is evaluated next: no other evaluation follows the next step, and a run that stops ends there."""
+
+    class Evaluates(Callback):
+        def after_step(self, run, metrics):
+            run.evaluate()
+
+    class StopsAt7(Callback):
+        def after_step(self, run, metrics):
+            if metrics["step"] == 7:
+                run.stop("seven")
+
+    train(rare, tmp_path / "all", callbacks=[Evaluates()])
+    evaluated = [record["step"] for record in read_log(tmp_path / "all/metrics.jsonl") if "eval_loss" in record]
+    assert evaluated == [2, 4, 6, 8, 10, 12, 14, 15]
+    assert train(tiny, tmp_path / "tiny", callbacks=[StopsAt7()]).steps == 7  # the first epoch ends
+    assert train(rare, tmp_path / "rare", callbacks=[StopsAt7()]).steps == 8
+
+
+@pytest.mark.parametrize("ask", ["stop", "interrupt"])
+def test_reason_must_be_text_and_is_shown_in_one_line(rare, tmp_path, ask):
+    class AsksWithReason(Callback):
+        def after_step(self, run, metrics):
+            for reason in (None, "", " ", 5):
+                with pytest.raises(ValueError, match=rf"{ask}\({reason!r}\): the reason must be text"):
+                    getattr(run, ask)(reason)
+            getattr(run, ask)("red \x1b[31m\nline")
+
+    screen = Recorder()
+    if ask == "stop":
+        result = train_shown(rare, tmp_path, screen=screen, callbacks=[AsksWithReason()])
+        assert (result.steps, result.stop_reason) == (2, r"red \x1b[31m\nline")
+    else:
+        with pytest.raises(Stopped, match=r"stopped by red \\x1b\[31m\\nline after step 2 "):
+            train_shown(rare, tmp_path, screen=screen, callbacks=[AsksWithReason()])
+    assert "\x1b" not in "".join(screen.lines)
 
 
 def test_run_that_a_callback_has_stopped_stays_stopped_after_a_kill_unless_it_is_changed(rare, tmp_path):
@@ -242,6 +294,58 @@ def test_error_of_a_user_s_callback_ends_the_run_saved_and_names_it(rare, tmp_pa
     assert outcome(tmp_path / "run") == outcome_of_whole_run(rare)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        TrainingError("my own"),
+        ConfigError("epochs", 3, reason="my own"),
+        DataError("my own"),
+        Stopped("my own"),
+        SystemExit("my own"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize(("hook", "samples"), [("after_step", 48), ("on_end", 160)])
+def test_error_of_jaxdp_or_an_exit_in_a_callback_is_an_error_of_the_callback(rare, tmp_path, error, hook, samples):
+    def fails(run, argument):
+        if hook == "on_end" or argument["step"] == 5:
+            raise error
+
+    callback = Callback()
+    setattr(callback, hook, fails)
+    raised = rf"the callback Callback\.{hook} raised {type(error).__name__} at test_callback\.py:\d+: .*my own"
+    with pytest.raises(TrainingError, match=rf"{raised}; the last valid checkpoint is ") as caught:
+        train(rare, tmp_path, callbacks=[callback])
+    assert (caught.value.exit_code, caught.value.__cause__) == (1, error)
+    assert next(read_manifests(tmp_path / "checkpoints")).samples == samples
+
+
+def test_callbacks_that_fail_while_a_stop_is_saved_are_named_and_do_not_prevent_the_save(rare, tmp_path):
+    class FailsAfterStop(Callback):
+        def after_step(self, run, metrics):
+            if metrics["step"] == 5:
+                run.interrupt("a test")
+            if metrics["step"] == 6:
+                raise KeyError("my own mistake")
+
+    class FailsAfterSave(Callback):
+        def after_save(self, run, checkpoint):
+            raise OSError("no space")
+
+    def saved(callbacks, error):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        screen = Recorder()
+        with pytest.raises(TrainingError, match=rf"{error}.*; the last valid checkpoint is "):
+            train_shown(rare, tmp_path / "run", screen=screen, callbacks=callbacks)
+        assert next(read_manifests(tmp_path / "run/checkpoints")).samples == 48
+        return screen.lines
+
+    after_save = r"the callback FailsAfterSave\.after_save raised OSError at test_callback\.py:\d+: no space"
+    saved([AsksOnce(lambda run: run.interrupt("a test"), 5), FailsAfterSave()], after_save)
+    lines = saved([FailsAfterStop(), FailsAfterSave()], r"the callback FailsAfterStop\.after_step raised KeyError")
+    assert any(re.match(after_save, line) for line in lines)
+
+
 def test_callback_that_detaches_on_error_is_named_once_and_no_longer_called(rare, tmp_path):
     class Optional(FailsAfterStep):
         detach_on_error = True
@@ -259,6 +363,40 @@ def test_callback_that_detaches_on_error_is_named_once_and_no_longer_called(rare
     )
     assert result.steps == len([event for event in events if event[0] == "after_step"]) == 15
     assert not callback.ended
+
+
+@dataclasses.dataclass
+class WithArray(Callback):
+    """Two of them cannot be compared. It fails at a step."""
+
+    weights: np.ndarray
+    fails_at: int
+    detach_on_error = True
+
+    def after_step(self, run, metrics):
+        if metrics["step"] == self.fails_at:
+            raise KeyError
+
+    def on_end(self, run, result):
+        self.ended = True
+
+
+def test_callbacks_that_cannot_be_compared_are_told_apart(rare, tmp_path):
+    first, second, screen = WithArray(np.zeros(2), 99), WithArray(np.zeros(2), 5), Recorder()
+    train_shown(rare, tmp_path, callbacks=[first, second], screen=screen)
+    assert len([line for line in screen.lines if "WithArray.after_step raised KeyError" in line]) == 1
+    assert (hasattr(first, "ended"), hasattr(second, "ended")) == (True, False)
+
+
+def test_methods_that_are_set_on_a_callback_are_called(rare, tmp_path):
+    class SetsAtStart(Callback):
+        def on_start(self, run):
+            self.after_evaluation = lambda run, evaluation: steps.append(evaluation["step"])
+
+    callback, steps = Callback(), []
+    callback.after_step = lambda run, metrics: steps.append(metrics["step"])
+    train(rare, tmp_path, callbacks=[callback, SetsAtStart()])
+    assert steps == [*range(1, 16), 15]
 
 
 def test_on_end_is_called_without_a_result_after_a_stop_and_after_an_error(rare, tmp_path):
