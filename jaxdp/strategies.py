@@ -98,8 +98,9 @@ def _torus_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
 
 
 def _parameter_server_cost(vertical: int, horizontal: int) -> list[list[Exchange]]:
-    """A server that receives all other gradients over its link, then sends all results."""
-    return [[Exchange("server", 2, 2 * (vertical * horizontal - 1))]]
+    """A server that receives one gradient after another over its link, then sends one result after another."""
+    others = vertical * horizontal - 1
+    return [[Exchange("server", 2 * others, 2 * others)]]
 
 
 BUILTIN = (

@@ -338,22 +338,21 @@ def measure_hosts(job: Job) -> dict:
     }
 
 
-def predicted_steps(mesh_shape: tuple[int, int], form: dict, rate: str, measured: dict) -> dict[str, float]:
-    """Seconds of a step by strategy, as `jaxdp plan --hosts 4 --network` predicts them."""
-    from jaxdp.analysis.network_model import Network, predict
+def predicted_seconds(row: dict, measured: dict) -> float:
+    """Seconds of the step of a row of the record, as `jaxdp plan --hosts 4 --network` predicts them."""
+    from jaxdp.analysis.network_model import SHARDED, Network, predict
     from jaxdp.sizes import model_summary
 
-    plan = step_plan(mesh_shape, form)
-    bandwidth = PAYLOAD * RATES[rate]
+    plan = step_plan(row["mesh"], {name: row[name] for name in ("wire_dtype", "overlap", "update")})
+    bandwidth = PAYLOAD * RATES[row["rate"]]
     network = Network(measured["latency"], bandwidth, measured["device_bandwidth"], devices_per_host=DEVICES, gloo=True)
     images_per_second = STEP_IMAGES / HOSTS / DEVICES / measured["computation"]
     (phase,) = predict(plan, model_summary(plan.config), network, rate=images_per_second)["phases"]
-    return {name: row["step_seconds"] for name, row in phase["strategies"].items()}
+    return phase["strategies"][row["strategy"] + SHARDED * (row["update"] == "sharded")]["step_seconds"]
 
 
 def steps() -> Iterator[dict]:
     """The record after the steps of each strategy."""
-    from jaxdp.analysis.network_model import SHARDED
     from jaxdp.bench.environment import provenance
 
     register_layers()
@@ -369,7 +368,8 @@ def steps() -> Iterator[dict]:
                 accounted = expected_bytes(shape, reduce)
                 for rate in RATES:
                     hosts.rate(rate)
-                    predicted = predicted_steps(shape, reduce, rate, measured)[strategy + SHARDED * (update == "sharded")]
+                    row = {"mesh": shape, "rate": rate, **reduce}
+                    predicted = predicted_seconds(row, measured)
                     before, seconds = [hosts.bytes(host) for host in range(HOSTS)], []
                     in_a_row, repeats = (1, 1) if predicted > SECONDS else (round(SECONDS / predicted), REPEATS)
                     for _ in range(repeats):
@@ -378,7 +378,7 @@ def steps() -> Iterator[dict]:
                     received, sent = (
                         max((b[i] - a[i]) / repeats / in_a_row for a, b in zip(before, after, strict=True)) for i in (0, 1)
                     )
-                    rows.append({"mesh": shape, "rate": rate, **reduce, "seconds": seconds, "predicted": predicted})
+                    rows.append(row | {"seconds": seconds})
                     rows[-1] |= {"sent": sent, "accounted_sent": max(accounted[0])}
                     rows[-1] |= {"received": received, "accounted_received": max(accounted[1])}
                     print(json.dumps(rows[-1]), flush=True)
@@ -399,11 +399,12 @@ def ranking_tau(pairs: list[tuple[float, float]]) -> float:
 
 def steps_table(record: dict) -> str:
     """Seconds of a step by mesh, form, link and strategy, with the error of the prediction, and the ranking of each case."""
-    cases: dict[tuple, dict[str, tuple[float, float]]] = {}
+    register_layers()
+    hosts, cases = record["steps"]["hosts"], dict[tuple, dict[str, tuple[float, float]]]()
     for row in record["steps"]["rows"]:
         case = f"{row['mesh'][0]}x{row['mesh'][1]}", row["wire_dtype"], "yes" if row["overlap"] else "no", row["rate"]
         name = row["strategy"] + ", sharded" * (row["update"] == "sharded")
-        cases.setdefault(case, {})[name] = statistics.median(row["seconds"]), row["predicted"]
+        cases.setdefault(case, {})[name] = statistics.median(row["seconds"]), predicted_seconds(row, hosts)
     names = list(dict.fromkeys(name for times in cases.values() for name in times))
     lines = []
     for case, times in cases.items():
@@ -420,7 +421,6 @@ def steps_table(record: dict) -> str:
             f"{sum(error <= GOAL for error in errors)} of {len(errors)} steps, mean {100 * statistics.mean(errors):.1f} %, "
             f"largest {100 * max(errors):.0f} %."
         )
-    hosts = record["steps"]["hosts"]
     below.append(
         f"Measured for the prediction: {1e6 * hosts['latency']:.0f} us per round, "
         f"{hosts['device_bandwidth'] / 1e6:.0f} MB/s of a device, {1e3 * hosts['computation']:.0f} ms of computation a step."

@@ -1,9 +1,9 @@
 """The latency-bandwidth model of an all-reduce, and the step time and speed-up that follow from it.
 
 An exchange of an all-reduce (`Strategy.cost`) takes rounds * latency + bytes / bandwidth (Thakur et al., "Optimization of
-Collective Communication Operations in MPICH", 2005), of what the busiest device sends and of what the busiest host sends to
-others. In a ring every message waits for the one before, so both times count; the messages of a server do not wait, so the
-longer time counts. Links are full-duplex. No communication overlaps with computation.
+Collective Communication Operations in MPICH", 2005). The bytes are those that the busiest device sends, or those that the
+busiest host sends to others if these take longer: NCCL sends both at once, in small pieces. In measured steps over gloo
+both times count, except in an exchange with a server. Links are full-duplex. No communication overlaps with computation.
 """
 
 import functools
@@ -24,8 +24,8 @@ class Network(NamedTuple):
     """The links between devices. latency: seconds per round. bandwidth, device_bandwidth: bytes per second.
 
     bandwidth: of the link of a host to the others, which its devices share. device_bandwidth: of a device itself, also to the
-    devices of its host. gloo: the devices are CPUs, over which gloo runs the collectives: a reduce-scatter along the rows is an
-    all-to-all.
+    devices of its host. gloo: the devices are CPUs, over which gloo runs the collectives: XLA selects its ring for a psum, and
+    a reduce-scatter along the rows is an all-to-all.
     """
 
     latency: float
@@ -40,7 +40,7 @@ class Network(NamedTuple):
         share = leaving_share(among, vertical, horizontal, devices_per_host=self.devices_per_host)
         own = exchange.volume * num_bytes / self.device_bandwidth
         between = share * exchange.volume * num_bytes / self.bandwidth
-        return exchange.rounds * self.latency + (max(own, between) if among == "server" else own + between)
+        return exchange.rounds * self.latency + (own + between if self.gloo and among != "server" else max(own, between))
 
 
 @functools.cache
@@ -95,12 +95,13 @@ def cost_terms(strategy: str, vertical: int, horizontal: int) -> list[Cost]:
 def allreduce_seconds(strategy: str, vertical: int, horizontal: int, *, num_bytes: float, network: Network) -> float:
     """Seconds for the all-reduce of `num_bytes` bytes per device."""
     scatters = STRATEGIES[strategy].scatters if strategy in STRATEGIES else False
+    algorithm = "ring" if network.gloo and strategy == "psum" else strategy
     return min(
         sum(
             network.seconds(one, vertical, horizontal, num_bytes=num_bytes, scatters=scatters and index == 0)
             for index, one in enumerate(exchanges)
         )
-        for exchanges in candidates(strategy, vertical, horizontal)
+        for exchanges in candidates(algorithm, vertical, horizontal)
     )
 
 

@@ -49,11 +49,11 @@ def predict(
     rate: float | None = None,
     normalization_messages: list[int] | None = None,
 ) -> dict:
-    """Step time and efficiency of every phase with one device per worker, by strategy.
+    """Step time and efficiency of every phase on its devices, by strategy.
 
     rate: images/s of one device without communication; None for that of a V100 on ResNet-50 (Mikami et al.), scaled by
-    multiply-adds. normalization_messages: bytes of each message of synchronized batch normalization in a step, which is a psum
-    for every strategy.
+    multiply-adds. normalization_messages: bytes of each message of synchronized batch normalization in a micro-batch, each of
+    which is a psum for every strategy.
     """
     between_layers = normalization_messages or []
     if network.gloo and plan.config.reduce.wire_dtype == "bfloat16":  # XLA converts it to float32 on CPUs
@@ -81,31 +81,35 @@ def predict(
 def _predict_phase(
     plan: Plan, phase: PlannedPhase, model_summary: dict, *, network: Network, rate: float, between_layers: list[int]
 ) -> dict:
-    mesh = phase.shape if phase.accumulation == 1 else _shape(phase.workers, network)  # with one device per worker
-    one_device = phase.workers * phase.per_worker_batch / rate
+    share = network.devices_per_host * phase.devices // (phase.devices + phase.idle_devices)  # equal on all hosts
+    used, one_device = network._replace(devices_per_host=max(1, share)), phase.global_batch / rate
+
+    def normalization_seconds(devices: int, shape: tuple[int, int], network: Network) -> float:
+        return max(1, phase.workers // devices) * _seconds("psum", shape, between_layers, network=network)
+
     forms = [(name, False) for name, strategy in STRATEGIES.items() if strategy.cost]
     if plan.config.reduce.update == "sharded":
         forms += [(name, True) for name, strategy in STRATEGIES.items() if strategy.cost and strategy.scatters]
     strategies = {}
     for name, sharded in forms:
-        if unsupported_reason(name, phase.workers):
+        if unsupported_reason(name, phase.devices):
             continue
 
         def communication(devices: int, *, name: str = name, sharded: bool = sharded) -> float:
-            shape = mesh if devices == phase.workers else _shape(devices, network)
-            normalization = _seconds("psum", shape, between_layers, network=network)
+            shape, links = (phase.shape, used) if devices == phase.devices else (_shape(devices, network), network)
+            normalization = normalization_seconds(devices, shape, links)
             if sharded:
-                return _sharded_seconds(name, shape, model_summary, network=network) + normalization
-            return _seconds(name, shape, model_summary["messages"], network=network) + normalization
+                return _sharded_seconds(name, shape, model_summary, network=links) + normalization
+            return _seconds(name, shape, model_summary["messages"], network=links) + normalization
 
-        seconds = communication(phase.workers)
-        total = cost_model.step_seconds(one_device, phase.workers, seconds)
+        seconds = communication(phase.devices)
+        total = cost_model.step_seconds(one_device, phase.devices, seconds)
         counts = [n for n in DEVICE_COUNTS if n <= phase.global_batch and not unsupported_reason(name, n)]
         diminishing, fastest = cost_model.turning_points(one_device, communication, counts)
         strategies[name + SHARDED * sharded] = {
             "communication_seconds": seconds,
             "step_seconds": total,
-            "efficiency": one_device / phase.workers / total,
+            "efficiency": one_device / phase.devices / total,
             "images_per_second": phase.global_batch / total,
             "diminishing_from": diminishing,
             "fastest_at": fastest,
@@ -113,11 +117,11 @@ def _predict_phase(
         }
     return {
         "index": phase.index,
-        "workers": phase.workers,
-        "mesh": list(mesh),
+        "devices": phase.devices,
+        "mesh": list(phase.shape),
         "global_batch": phase.global_batch,
-        "computation_seconds": one_device / phase.workers,
-        "normalization_seconds": _seconds("psum", mesh, between_layers, network=network),
+        "computation_seconds": one_device / phase.devices,
+        "normalization_seconds": normalization_seconds(phase.devices, phase.shape, used),
         "strategies": strategies,
     }
 
@@ -139,14 +143,14 @@ def tables(prediction: dict) -> Iterator["Table"]:
         network += f" for the {prediction['devices_per_host']} devices of a host"
     for phase in prediction["phases"]:
         title = (
-            f"phase {phase['index']} on a network of {network}: {plural(phase['workers'], 'worker')} "
+            f"phase {phase['index']} on a network of {network}: {plural(phase['devices'], 'device')} "
             f"({phase['mesh'][0]}x{phase['mesh'][1]}), {prediction['message_bytes']:,} bytes in "
             f"{len(prediction['messages'])} messages, {1e3 * phase['computation_seconds']:.2f} ms of computation per step"
         )
         if between_layers:
             title += (
-                f"; batch normalization: {sum(between_layers):,} bytes in {len(between_layers)} messages, "
-                f"{1e3 * phase['normalization_seconds']:.2f} ms of each all-reduce time below"
+                f"; batch normalization: {sum(between_layers):,} bytes in {len(between_layers)} messages of a "
+                f"micro-batch, {1e3 * phase['normalization_seconds']:.2f} ms of each all-reduce time below"
             )
         rows = [_cells(strategy, row) for strategy, row in phase["strategies"].items()]
         yield table_of(title, COLUMNS, rows, left=("strategy",))

@@ -176,10 +176,10 @@ def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     from jaxdp.analysis.cost_model import parse_network
     from jaxdp.analysis.traffic import normalization_messages
 
-    network, devices = parse_network(options.network), _number_of_devices(options)
-    if devices is not None and (options.hosts > 1 or network.device_bandwidth < math.inf):
-        gloo = plan.config.mesh.cpu_devices is not None
-        network = network._replace(devices_per_host=devices // options.hosts, gloo=gloo)
+    network = parse_network(options.network)._replace(gloo=plan.config.mesh.cpu_devices is not None)
+    if options.hosts > 1 or network.device_bandwidth < math.inf:
+        devices = plan.phases[0].devices + plan.phases[0].idle_devices
+        network = network._replace(devices_per_host=devices // options.hosts)
     messages = normalization_messages(plan)
     prediction = network_model.predict(plan, summary, network, rate=options.images_per_second, normalization_messages=messages)
     return prediction, [*network_model.tables(prediction), *network_model.notes(prediction)]

@@ -3,12 +3,12 @@
 import importlib.util
 import json
 import math
+import statistics
 import sys
 from pathlib import Path
 
 import pytest
 
-from jaxdp.analysis.network_model import SHARDED
 from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES
 
@@ -33,7 +33,7 @@ def test_bytes_of_the_traced_step_are_those_of_the_model(network, mesh_shape, wi
     reduce = {"strategy": strategy, "update": update, "wire_dtype": wire_dtype}
     sent, received = network.expected_bytes(mesh_shape, reduce)
     measured = {"latency": 0.0, "device_bandwidth": math.inf, "computation": 1e-9}
-    predicted = network.predicted_steps(mesh_shape, reduce, "1gbit", measured)[strategy + SHARDED * (update == "sharded")]
+    predicted = network.predicted_seconds({"mesh": mesh_shape, "rate": "1gbit", "overlap": True, **reduce}, measured)
     both_ways = received[0] if strategy == "parameter_server" else 0  # the server sends after it has received
     assert max(sent) + both_ways == pytest.approx(predicted * network.PAYLOAD * 125e6, rel=0.01)
 
@@ -49,19 +49,17 @@ def test_expected_bytes_of_a_torus_and_a_server_are_their_multiples_of_the_gradi
     assert received == sent
 
 
-def test_record_has_the_predictions_of_the_model_and_the_bytes_of_the_account(network):
+def test_model_predicts_most_steps_of_the_record_and_the_account_their_bytes(network):
+    """99 of the 108 steps are within 15 %; the others are those of the torus, whose lost packets the model does not have."""
     record = json.loads(network.RESULT.read_text())["steps"]
-    rows = [row for row in record["rows"] if row["overlap"] and row["wire_dtype"] == "float32"]
-    predicted = {
-        (mesh_shape, rate): network.predicted_steps(mesh_shape, {"update": "sharded"}, rate, record["hosts"])
-        for mesh_shape in network.MESHES
-        for rate in network.RATES
-    }
-    assert len(rows) == len(predicted) * len(FORMS)
-    for row in rows:
-        name = row["strategy"] + SHARDED * (row["update"] == "sharded")
-        assert row["predicted"] == pytest.approx(predicted[tuple(row["mesh"]), row["rate"]][name])
+    assert len(record["rows"]) == len(network.MESHES) * len(network.FORMS) * len(network.RATES) * len(FORMS)
+    errors = {"torus": [], "others": []}
+    for row in record["rows"]:
+        error = network.predicted_seconds(row, record["hosts"]) / statistics.median(row["seconds"]) - 1
+        errors["torus" if row["strategy"] == "torus" else "others"].append(abs(error))
         assert row["sent"] == pytest.approx(row["accounted_sent"], rel=0.02)
+    assert max(errors["others"]) <= network.GOAL
+    assert sum(error > network.GOAL for error in errors["torus"]) <= 9
 
 
 def test_ranking_tau_counts_swapped_pairs_and_ties_of_close_times(network):

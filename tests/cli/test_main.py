@@ -265,6 +265,16 @@ def test_plan_with_wire_and_network_predicts_messages_and_efficiency(capsys):
     assert "Assumptions: a device computes" in " ".join(shown.split())
 
 
+def test_plan_with_network_puts_all_devices_of_this_machine_on_one_host(capsys):
+    flags = ["--model.depth", "18", "--model.width", "4", "--mesh.cpu-devices", "8", "--network", "5e-6,10e9,300e9", "--json"]
+    predicted = []
+    for devices in ([], ["--devices", "8"]):
+        main.main(["plan", *devices, *flags])
+        predicted.append(json.loads(capsys.readouterr().out)["network"])
+    assert predicted[0]["devices_per_host"] == 8
+    assert predicted[0] == predicted[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
