@@ -246,8 +246,9 @@ def headline(alive: Mapping[int, Record]) -> str:
         at = defaultdict(list)
         for record in alive.values():
             at[record.beat.location].append(record)
-        where = "; ".join(f"{names(there)} {location}" for location, there in at.items()) if len(at) > 1 else next(iter(at))
-        reason = f"all ranks wait for each other or for their devices {where}: a device, the network or a collective is stuck"
+        places = "; ".join(f"{names(there)} {location}" for location, there in at.items())
+        where = f" {next(iter(at))}" if len(at) == 1 else f" ({places})"
+        reason = f"all ranks wait for each other or for their devices{where}: a device, the network or a collective is stuck"
         parts = {ITERATION_OF_ACTIVITY.get(record.beat.activity, record.beat.activity) for record in alive.values()}
         advice = "; check that callbacks ask for evaluate and stop on all processes" if len(parts) > 1 else ""
         return reason + (_lost_link(alive) or advice)

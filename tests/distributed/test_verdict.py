@@ -160,7 +160,7 @@ def test_ranks_that_wait_for_each_other_at_different_points_are_named_each_with_
     in_step = WAITS | {"beat": BEHIND, "at_devices": True}
     found = Run().read(6, r0=WAITS | {"beat": elsewhere}, r1=in_step, r2=in_step)
     assert found.rank is None
-    named = f"rank 0 on node0 {elsewhere.location}; rank 1 on node1, rank 2 on node2 in step 7: a device, the network"
+    named = f"rank 0 on node0 {elsewhere.location}; rank 1 on node1, rank 2 on node2 in step 7): a device, the network"
     assert named in found.reason
     assert ("callbacks ask for evaluate and stop on all processes" in found.reason) == advised
 
