@@ -270,8 +270,7 @@ def truncate_log(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Write to the log in `workdir` the records of the log in `source` up to and including `samples` samples.
 
-    evaluates_again: the run repeats the evaluation of the last of them, in which a callback may have failed: its record is
-    left out.
+    evaluates_again: the run repeats the evaluation of the last of them, whose record is left out: a callback may differ.
     Returns the records of exactly these samples, and a warning if lines of the log are damaged.
     """
     log = source / LOG
