@@ -214,7 +214,7 @@ def _late_stop_reason(group: ProcessGroup, signals: SignalHandler) -> str | None
     """The signal that has asked a process to stop after the last step of the run, the same on all processes; else None."""
     reasons = group.all_gather_object("the end of the run", signals.stop_reason, while_waiting=lambda: None)
     rank, reason = next(((rank, reason) for rank, reason in enumerate(reasons) if reason), (group.rank, None))
-    return reason if reason is None or rank == group.rank else f"{reason} to rank {rank} on {group.hosts[rank]}"
+    return reason if reason is None or rank == group.rank else f"{reason} (rank {rank} on {group.hosts[rank]})"
 
 
 def _checked(callbacks: Sequence[Callback]) -> list[Callback]:

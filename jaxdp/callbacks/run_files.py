@@ -30,7 +30,8 @@ class RunFiles(Callback):
         run_dir.mark_running(run.workdir, run.config)
         run_dir.write_class_names(run.workdir, run.datasets.classes)
         source = run.workdir if run.restored is None else run.restored.path.parent.parent
-        run.logged, warning = run_dir.truncate_log(source, run.workdir, samples=run.progress.samples)
+        samples, again = run.progress.samples, run.progress.evaluates_now
+        run.logged, warning = run_dir.truncate_log(source, run.workdir, samples=samples, evaluates_again=again)
         if warning:
             run.info(warning)
         if run.restored is not None:

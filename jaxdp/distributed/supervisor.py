@@ -245,7 +245,7 @@ class Follower:
         while True:
             asked = [record for record in self._records.alive.values() if record.stop_reason]
             if asked:
-                return f"{asked[0].stop_reason} to rank {asked[0].rank} on {asked[0].host}"
+                return f"{asked[0].stop_reason} ({verdict.names(asked[:1])})"
             if time.monotonic() >= deadline:
                 return "a signal to another process"
             time.sleep(0.05)

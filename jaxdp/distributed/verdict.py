@@ -3,10 +3,11 @@
 A run of one process is judged by the same rules, over its own record.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdp.distributed.status import OUTSIDE, Heartbeat, Record, Verdict
+from jaxdp.distributed.status import ITERATION_OF_ACTIVITY, OUTSIDE, Heartbeat, Record, Verdict
 from jaxdp.errors import EXIT_CONFIG, plural
 
 LATE, STUCK = "late", "stuck"
@@ -242,9 +243,15 @@ def headline(alive: Mapping[int, Record]) -> str:
     """Which processes make no progress, and where."""
     behind = at_fault(alive)
     if not behind:
-        where = next(iter(alive.values())).beat.location
-        reason = f"all ranks wait for each other or for their devices {where}: a device, the network or a collective is stuck"
-        return reason + _lost_link(alive)
+        at = defaultdict(list)
+        for record in alive.values():
+            at[record.beat.location].append(record)
+        places = "; ".join(f"{names(there)} {location}" for location, there in at.items())
+        where = f" {next(iter(at))}" if len(at) == 1 else f" ({places})"
+        reason = f"all ranks wait for each other or for their devices{where}: a device, the network or a collective is stuck"
+        parts = {ITERATION_OF_ACTIVITY.get(record.beat.activity, record.beat.activity) for record in alive.values()}
+        advice = "; check that callbacks ask for evaluate and stop on all processes" if len(parts) > 1 else ""
+        return reason + (_lost_link(alive) or advice)
     waiting = len(alive) - len(behind)
     others = f"; {waiting} rank{'s are' if waiting > 1 else ' is'} waiting" if waiting else ""
     return f"{names(behind)} {behind[0].beat.location}{others}{_lost_link(alive)}".lstrip()

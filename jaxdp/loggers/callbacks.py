@@ -87,7 +87,7 @@ class MetricsFile(Callback):
     """Writes the records of the log to metrics.jsonl.
 
     A single process keeps lines in memory while the disk is full; several processes end. An evaluation that repeats the last
-    record, because the session that wrote it did not save afterwards, is not written again.
+    record, after a change that did not affect it, is not written again.
     """
 
     def on_start(self, run: Run) -> None:

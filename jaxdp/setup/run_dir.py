@@ -265,15 +265,19 @@ def mark_running(workdir: Path, config: Config) -> None:
         write_atomically(path, text)
 
 
-def truncate_log(source: Path, workdir: Path, *, samples: int) -> tuple[list[dict[str, Any]], str | None]:
+def truncate_log(
+    source: Path, workdir: Path, *, samples: int, evaluates_again: bool
+) -> tuple[list[dict[str, Any]], str | None]:
     """Write to the log in `workdir` the records of the log in `source` up to and including `samples` samples.
 
+    evaluates_again: the run repeats the evaluation of the last of them, whose record is left out: a callback may differ.
     Returns the records of exactly these samples, and a warning if lines of the log are damaged.
     """
     log = source / LOG
     exists = samples > 0 and log.exists()
     records, damaged = scan_log(log) if exists else ([], 0)
-    kept = [record for record in records if record["samples"] <= samples]
+    last = samples - evaluates_again  # of an evaluation
+    kept = [record for record in records if record["samples"] <= (last if "eval_accuracy" in record else samples)]
     write_atomically(workdir / LOG, "".join(record_to_json(record) + "\n" for record in kept))
     warning = f"dropped {damaged} damaged line{'s' * (damaged > 1)} of {log}" if damaged > 0 else None
     return [record for record in kept if record["samples"] == samples], warning

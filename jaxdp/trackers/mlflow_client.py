@@ -1,13 +1,14 @@
 """MLflow: one run per run directory, found again by a tag with its id. The step of a metric is the number of samples.
 
-A record is sent in one request, which the server stores whole or not at all. Its metrics `training/samples` and
-`evaluation/samples` tell where to go on.
+A record is sent in one request, which the server stores whole or not at all; if it is too large, in several. Its metrics
+`training/samples` and `evaluation/samples`, in the last one, tell where to go on.
 """
 
+import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from jaxdp.trackers.run_files import (
 ID_TAG = "jaxdp.id"
 EXPERIMENT = "jaxdp"  # unless MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names another
 LONGEST_PARAM, LONGEST_TAG, MOST_METRICS, MOST_PARAMS = 6000, 5000, 1000, 100  # characters; numbers in a request
+# What MLflow refuses in a name, which it may use as a path: other characters, and parts that are empty or only dots.
+LONGEST_NAME, REFUSED = 250, re.compile(r"[^/\w.\- :]|^/|(?<=/)/|/\Z|(?<![^/])\.{1,2}(?![^/])")
 TEMPORARY = (408, 429)  # HTTP status codes of requests to repeat
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
 SETTINGS = {  # environment of the client, unless the user sets it: this process tries again by itself
@@ -121,11 +124,17 @@ class MlflowClient:
             for record in records:
                 # The same whenever the record is sent, so that the server recognizes a repetition.
                 milliseconds = self._start_ms + round(1000 * (record.get("wall_seconds") or 0))
-                metrics = [Metric(name, float(v), milliseconds, record["samples"]) for name, v in values(record).items()]
+                numbers = values(record)
+                keys = metric_keys(numbers)
+                metrics = [Metric(keys[name], float(v), milliseconds, record["samples"]) for name, v in numbers.items()]
+                metrics.sort(key=lambda metric: metric.key.endswith("/samples"))
                 if len(batch) + len(metrics) > MOST_METRICS:
                     self.client.log_batch(self._run_id, metrics=batch)
                     batch = []
                 batch += metrics
+                while len(batch) > MOST_METRICS:
+                    self.client.log_batch(self._run_id, metrics=batch[:MOST_METRICS])
+                    batch = batch[MOST_METRICS:]
             self.client.log_batch(self._run_id, metrics=batch)
 
     def finish(self, outcome: str, facts: RunFacts) -> None:
@@ -173,6 +182,17 @@ class MlflowClient:
             if _is_outage(error):
                 raise Unavailable(_reason(error)) from error
             raise Rejected(_reason(error), "check the URI, and MLFLOW_TRACKING_USERNAME, _PASSWORD or _TOKEN") from error
+
+
+def metric_keys(names: Iterable[str]) -> dict[str, str]:
+    """Name -> the name under which MLflow stores it: `_` replaces what it refuses, and a number tells equal ones apart."""
+    keys: dict[str, str] = {}
+    allowed = {name: REFUSED.sub(lambda match: "_" * len(match[0]), name[:LONGEST_NAME]) for name in names}
+    for name, key in sorted(allowed.items(), key=lambda pair: (pair[0] != pair[1], pair)):  # first those that stay as they are
+        candidates = (f"{key[: LONGEST_NAME - 10]}_{number}" for number in itertools.count(2))
+        taken = {*keys.values()}
+        keys[name] = key if key not in taken else next(each for each in candidates if each not in taken)
+    return keys
 
 
 def _is_outage(error: Exception) -> bool:

@@ -54,7 +54,7 @@ def values(record: dict[str, Any]) -> dict[str, float]:
     """The numbers of a record under training/ or evaluation/. null, which the log has for NaN and infinity, is NaN."""
     group = "evaluation" if is_evaluation(record) else "training"
     return {
-        f"{group}/{name.removeprefix('eval_')}": math.nan if value is None else value
+        encodable(f"{group}/{name.removeprefix('eval_')}"): math.nan if value is None else value
         for name, value in record.items()
         if value is None or isinstance(value, (int, float))
     }

@@ -211,7 +211,12 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         evaluation, run.examples = progress.position(run.plan.examples) | found, examples.arrays()
         processes.set_activity("evaluate", detail="writing the log")
         record = evaluation | {"wall_seconds": run.clock.wall_seconds}
-        run.call_hook("after_evaluation", record, MappingProxyType(record), is_logged=True)
+        counts = progress.best, progress.not_improved
+        try:
+            run.call_hook("after_evaluation", record, MappingProxyType(record), is_logged=True)
+        except CallbackError:
+            progress.best, progress.not_improved = counts  # a resumed run repeats the evaluation, and counts it again
+            raise
         progress.last_evaluation, progress.evaluation_due = evaluation, False
     return evaluation
 

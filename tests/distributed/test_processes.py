@@ -344,7 +344,7 @@ for step in range(6):
     request = group.take_request(reason)
     group.record_request(max(group.all_gather_object("the metrics of a step", request)))
     if stopped := group.check_stop(reason):
-        assert stopped == ("SIGTERM" if rank else f"SIGTERM to rank 1 on {hosts[1]}"), stopped
+        assert stopped == ("SIGTERM" if rank else f"SIGTERM (rank 1 on {hosts[1]})"), stopped
     print(step, "stop" if stopped else "save" if group.take_agreed_save() else None, flush=True)
     if stopped:
         break

@@ -148,6 +148,23 @@ def test_if_all_wait_at_the_same_point_no_rank_is_blamed():
     )
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "advised"),
+    [
+        (Heartbeat("evaluate", 6, "waiting for all", position=(0, 2, 0), idle_seconds=601.0), True),  # as if it alone asked
+        (Heartbeat("finish", 6, position=(0, 1, 7), idle_seconds=601.0), True),
+        (Heartbeat("load", 8, position=(0, 1, 7), idle_seconds=601.0), False),  # it has started one more step
+    ],
+)
+def test_ranks_that_wait_for_each_other_at_different_points_are_named_each_with_its_own(elsewhere, advised):
+    in_step = WAITS | {"beat": BEHIND, "at_devices": True}
+    found = Run().read(6, r0=WAITS | {"beat": elsewhere}, r1=in_step, r2=in_step)
+    assert found.rank is None
+    named = f"rank 0 on node0 {elsewhere.location}; rank 1 on node1, rank 2 on node2 in step 7): a device, the network"
+    assert named in found.reason
+    assert ("callbacks ask for evaluate and stop on all processes" in found.reason) == advised
+
+
 CUT_OFF = WAITS | {"cut_off": True}
 
 

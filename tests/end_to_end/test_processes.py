@@ -166,7 +166,7 @@ def test_sigterm_to_one_rank_saves_on_all_at_the_same_step_and_resumes_bitwise(l
     os.kill(pids[1], signal.SIGTERM)  # not rank 0, which writes
     _, err = wait_for_exit(process, 75)
     assert re.search(
-        r"stopped by SIGTERM to rank 1 on \S+ after step \d+ .* the last valid checkpoint is .*/checkpoints/\d+", err
+        r"stopped by SIGTERM \(rank 1 on \S+\) after step \d+ .* the last valid checkpoint is .*/checkpoints/\d+", err
     )
     wait_for_exit(launch(2, tmp_path / "cut", *LONG))
     assert outcome(tmp_path / "cut") == outcome(long_pair)
@@ -417,7 +417,7 @@ def test_sigterm_after_the_last_step_stops_a_program_that_would_train_again_on_a
             jaxdp.train(config, {str(tmp_path)!r} + "/" + name, datasets=(Images(), Images()), callbacks=[AtTheEnd()])
     """
     _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 75)
-    assert re.search(r"\[0\] .*stopped by SIGTERM to rank 1 on \S+ after the run in \S+/first had finished", err)
+    assert re.search(r"\[0\] .*stopped by SIGTERM \(rank 1 on \S+\) after the run in \S+/first had finished", err)
     assert not (tmp_path / "second/metrics.jsonl").exists()
 
 

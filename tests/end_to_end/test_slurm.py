@@ -125,7 +125,7 @@ def test_the_documented_script_stops_at_its_time_limit_is_requeued_and_equals_an
 
     output, job_facts = job.communicate(), job.shown()
     assert job_facts["JobState"] == "COMPLETED", (job_facts, output)
-    stops = re.findall(r"stopped by SIGTERM (?:to rank 1 on node2 )?after step (\d+) .* the last valid checkpoint is ", output)
+    stops = re.findall(r"stopped by SIGTERM (?:\(rank 1 on node2\) )?after step (\d+) .* the last valid checkpoint is ", output)
     assert [0 < int(step) < 400 for step in stops] == [True], output
     result = json.loads((tmp_path / "cut/result.json").read_text())
     assert (result["processes"], result["hosts"], result["mesh"], result["steps"]) == (2, 2, [2, 2], 400)

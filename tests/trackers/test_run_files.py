@@ -34,6 +34,7 @@ def test_positions_are_in_the_order_of_the_log_and_values_are_grouped_numbers():
     of_step = values(STEP)
     assert math.isnan(of_step.pop("training/gradient_norm"))
     assert of_step == {"training/samples": 64, "training/step": 8, "training/loss": 0.5}
+    assert values({"samples": 64, "\ud800": 1}) == {"training/samples": 64, "training/\\ud800": 1}  # what no client can send
     assert values(EVALUATION) == {"evaluation/samples": 64, "evaluation/step": 8, "evaluation/accuracy": 0.75}
 
 

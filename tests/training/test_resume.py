@@ -16,6 +16,7 @@ from helpers.runs import (
     tensorboard_scalars,
     train_shown,
     train_until,
+    without_timing,
 )
 
 import jaxdp
@@ -304,16 +305,47 @@ def test_continuing_with_changes_keeps_every_line_up_to_the_checkpoint(tiny, tmp
         assert report(tmp_path / "longer")["best_epoch"] == choose_checkpoint(tmp_path / "longer", "best").epoch
 
 
-def test_evaluation_of_a_session_killed_before_its_save_is_kept_and_repeated_once(tiny, tmp_path):
+def test_evaluation_of_a_session_killed_before_its_save_is_repeated_and_logged_once(tiny, tmp_path):
     """The checkpoint was saved during the last evaluation, which the next session finished before it was killed."""
     stopped_before_the_last_evaluation(tiny, tmp_path / "cut")
     train_until(tiny, tmp_path / "cut", evaluated=160)
-    log = (tmp_path / "cut/metrics.jsonl").read_bytes()
-    assert b"eval_loss" in log.splitlines()[-1]
+    log = outcome_of_whole_run(tiny)[0]
+    assert [without_timing(record) for record in read_records(tmp_path / "cut")] == log
     train_until(tiny, tmp_path / "cut", evaluated=160)
-    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == log
+    assert [without_timing(record) for record in read_records(tmp_path / "cut")] == log
     train(tiny, tmp_path / "cut")
     assert outcome(tmp_path / "cut") == outcome_of_whole_run(tiny)
+
+
+class LogsAndFails(jaxdp.Callback):
+    """Logs a number after an evaluation; fails after one step if asked to."""
+
+    def __init__(self, number, fails_after=None):
+        self.number, self.fails_after = number, fails_after
+
+    def after_evaluation(self, run, evaluation):
+        run.log(number=self.number)
+        if evaluation["step"] == self.fails_after:
+            raise ValueError("mend me")
+
+
+@pytest.mark.parametrize("step", [7, 15])
+def test_evaluation_in_which_a_callback_failed_is_repeated_and_logged_and_counted_once(tiny, tmp_path, step):
+    """The mended callback logs another number; no evaluation counts twice for early stopping."""
+    config = dataclasses.replace(tiny, stop=Stop(metric="eval_loss", patience=3))
+    with pytest.raises(TrainingError, match="mend me"):
+        train(config, tmp_path / "cut", callbacks=[LogsAndFails(1, fails_after=step)])
+    saved = latest_valid(tmp_path / "cut/checkpoints").metadata["progress"]
+    assert (saved["steps"], saved["evaluation_due"]) == (step, True)
+    train(config, tmp_path / "cut", callbacks=[LogsAndFails(2)])
+    numbers = [(line["step"], line["number"]) for line in read_log(tmp_path / "cut/metrics.jsonl") if "eval_loss" in line]
+    assert numbers == [(each, 1 if each < step else 2) for each in (7, 12, 15)]
+    train(config, tmp_path / "whole", callbacks=[LogsAndFails(2)])
+    (log, *_), (whole, *_) = outcome(tmp_path / "cut"), outcome(tmp_path / "whole")
+    assert [line | {"number": None} for line in log] == [line | {"number": None} for line in whole]
+    for name in ("best", "not_improved"):
+        of_runs = [latest_valid(tmp_path / run / "checkpoints").metadata["progress"][name] for run in ("cut", "whole")]
+        assert of_runs[0] == of_runs[1]
 
 
 def test_resume_from_another_run_equals_an_uninterrupted_run(tiny, tmp_path):
