@@ -246,7 +246,14 @@ def _bench_step(options: Step, flags: list[str]) -> None:
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
     batch = checked_batch(mesh.size)
     record = bench.run(
-        config, mesh, batch=batch, repeats=options.repeats, seconds=options.seconds, first_steps=starts, profile=options.kernels
+        config,
+        mesh,
+        batch=batch,
+        repeats=options.repeats,
+        seconds=options.seconds,
+        first_steps=starts,
+        profile=options.kernels,
+        keep=lambda record: _write(options, "step", record),
     )
     _bench_result(options, "step", record, bench=bench)
 
@@ -277,13 +284,19 @@ def _folder(options: Options, name: str) -> Path:
     return Path("bench", name) if options.output is None else Path(options.output)
 
 
+def _write(options: Options, name: str, record: dict[str, Any]) -> Path:
+    """Write the JSON file of a benchmark; its folder."""
+    folder = _folder(options, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    return folder
+
+
 def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench: ModuleType) -> None:
     """Write the JSON file of a benchmark and its plot, if it has one, and print its tables."""
     from jaxdp.loggers.console import Screen
 
-    folder = _folder(options, name)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    folder = _write(options, name, record)
     written = [f"{name}.json"]
     if hasattr(bench, "draw"):
         bench.draw(record, folder / f"{name}.png")
