@@ -179,7 +179,10 @@ def test_folded_form_has_a_table_if_it_was_measured(tables, tmp_path, measured):
     "calls", ["run verify", "best", "folded", "position", "start", "changes", "flags"], ids=lambda calls: calls.split()[0]
 )
 def test_calls_write_records_for_the_tables(gpu, tables, monkeypatch, tmp_path, calls):
-    """On a CPU, with two small images; PyTorch's modes fail where it is not installed."""
+    """On a CPU, with two small images; PyTorch's modes fail where it is not installed.
+
+    Left out: batches (best with other cases), modes (of PyTorch alone), and what needs CUDA: its graphs and published limits.
+    """
     import step_vs_pytorch
 
     calls = calls.split()
