@@ -4,8 +4,7 @@
 
 - first: the following calls, in about five minutes and at most ten. Together: run, the default training run; and verify, the
   proofs of `jaxdp doctor --verify`. Then best, the step of jaxdp alternately with two modes of PyTorch; folded, the folded form
-  alternately with the separate one and PyTorch's best mode; and position, the time of the step by kind of kernel against the
-  measured limits
+  alternately with the separate one; and position, the time of the step by kind of kernel against the measured limits
 - changes, flags: the step with one change each, alternately with the unchanged step; a change is adopted if it gains more than
   1 % and more than the spread. Includes the cost of `--compile.deterministic`
 - batches: jaxdp and PyTorch with other batch sizes
@@ -14,15 +13,20 @@
 
 Each writes gpu_NAME.json to benchmarks/results or --results, case by case, and prints a table. At most four steps of 256 images
 are in the memory of the GPU at once, about 65 GB. Compiled programs are stored for the next call (JAX_COMPILATION_CACHE_DIR).
+A contender that does not start in time is left out. What was measured before a failure or a limit is written: proofs in
+gpu_verify.part, the timed step in gpu_position/step.json.
+
+Install jaxdp (`pip install .`), or set PYTHONPATH to the checkout and to a folder with the installed wheels of pyproject.toml's
+dependencies.
 """
 
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from step_vs_pytorch import VARIANTS
@@ -41,23 +45,27 @@ OURS = {name: flags for name, (flags, _) in VARIANTS.items() if "folded" not in 
 COMPARED = {
     "best": ["jaxdp", "torch-compile", "torch-reduce"],
     "changes": ["jaxdp", *(f"jaxdp:{name}" for name, flags in OURS.items() if not flags)],
-    "folded": ["jaxdp", "torch-reduce", "jaxdp:folded-no-triton"],  # the autotuning of Triton's products did not end on an H100
+    "folded": ["jaxdp", "jaxdp:folded-no-triton"],  # the autotuning of Triton's products did not end on an H100
     "flags": ["jaxdp", *(f"jaxdp:{name}" for name, flags in OURS.items() if flags)],
     "modes": ["torch", "torch-reduce", "torch-max"],
     "batches": ["jaxdp", "torch-compile", "torch-reduce"],
 }
 CASES = {"batches": ["224:imagenet:128", "224:imagenet:400"]}
 TOGETHER, ALONE = ("run", "verify"), ("best", "folded", "position")  # of `first`, the most important before the others
-SECONDS = {"run": 120, "verify": 120, "best": 170, "folded": 180, "position": 100}  # at most
+SECONDS = {"run": 110, "verify": 110, "best": 170, "folded": 170, "position": 100}  # at most
+KILL_AFTER = 5  # more seconds
+START_SECONDS = dict.fromkeys(COMPARED, 90) | {"modes": 400}  # of a contender, at most
 
 
 def started(words, out: Path | None = None) -> None:
-    """One command of this checkout; its failure ends the call. out: a file for its stdout."""
+    """One command of this checkout; its failure ends the call. out: a file for its stdout, with suffix .part until it ends."""
     print(f"$ python {' '.join(words)}", file=sys.stderr, flush=True)
     there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory())} | os.environ | {"PYTHONPATH": searched()}
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False, stdout=subprocess.PIPE if out else None)
-    if out and done.stdout:
-        out.write_bytes(done.stdout)
+    part = out.with_suffix(".part") if out else None
+    with part.open("wb") if part else nullcontext() as stdout:  # no pipe: its end would be lost if this process were stopped
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False, stdout=stdout)
+    if part and part.stat().st_size:
+        part.replace(out)
     if done.returncode:
         sys.exit(done.returncode)
 
@@ -79,7 +87,7 @@ def first(results: Path, cases: list[str]) -> None:
     sizes = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # they share the memory of the GPU
 
     def begin(call: str) -> subprocess.Popen:
-        limit = ["timeout", "--kill-after", "10", str(SECONDS[call])]
+        limit = ["timeout", "--kill-after", str(KILL_AFTER), str(SECONDS[call])]
         return subprocess.Popen(
             [*limit, sys.executable, __file__, call, "--results", str(results), "--cases", *cases], env=os.environ | sizes
         )
@@ -115,10 +123,17 @@ def main():
             result = json.loads((Path(folder) / "result.json").read_text())
             out.write_text(json.dumps({"provenance": provenance()} | result, indent=1) + "\n")
         elif args.call in MORE:
-            started([*STEP, *sized(cases[0]), *MORE[args.call], "--output", folder])
-            shutil.copy(Path(folder) / "step.json", out)
+            record = out.with_suffix("") / "step.json"
+            record.unlink(missing_ok=True)  # of an earlier call
+            try:
+                started([*STEP, *sized(cases[0]), *MORE[args.call], "--output", str(record.parent)])
+            finally:
+                if record.exists():
+                    record.replace(out)
+                    record.parent.rmdir()
         else:
-            started([*SIDE_BY_SIDE, "--only", *COMPARED[args.call], "--cases", *cases, "--output", str(out)])
+            limit = ["--start-seconds", str(START_SECONDS[args.call])]
+            started([*SIDE_BY_SIDE, *limit, "--only", *COMPARED[args.call], "--cases", *cases, "--output", str(out)])
 
 
 if __name__ == "__main__":

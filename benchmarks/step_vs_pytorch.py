@@ -20,6 +20,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +37,7 @@ NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
 CPU_NAMES = (*NAMES, "torch:kept", "torch-compile:kept")
 GPU_NAMES = (*NAMES, "torch-reduce", "torch-max")
 TITLES = {"jaxdp-linen": "plain Flax", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
-TITLES |= {"jaxdp:given-back": "jaxdp, malloc trimming"}
+TITLES |= {"jaxdp:given-back": "jaxdp, malloc trimming", "jaxdp:folded-no-triton": "jaxdp, folded, without Triton"}
 TITLES |= {"torch-reduce": "PyTorch, reduce-overhead", "torch-max": "PyTorch, max-autotune"}
 TITLES |= {"torch:kept": "PyTorch, no malloc trimming", "torch-compile:kept": "PyTorch, compiled, no malloc trimming"}
 STAGES = (3, 4, 6, 3)
@@ -252,15 +253,20 @@ MAKERS = {
 }
 
 
-def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
+def measure(case: str, names, args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
+    """Time a case. keep: takes its record after each start and each round."""
     print(case, file=sys.stderr)
     batch, makers = int(case.split(":")[2]), {}
     for name in names:
         flags, _ = VARIANTS.get(name.partition(":")[2], ("", {}))
-        makers[name] = partial(turns.Contender, name, [__file__, "--work", name, case], flags)
-    rows, failed = turns.time_alternately(makers, batch, rounds, seconds_a_round)
-    compare(rows)
-    return {"case": case, "rounds": rounds, "rows": rows, "failed": failed}
+        makers[name] = partial(turns.Contender, name, [__file__, "--work", name, case], flags, args.start_seconds)
+
+    def of_rows(rows: dict, failed: dict) -> None:
+        compare(rows)
+        rounds = max((len(row["seconds"]) for row in rows.values()), default=0)
+        keep({"case": case, "rounds": rounds, "rows": rows, "failed": failed})
+
+    turns.time_alternately(makers, batch, args.rounds, args.seconds, of_rows)
 
 
 def compare(rows: dict) -> None:
@@ -290,6 +296,7 @@ def main():
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0, help="of a contender's round")
+    parser.add_argument("--start-seconds", type=float, default=turns.START_SECONDS, help="after which a contender is left out")
     parser.add_argument("--only", nargs="*", help="contenders")
     parser.add_argument("--cases", nargs="*", help="SIZE:STEM:BATCH, stem small or imagenet")
     parser.add_argument("--output", type=Path, default=RESULTS / "step_vs_pytorch.json")
@@ -310,9 +317,14 @@ def main():
     from jaxdp.bench.environment import provenance
 
     record = {"provenance": provenance(), "cases": []}
+
+    def keep(one: dict) -> None:  # what follows may be cut off
+        record["cases"][-1] = one
+        args.output.write_text(json.dumps(record, indent=1) + "\n")
+
     for case in cases:
-        record["cases"].append(measured(case, names, args.rounds, args.seconds))
-        args.output.write_text(json.dumps(record, indent=1) + "\n")  # a later case may be cut off
+        record["cases"].append({})
+        measure(case, names, args, keep)
     print(table(record))
 
 

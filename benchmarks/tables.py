@@ -121,39 +121,48 @@ def speed(record: dict) -> str:
     return markdown(columns, rows, f"{made}{made_on(record)}.")
 
 
-def speed_on_gpu(record: dict) -> str:
-    rows = record["cases"][0]["rows"]
+def speed_on_gpu() -> str:
+    """Beside PyTorch, and the folded form beside the separate one if it was measured."""
+    found = (read("gpu_best"), "PyTorch", "to_pytorchs_best"), (read("gpu_folded"), "jaxdp", "to_jaxdp")
+    return "\n\n".join(gpu_steps(*one) for one in found if one[0])
+
+
+def gpu_steps(record: dict, base: str, ratio: str) -> str:
+    """Steps on a GPU. base: what their speed is relative to; ratio: its name in a row."""
+    case = record["cases"][0]
     shown = [
-        (step_vs_pytorch.TITLES.get(name, name), f"{row['images_per_second']:,.0f}", f"{row['to_pytorchs_best']:.2f}")
-        for name, row in rows.items()
+        (
+            step_vs_pytorch.TITLES.get(name, name),
+            f"{row['images_per_second']:,.0f}",
+            "" if row[ratio] is None else f"{row[ratio]:.2f}",
+        )
+        for name, row in case["rows"].items()
     ]
-    torch = next(row["torch"] for row in rows.values() if "torch" in row)
-    rounds = record["cases"][0]["rounds"]
-    made = f"224x224, batch 256, bfloat16, relative to the faster of these modes; medians of {rounds} rounds on "
-    made += f"{made_on(record)}, PyTorch {torch}."
-    return markdown(("step", "images/s", "relative to PyTorch"), shown, made)
+    shown += [(step_vs_pytorch.TITLES.get(name, name), why, "") for name, why in case["failed"].items()]
+    size, _, batch = case["case"].split(":")
+    of_modes = "relative to the faster of these modes; " if base == "PyTorch" else ""
+    made = f"{size}x{size}, batch {batch}, bfloat16, {of_modes}medians of {case['rounds']} rounds on {made_on(record)}"
+    torch = [f", PyTorch {row['torch']}" for row in case["rows"].values() if "torch" in row][:1]
+    return markdown(("step", "images/s", f"relative to {base}"), shown, f"{made}{''.join(torch)}.")
 
 
 def gpu_kernels(record: dict) -> str:
-    """The step's time by kind of kernel."""
+    """The step's time by kind of kernel, if it was profiled."""
     rows = [
         (
             row["kind"],
             f"{row['kernels']:,}",
             f"{1e3 * row['seconds']:.1f}",
             f"{row['bytes'] / 1e9:.1f}",
-            f"{row['bytes'] / row['seconds'] / 1e12:.2f}",
-            f"{row['flop'] / row['seconds'] / 1e12:.0f}" if row["flop"] else "",
+            f"{row['bytes'] / row['seconds'] / 1e12:.2f}" if row["seconds"] else "",
+            f"{row['flop'] / row['seconds'] / 1e12:.0f}" if row["flop"] and row["seconds"] else "",
         )
-        for row in record["kernels"]["rows"]
+        for row in (record["kernels"] or {"rows": ()})["rows"]
     ]
-    rate, flops = (record["ceilings"]["published"][name] / 1e12 for name in ("bytes_per_second", "flops"))
-    return markdown(
-        ("kind", "kernels", "ms", "GB", "TB/s", "TFLOP/s"),
-        rows,
-        f"{record['batch']} images in bfloat16, {1e3 * record['step_seconds']:.1f} ms a step, on {made_on(record)}; published: "
-        f"{rate:.2f} TB/s, {flops:.0f} TFLOP/s. By `benchmarks/gpu.py position`.",
-    )
+    made = f"{record['batch']} images in bfloat16, {1e3 * record['step_seconds']:.1f} ms a step, on {made_on(record)}"
+    if published := record["ceilings"].get("published"):
+        made += f"; published: {published['bytes_per_second'] / 1e12:.2f} TB/s, {published['flops'] / 1e12:.0f} TFLOP/s"
+    return markdown(("kind", "kernels", "ms", "GB", "TB/s", "TFLOP/s"), rows, f"{made}. By `benchmarks/gpu.py position`.")
 
 
 def gpu_run() -> str:
@@ -254,7 +263,7 @@ ON_PAGES = {
     },
     "docs/performance.md": {
         "speed": of("step_vs_pytorch", speed),
-        "speed_on_gpu": of("gpu_best", speed_on_gpu),
+        "speed_on_gpu": speed_on_gpu,
         "gpu": of("gpu_bytes", compiled.bytes_table),
     },
     "docs/recipes.md": {"goals": goals},

@@ -7,7 +7,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from common import ROOT
 
@@ -37,19 +39,19 @@ def serve(make) -> None:
 
 
 class Contender:
-    """A process that runs `serve`. words: arguments of its Python command. flags: additional XLA flags.
+    """A process that runs `serve`. words: arguments of its Python command. flags: additional XLA flags. start_seconds: timeout.
 
     Raises RuntimeError if it exits or does not answer in time.
     """
 
-    def __init__(self, name: str, words: list[str], flags: str = ""):
-        self.name, self.seconds = name, []
+    def __init__(self, name: str, words: list[str], flags: str = "", start_seconds: float = START_SECONDS):
+        self.name, self.seconds, self.steps_a_round = name, [], 1
         flags = f"{ENVIRONMENT.get('XLA_FLAGS', '')} {flags}".strip()
         environment = ENVIRONMENT | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": flags}
         self.process = subprocess.Popen(
             [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         )
-        self.facts = self._answer(START_SECONDS)
+        self.facts = self._answer(start_seconds)
 
     def _answer(self, timeout: float):
         ready, _, _ = select.select([self.process.stdout], [], [], timeout)
@@ -80,9 +82,18 @@ class Contender:
                 pipe.close()
 
 
-def time_alternately(makers: dict, batch: int, rounds: int, seconds_a_round: float) -> tuple[dict, dict]:
-    """({name: row}, {name: error} of failed ones). makers: name -> function that makes a Contender of `batch` images."""
-    contenders, counts, failed = {}, {}, {}
+def time_alternately(
+    makers: dict,
+    batch: int,
+    rounds: int,
+    seconds_a_round: float,
+    keep: Callable[[dict, dict], None] = lambda rows, failed: None,
+) -> tuple[dict, dict]:
+    """({name: row}, {name: error} of failed ones). makers: name -> function that makes a Contender of `batch` images.
+
+    keep: takes what is known after each start and each round; before the first round, rows are of one step.
+    """
+    contenders, failed = {}, {}
 
     def attempt(name, call):
         try:
@@ -96,20 +107,28 @@ def time_alternately(makers: dict, batch: int, rounds: int, seconds_a_round: flo
             print(f"{name} starts ...", file=sys.stderr, flush=True)
             if one := attempt(name, make):
                 contenders[name] = one
-        for name, one in [*contenders.items()]:
-            if seconds := attempt(name, lambda one=one: one.steps(1)):
-                counts[name] = max(1, round(seconds_a_round / seconds))
+                if seconds := attempt(name, partial(one.steps, 1)):
+                    one.seconds = [seconds]
+            keep(rows_of(contenders, batch), failed)
+        for one in contenders.values():
+            one.steps_a_round, one.seconds = max(1, round(seconds_a_round / one.seconds[0])), []
         for _ in range(rounds):
             for name, one in [*contenders.items()]:
-                if seconds := attempt(name, lambda name=name, one=one: one.steps(counts[name])):
-                    one.seconds.append(seconds / counts[name])
+                if seconds := attempt(name, partial(one.steps, one.steps_a_round)):
+                    one.seconds.append(seconds / one.steps_a_round)
+            keep(rows_of(contenders, batch), failed)
     finally:
         for one in contenders.values():
             one.close()
-    rows = {
+    return rows_of(contenders, batch), failed
+
+
+def rows_of(contenders: dict, batch: int) -> dict:
+    """{name: row} of a Contender of `batch` images each."""
+    return {
         one.name: one.facts
         | {
-            "steps_a_round": counts[one.name],
+            "steps_a_round": one.steps_a_round,
             "step_seconds": statistics.median(one.seconds),
             "fastest": min(one.seconds),
             "slowest": max(one.seconds),
@@ -118,7 +137,6 @@ def time_alternately(makers: dict, batch: int, rounds: int, seconds_a_round: flo
         }
         for one in contenders.values()
     }
-    return rows, failed
 
 
 def ratio(row: dict, base: dict) -> float:

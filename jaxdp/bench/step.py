@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +132,12 @@ def run(
     seconds: float = 2.0,
     first_steps: dict | None = None,
     profile: bool = False,
+    keep: Callable[[dict], object] = lambda record: None,
 ) -> dict:
     """Time steps of `batch` images in `repeats` rounds of about `seconds` seconds.
 
     first_steps: from `time_first_steps`, for the record. profile: run a few more steps under JAX's profiler, for a table by
-    kind of kernel.
+    kind of kernel. keep: takes the record without what follows the timed steps, in which the process may end.
     """
     with options.without_compilation_cache():
         step = build_step(config, mesh, global_batch=batch, strategy=config.reduce.strategy)
@@ -157,10 +158,9 @@ def run(
     bytes_accessed = mesh.size * step.step.cost_analysis().get("bytes accessed", 0.0)
     device = mesh.devices.flat[0]
     flop_per_image = FLOP_PER_MULTIPLY_ADD * model_summary(config)["macs"]
-    ceilings = {"measured": roofline.measure(mesh, config.model.dtype)}
-    if published := published_ceilings(device.device_kind, config.model.dtype, mesh.size):
-        ceilings["published"] = published
-    return {
+    published = published_ceilings(device.device_kind, config.model.dtype, mesh.size)
+    ceilings = {"published": published} if published else {}
+    record = {
         "provenance": provenance(),
         "config": config.name,
         "model": describe(config),
@@ -185,10 +185,15 @@ def run(
         "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
         "trace_and_compile_seconds": step.compile_seconds,
         "first_steps": first_steps,
-        "kernels": _profile_kernels(step, mesh, ceilings["measured"], images_per_device=batch // mesh.size)
-        if profile
-        else None,
+        "kernels": None,
     }
+    keep(record)
+    measured = roofline.measure(mesh, config.model.dtype)
+    record["ceilings"] = {"measured": measured} | ceilings
+    if profile:
+        keep(record)
+        record["kernels"] = _profile_kernels(step, mesh, measured, images_per_device=batch // mesh.size)
+    return record
 
 
 def _profile_kernels(step: StepRunner, mesh: Mesh, ceilings: dict[str, float], *, images_per_device: int) -> dict:

@@ -249,7 +249,14 @@ def _bench_step(options: Step, flags: list[str]) -> None:
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
     batch = checked_batch(mesh.size)
     record = bench.run(
-        config, mesh, batch=batch, repeats=options.repeats, seconds=options.seconds, first_steps=starts, profile=options.kernels
+        config,
+        mesh,
+        batch=batch,
+        repeats=options.repeats,
+        seconds=options.seconds,
+        first_steps=starts,
+        profile=options.kernels,
+        keep=lambda record: _write(options, "step", record),
     )
     _bench_result(options, "step", record, bench=bench)
 
@@ -280,20 +287,26 @@ def _folder(options: Options, name: str) -> Path:
     return Path("bench", name) if options.output is None else Path(options.output)
 
 
+def _write(options: Options, name: str, record: dict[str, Any]) -> Path:
+    """Write the JSON file of a benchmark; its folder."""
+    folder = _folder(options, name)
+    write_output(folder / f"{name}.json", f"{json.dumps(record, indent=1)}\n".encode())
+    return folder
+
+
 def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench: ModuleType) -> None:
     """Print the tables of a benchmark, and write its JSON file and its plot, if it has one, even if printing fails."""
     from jaxdp.loggers.console import Screen
 
-    folder, text, screen = _folder(options, name), json.dumps(record, indent=1), Screen()
+    screen = Screen()
     try:
         if options.json:
-            print(text)
+            print(json.dumps(record, indent=1))
         for part in [] if options.json else bench.render(record):
             (screen.info if isinstance(part, str) else screen.table)(part)
             screen.info("")
     finally:
-        write_output(folder / f"{name}.json", f"{text}\n".encode())
-        written = [f"{name}.json"]
+        folder, written = _write(options, name, record), [f"{name}.json"]
         if hasattr(bench, "draw"):
             picture = io.BytesIO()
             bench.draw(record, picture)

@@ -1,11 +1,13 @@
 """The step benchmark: rates, ceilings, errors."""
 
 import dataclasses
+import json
 
 import pytest
 
 from jaxdp.bench import roofline
 from jaxdp.bench import step as bench_step
+from jaxdp.cli.main import main
 from jaxdp.config import Config, Data, Model, Optimizer, Phase
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
@@ -27,6 +29,26 @@ def test_run_reports_rates_memory_and_ceilings(tiny, monkeypatch):
     rows = dict(zip(*(column.cells for column in list(table.columns)[:2]), strict=True))
     assert rows["images/s per device"] == f"{record['images_per_second'] / 4:,.1f}"
     assert "six per multiply-add" in notes
+
+
+def test_timed_step_is_written_before_its_profile(tiny, monkeypatch, tmp_path):
+    """A profile can end the process."""
+
+    def profile_kernels(step, steps):
+        raise MemoryError
+
+    monkeypatch.setitem(roofline.MATRIX_SIDE, "cpu", 64)
+    monkeypatch.setitem(roofline.VECTOR_ELEMENTS, "cpu", 4096)
+    monkeypatch.setattr(bench_step.kernels, "profile_kernels", profile_kernels)
+    words = "bench step --model.depth 18 --model.width 4 --data.source synthetic --data.image-size 32 --model.stem small"
+    words += " --mesh.cpu-devices 8 --batch-size 8 --repeats 2 --seconds 0.01 --no-starts --kernels --output"
+    with pytest.raises(SystemExit):
+        main([*words.split(), str(tmp_path)])
+    record = json.loads((tmp_path / "step.json").read_text())
+    assert record["kernels"] is None
+    assert record["images_per_second"] == pytest.approx(8 / record["step_seconds"])
+    assert record["ceilings"]["measured"]
+    assert len([*bench_step.render(record)]) == 2  # the table of the step, and notes
 
 
 def test_flop_per_image_equals_published_count():
