@@ -126,13 +126,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             lines = file.read(MAX_READ).split(b"\n")[:-1]
     except OSError:
         return []
-    fields = dict.fromkeys(("event", "text", "host"), _is_text) | dict.fromkeys(
-        ("samples", "sessions", "wall_seconds"), _is_number
-    )
+    fields: dict[str, Callable[[object], bool]] = dict.fromkeys(("event", "text", "host"), lambda value: isinstance(value, str))
+    fields |= dict.fromkeys(("samples", "sessions", "wall_seconds"), _is_number)
     events = [_dict_of(line) for line in lines]
     known = [{name: event[name] for name, fits in fields.items() if fits(event.get(name))} for event in events]
     return [event for event in known if {"event", "text"} <= event.keys()]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

@@ -41,16 +41,13 @@ def _check_worker_batches(config: Config) -> None:
     for index, phase in enumerate(config.batch):
         whole, part = phase.global_batch, phase.per_worker_batch
         if part is not None and whole % part:
-            divisor = min(_divisors(whole), key=lambda n: (abs(n - part), n))
+            divisors = {d for n in range(1, math.isqrt(whole) + 1) if whole % n == 0 for d in (n, whole // n)}
+            divisor = min(divisors, key=lambda n: (abs(n - part), n))
             batch = max(1, round(whole / part)) * part
             hint = f"use --batch.{index}.per-worker-batch {divisor}, or --batch.{index}.global-batch {batch}"
             raise ConfigError(
                 f"batch.{index}.per_worker_batch", part, reason=f"must divide the global batch {whole}", hint=hint
             )
-
-
-def _divisors(number: int) -> set[int]:
-    return {divisor for n in range(1, math.isqrt(number) + 1) if number % n == 0 for divisor in (n, number // n)}
 
 
 def _check_deterministic(config: Config) -> None:
@@ -164,16 +161,13 @@ def _check_schedule(config: Config) -> None:
 
 
 def _check_finetune(config: Config) -> None:
-    """The parts of a ResNet are known: only they can be frozen or have another rate."""
+    """The weights are a local file. The parts of a ResNet are known: only they can be frozen or have another rate."""
+    check_local(config.finetune.weights, "finetune.weights")
     for field in ("frozen_stages", "head_multiplier"):
         value = getattr(config.finetune, field)
         if config.model.name != RESNET and value != getattr(Finetune(), field):
             reason = f"not supported with model.name={config.model.name!r}"
             raise ConfigError(f"finetune.{field}", value, reason=reason, hint="omit it")
-
-
-def _check_paths(config: Config) -> None:
-    check_local(config.finetune.weights, "finetune.weights")
 
 
 def _check_source(config: Config) -> None:
@@ -222,7 +216,6 @@ RELATIONS = (
     _check_loss_scale,
     _check_schedule,
     _check_finetune,
-    _check_paths,
     _check_source,
 )
 

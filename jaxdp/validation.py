@@ -91,7 +91,9 @@ def _checked(parse: Callable[[], Config]) -> Config:
     for path in PATHS:
         if (value := attrgetter(path)(config)) is not None:
             config = with_fields(config, {path: expand_user(value, path)})
-    for check in (_check_passwords, _check_dependent_fields, _check_sections, *RELATIONS):
+    for field, value in flatten(dataclasses.asdict(config)).items():
+        check_no_password(value, field)
+    for check in (_check_dependent_fields, _check_sections, *RELATIONS):
         check(config)
     return config
 
@@ -148,11 +150,6 @@ def _check_sections(config: Config) -> None:
     for section in vars(config).values():
         if isinstance(section, Section):
             section.check()
-
-
-def _check_passwords(config: Config) -> None:
-    for field, value in flatten(dataclasses.asdict(config)).items():
-        check_no_password(value, field)
 
 
 def changes(old: Config, new: Config, ignore: Iterable[str] = RESUME_SAFE_FIELDS) -> list[str]:

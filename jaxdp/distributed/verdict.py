@@ -3,7 +3,6 @@
 A run of one process is judged by the same rules, over its own record.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -243,11 +242,9 @@ def headline(alive: Mapping[int, Record]) -> str:
     """Which processes make no progress, and where."""
     behind = at_fault(alive)
     if not behind:
-        at = defaultdict(list)
-        for record in alive.values():
-            at[record.beat.location].append(record)
-        places = "; ".join(f"{names(there)} {location}" for location, there in at.items())
-        where = f" {next(iter(at))}" if len(at) == 1 else f" ({places})"
+        places = dict.fromkeys(record.beat.location for record in alive.values())
+        at = [f"{names(record for record in alive.values() if record.beat.location == place)} {place}" for place in places]
+        where = f" {next(iter(places))}" if len(places) == 1 else f" ({'; '.join(at)})"
         reason = f"all ranks wait for each other or for their devices{where}: a device, the network or a collective is stuck"
         parts = {ITERATION_OF_ACTIVITY.get(record.beat.activity, record.beat.activity) for record in alive.values()}
         advice = "; check that callbacks ask for evaluate and stop on all processes" if len(parts) > 1 else ""
