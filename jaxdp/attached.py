@@ -9,8 +9,8 @@ from jaxdp.callbacks.checks import StepChecks
 from jaxdp.callbacks.early_stopping import EarlyStopping
 from jaxdp.callbacks.run_files import RunFiles, Uploads
 from jaxdp.config import Config
-from jaxdp.loggers.callbacks import Console, MetricsFile, Plot
 from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.default import Console, MetricsFile, Plot
 from jaxdp.loggers.events import EventLog
 from jaxdp.loggers.profile import Profile
 from jaxdp.loggers.tensorboard import TensorBoard

@@ -34,7 +34,7 @@ from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launch import reserved_port
-from jaxdp.loggers import callbacks
+from jaxdp.loggers import default
 from jaxdp.models import activations, resnet
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
@@ -99,7 +99,7 @@ def tiny(normalized_linear, request):
     """
     with pytest.MonkeyPatch.context() as patch:
         if "plots" not in request.fixturenames:
-            patch.setattr(callbacks.Plot, "on_end", lambda *_: None)
+            patch.setattr(default.Plot, "on_end", lambda *_: None)
         yield Config(
             name="tiny",
             epochs=3.0,

@@ -38,8 +38,8 @@ class TensorBoard(Callback):
             self.file.write(metrics)
 
     def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
-        if run.examples:
-            self.file.write_image(evaluation["samples"], example_grid(*run.examples, class_names=run.datasets.classes))
+        if run.example_images:
+            self.file.write_image(evaluation["samples"], example_grid(*run.example_images, class_names=run.datasets.classes))
         self.file.write(evaluation)
 
     def on_end(self, run: Run, result: TrainResult | None) -> None:

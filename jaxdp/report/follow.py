@@ -12,8 +12,8 @@ from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import CONFIG
 from jaxdp.records import EVENTS, LOG
 from jaxdp.report import page, plots
+from jaxdp.report.cards import Seen
 from jaxdp.report.plots import Picture
-from jaxdp.report.progress import Seen
 from jaxdp.report.run_history import History, labels_of, read_directory
 from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use
 

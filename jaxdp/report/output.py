@@ -14,10 +14,10 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
+from jaxdp.report.cards import Seen
 from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
 from jaxdp.report.page import page
 from jaxdp.report.plots import Picture, check_number, draw
-from jaxdp.report.progress import Seen
 from jaxdp.report.run_history import History, read_all
 
 PAGE = "report.html"

@@ -5,9 +5,9 @@ from html import escape
 from importlib.resources import files
 
 from jaxdp.errors import plural, printable
+from jaxdp.report.cards import Seen, card, cards_html, messages_html, text_html
 from jaxdp.report.confusion import Confusion
 from jaxdp.report.plots import MAX_LOGGED, Picture, line_styles, logged_names
-from jaxdp.report.progress import Seen, card, cards_html, messages_html, text_html
 from jaxdp.report.tables import (
     classes_table,
     curves_note,

@@ -97,13 +97,13 @@ class Trackers(Callback):
                 info(f"{tracker.name}: no answer within {CONNECT_SECONDS:g} s; training continues")
 
     def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
-        if not self.trackers or not run.examples or not self._can_draw:
+        if not self.trackers or not run.example_images or not self._can_draw:
             return
         png = io.BytesIO()
         try:
             from PIL import Image
 
-            Image.fromarray(example_grid(*run.examples, class_names=run.datasets.classes)).save(png, "png")
+            Image.fromarray(example_grid(*run.example_images, class_names=run.datasets.classes)).save(png, "png")
         except Exception as error:
             self._can_draw = False
             reason = printable(f"{type(error).__name__}: {first_line(error)}")

@@ -208,7 +208,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             wait_for=signals.wait_for,
             observer=examples,
         )
-        evaluation, run.examples = progress.position(run.plan.examples) | found, examples.arrays()
+        evaluation, run.example_images = progress.position(run.plan.examples) | found, examples.arrays()
         processes.set_activity("evaluate", detail="writing the log")
         record = evaluation | {"wall_seconds": run.clock.wall_seconds}
         counts = progress.best, progress.not_improved

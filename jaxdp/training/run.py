@@ -20,7 +20,7 @@ from jaxdp.errors import kind_of, printable
 from jaxdp.records import RECORD_FIELDS
 from jaxdp.training.clock import Clock
 from jaxdp.training.evaluation import evaluation_logits
-from jaxdp.training.state import Replicated, TrainState, from_host, replicate, replicated
+from jaxdp.training.state import Placement, TrainState, from_host, replicate, replicated
 
 if TYPE_CHECKING:
     from jaxdp.checkpoint.manager import CheckpointManager
@@ -62,7 +62,7 @@ class Run:
     config, plan: what is trained. workdir: the run directory. location: the same, or its URL. processes: rank and number of the
     processes. datasets: training and held-out images. devices: all that may be used. state: parameters, batch statistics and
     optimizer state after the last step that was started, on the devices, in the placement of the step. progress: position and
-    times. info(text): shows a line. examples: a few held-out images of the last evaluation with their classes, see
+    times. info(text): shows a line. example_images: a few held-out images of the last evaluation with their classes, see
     `ExampleCollector.arrays`. is_logged: whether the log receives the current record: an evaluation's, a step's every few
     steps, that of the first step of a phase and of the last of the run, and those to which `log` has added values.
     stop_reason: why the run ends early. error: the exception that ended it.
@@ -98,11 +98,11 @@ class Run:
         self.clock = Clock(self.progress, started)
         self.has_started = False  # whether its callbacks have
         self.state: TrainState
-        self.placement: Replicated | None = None  # of the state; None while it is as it was restored or initialized
+        self.placement: Placement | None = None  # of the state; None while it is as it was restored or initialized
         self.phase = self.plan.phases[0]
         self.logged: list[dict[str, Any]] = []  # records of the log at the position where this session started
         self.log_every = self.config.logging.every_steps or min(LOG_EVERY, max(1, self.plan.total_steps // FEWEST_LOG_LINES))
-        self.examples: list[np.ndarray] = []
+        self.example_images: list[np.ndarray] = []
         self.stop_reason: str | None = None
         self.error: BaseException | None = None
         self.saved_samples: int | None = None

@@ -1,6 +1,6 @@
 """The state of training: a pytree of arrays, how it begins, and where it is on the devices between two steps.
 
-Every device holds the whole state (`Replicated`), or with a sharded update (`reduce.update sharded`; Xu et al., arXiv
+Every device holds the whole state (a plain `Placement`), or with a sharded update (`reduce.update sharded`; Xu et al., arXiv
 2004.13336; ZeRO stage 1, arXiv 1910.02054) its shard of the trained parameters, of the optimizer's state and of the averaged
 parameters along the rows of the mesh (`Sharded`). A step then begins with the all-gather of the parameters, in the dtype in
 which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the placement.
@@ -172,8 +172,8 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(move, tree)
 
 
-class Replicated:
-    """Every device holds the whole state."""
+class Placement:
+    """Where a state is between two steps: here whole on every device."""
 
     sharded = False
     sums_of_squares: SumOfSquares = staticmethod(local_sums_of_squares)
@@ -219,7 +219,7 @@ class Replicated:
         return lambda params: params
 
 
-class Sharded(Replicated):
+class Sharded(Placement):
     """Each device holds its shard of what an update changes; see `jaxdp.parallel.shards`.
 
     What the network computes with, but an optimizer does not change, is whole on every device: frozen parameters, running
@@ -351,6 +351,6 @@ class Sharded(Replicated):
         return self._gather_program(*(tree._replace(opt_state=()) for tree in (self.whole, self._is_shard, self.specs)))
 
 
-def make_placement(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> Replicated:
+def make_placement(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> Placement:
     """The placement of a config's state on a mesh. On one device there is nothing to shard."""
-    return (Sharded if config.reduce.update == "sharded" and mesh.size > 1 else Replicated)(config, model, mesh)
+    return (Sharded if config.reduce.update == "sharded" and mesh.size > 1 else Placement)(config, model, mesh)

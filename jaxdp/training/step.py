@@ -27,7 +27,7 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.allreduce import Overlap
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training import request_flags
-from jaxdp.training.state import Replicated, TrainState, make_optimizer, make_placement, with_seed
+from jaxdp.training.state import Placement, TrainState, make_optimizer, make_placement, with_seed
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
@@ -212,7 +212,7 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
 
 
 def step_gradients(
-    config: Config, placement: Replicated, *, pixel_stats: PixelStats, accumulation: int
+    config: Config, placement: Placement, *, pixel_stats: PixelStats, accumulation: int
 ) -> Callable[..., tuple[dict, dict]]:
     """f(state, batch, seed, images=images or None): `compute_gradients` of a placed state, for a step and what reads it."""
     gather_params = placement.params_gatherer()

@@ -24,7 +24,7 @@ from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
-from jaxdp.training.state import Replicated, TrainState, abstract_state, from_host, make_placement, replicated
+from jaxdp.training.state import Placement, TrainState, abstract_state, from_host, make_placement, replicated
 from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step, step_gradients
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import own_options
@@ -121,7 +121,7 @@ class StepCompiler:
         self.reductions, self.images, self.devices = reductions or {}, images, devices
         self.evaluation_examples = evaluation_examples
         self.meshes: dict[tuple[int, int], Mesh] = {}
-        self.placements: dict[tuple[int, int], Replicated] = {}
+        self.placements: dict[tuple[int, int], Placement] = {}
         self.constants = cache(self._transfer_constants)
         self.futures: dict[tuple, Future] = {}
         self.resident_images: dict[Mesh, jax.Array] = {}
@@ -135,7 +135,7 @@ class StepCompiler:
             mesh = self.meshes[shape] = mesh_of(phase, self.devices)
         return mesh
 
-    def placement(self, phase: PlannedPhase) -> Replicated:
+    def placement(self, phase: PlannedPhase) -> Placement:
         """Where the state is on the devices during a phase; phases of the same shape share it."""
         if phase.shape not in self.placements:
             self.placements[phase.shape] = make_placement(self.config_of(phase), self.model, self.mesh(phase))

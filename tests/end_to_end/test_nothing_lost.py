@@ -22,7 +22,7 @@ from jaxdp.config import Data, Mesh, Phase
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.evaluate import evaluate
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
-from jaxdp.loggers.callbacks import JsonLines
+from jaxdp.loggers.default import JsonLines
 from jaxdp.records import read_log
 from jaxdp.session import train
 

@@ -46,7 +46,7 @@ class Examples(Callback):
         self.seen = []
 
     def after_evaluation(self, run, evaluation):
-        self.seen.append((evaluation["samples"], *run.examples))
+        self.seen.append((evaluation["samples"], *run.example_images))
 
 
 def test_train_writes_records_config_mesh_and_pictures(with_tensorboard, tmp_path):

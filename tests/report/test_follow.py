@@ -21,9 +21,9 @@ from jaxdp.config import Data, Optimizer, Stop
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
 from jaxdp.report import follow, run_history
+from jaxdp.report.cards import card as card_of
+from jaxdp.report.cards import messages_html
 from jaxdp.report.follow import WatchedRun
-from jaxdp.report.progress import card as card_of
-from jaxdp.report.progress import messages_html
 from jaxdp.setup import run_dir
 from jaxdp.training.callback import Callback, Callbacks
 

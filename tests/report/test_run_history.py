@@ -10,7 +10,7 @@ from jaxdp.cli import main
 from jaxdp.cloud.lease import Lease
 from jaxdp.cloud.location import Location, open_location
 from jaxdp.loggers.events import EventLog
-from jaxdp.report.progress import Seen, card
+from jaxdp.report.cards import Seen, card
 from jaxdp.report.run_history import read, read_all
 
 

@@ -1,4 +1,4 @@
-"""Callbacks that show and record a run: the console, metrics.jsonl and training.png."""
+"""The callbacks of every run that show and record it: the console, metrics.jsonl and training.png."""
 
 import errno
 import os
