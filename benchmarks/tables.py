@@ -85,14 +85,6 @@ def stages(record: dict) -> str:
     )
 
 
-def start(record: dict) -> str:
-    rows = [
-        (name, f"{row['to_first_step']:.1f} s", f"{row['whole_command']:.1f} s") for name, row in record["first_steps"].items()
-    ]
-    columns = "compilation cache", "first step", "whole command"
-    return markdown(columns, rows, f"By `jaxdp bench step` on {made_on(record)}.")
-
-
 def step(record: dict) -> str:
     version = next(row["torch"] for row in record["cases"][0]["rows"].values() if "torch" in row)
     made = f"Medians of {record['cases'][0]['rounds']} rounds by `benchmarks/step_vs_pytorch.py` on {made_on(record)}"
@@ -283,7 +275,6 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "training": of("batch_norm_training", accuracy.forms_table),
     "memory": of("memory", compiled.memory_table),
     "lr_range": of("lr_range", lr_range.table),
-    "start": of("step_cpu", start),
     "startup": of("startup", startup.table),
     "callbacks": of("callbacks", callbacks.table, "callbacks.py"),
     "allreduce": of("allreduce_cpu", allreduce),
