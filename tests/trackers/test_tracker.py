@@ -195,7 +195,7 @@ def test_what_cannot_be_written_or_drawn_costs_itself(tmp_path, monkeypatch):
         raise ValueError("no font")
 
     monkeypatch.setattr(tracker, "example_grid", example_grid)
-    run = SimpleNamespace(examples=((),), datasets=SimpleNamespace(classes=()), info=lines.append)
+    run = SimpleNamespace(example_images=((),), datasets=SimpleNamespace(classes=()), info=lines.append)
     for _ in range(2):
         one.after_evaluation(run, {"samples": 8})
     assert lines[1:] == ["held-out images cannot be drawn for mlflow (ValueError: no font); training continues without them"]
