@@ -324,10 +324,8 @@ def table(record: dict) -> str:
     busy = ", ".join(sorted({str(row["load"]) for row in record["rows"]}))
     averages = [row["load_average"] for row in record["rows"]]
     pauses = ", ".join(sorted({f"{row['suspend_seconds']:g} s" for row in record["rows"] if "suspend_seconds" in row}))
-    text = (
-        f"Busy processes beside each run: {busy}; load average {min(averages):.0f} to {max(averages):.0f}. All suspended: for "
-    )
-    text += f"{pauses}."
+    average = f"{min(averages):.0f} to {max(averages):.0f}"
+    text = f"Busy processes beside each run: {busy}; load average {average}. All suspended: for {pauses}."
     return markdown(columns, rows, text)
 
 

@@ -31,6 +31,7 @@ def test_names_that_mlflow_takes_stay_and_others_are_replaced_without_losing_one
 
 
 @needs_mlflow
+@pytest.mark.slow  # .ci/run installs the extra only for these
 @settings(deadline=None)  # it imports mlflow
 @given(st.lists(st.one_of(st.sampled_from(ODD), st.text(), st.text("./a,_2", max_size=6)), unique=True))
 def test_mlflow_takes_every_name_that_can_be_logged(logged):
@@ -53,6 +54,7 @@ def test_mlflow_takes_every_name_that_can_be_logged(logged):
 
 
 @needs_mlflow
+@pytest.mark.slow  # .ci/run installs the extra only for these
 @pytest.mark.parametrize("most", [1, 5, 9, 1000])
 def test_a_record_of_more_numbers_than_a_request_takes_is_sent_in_several_its_position_last(tmp_path, monkeypatch, most):
     """Such as the precision of each of a thousand classes."""
