@@ -117,6 +117,7 @@ def test_what_is_damaged_in_every_transit_is_not_returned(tmp_path, monkeypatch)
     assert not error.value.permanent
 
 
+@pytest.mark.slow  # .ci/run installs the extra only for these
 @pytest.mark.parametrize(
     ("url", "variables", "message"),
     [
@@ -137,6 +138,7 @@ def test_invalid_names_are_no_outage(url, variables, message, monkeypatch):
     assert error.value.permanent
 
 
+@pytest.mark.slow  # .ci/run installs the extra only for these
 @pytest.mark.parametrize(
     ("kind", "permanent"),
     [("InvalidUrlClientError", True), ("NonHttpUrlClientError", True), ("InvalidUrlRedirectClientError", False)],
@@ -155,6 +157,7 @@ def test_an_invalid_address_of_gcs_is_no_outage(kind, permanent, tmp_path, monke
     assert caught.value.permanent == permanent
 
 
+@pytest.mark.slow  # .ci/run installs the extra only for these
 @pytest.mark.parametrize("profile", [None, "unknown"])
 def test_missing_credentials_are_no_outage(profile, monkeypatch):
     pytest.importorskip("s3fs", reason="needs the extra cloud")

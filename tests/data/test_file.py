@@ -256,6 +256,7 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
         splits(tmp_path / "binary")
 
 
+@pytest.mark.slow  # .ci/run installs the extra only for these
 def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})
