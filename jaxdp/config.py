@@ -37,14 +37,11 @@ RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate
 StrategyName = Annotated[
     RegisteredName,
     Doc(
-        f"All-reduce algorithm. {'; '.join(f'{strategy.name}: {strategy.help}' for strategy in STRATEGIES.values())}; "
+        f"All-reduce algorithm. {STRATEGIES.help}; "
         "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
     ),
 ]
 AutoAugmentName = Annotated[RegisteredName, Doc(f"Policy of random operations on the pixels of the crop. {AUTO_AUGMENTS.help}")]
-OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")]
-LossName = Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")]
-ScheduleName = Annotated[RegisteredName, Doc(f"Learning-rate schedule. {SCHEDULES.help}")]
 SourceName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9_./:-]+$"),
@@ -58,7 +55,6 @@ FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list)
 Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
 Stem = Literal["imagenet", "deep", "small"]
-CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random", "area"]
 
 
 class Section:
@@ -232,7 +228,7 @@ class RandomResizedCrop(Flip):
 
     min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
-    crop_interpolation: CropInterpolation = "unfiltered"
+    crop_interpolation: Literal["unfiltered", "bilinear", "bicubic", "random", "area"] = "unfiltered"
     """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
     bicubic: antialiased as in Pillow; random: one of these two for each image; area: mean over the area, OpenCV's (FFCV)"""
 
@@ -371,7 +367,7 @@ class Phase(Section):
 class EveryOptimizer(Section):
     """What every optimizer reads."""
 
-    name: OptimizerName = "lars"
+    name: Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")] = "lars"
     momentum: BelowOne = 0.9
     """Momentum coefficient; decay per step of the accumulated gradient (lars, sgd) or of the averaged one (others: beta1)"""
     momentum_rule: Annotated[str, OneOf(MOMENTUM_RULES)] = "constant"
@@ -437,7 +433,7 @@ class BinaryLoss(Section):
 class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     """Parameter updates and regularization."""
 
-    loss: LossName = "softmax"
+    loss: Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")] = "softmax"
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     loss_scale: Literal["none", "dynamic"] | float = "none"
@@ -470,7 +466,7 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
 class EverySchedule(Section):
     """What every built-in schedule reads; registered ones read their epoch alone."""
 
-    name: ScheduleName = "cosine"
+    name: Annotated[RegisteredName, Doc(f"Learning-rate schedule. {SCHEDULES.help}")] = "cosine"
     learning_rate: Positive = 1.0
     """Peak learning rate; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0

@@ -222,12 +222,8 @@ RELATIONS = (
 
 def check_names(config: Config) -> None:
     """Raise ConfigError if a name in a config, such as that of its model, is neither built in nor registered."""
-    MODELS.check(config.model.name)
-    OPTIMIZERS.check(config.optimizer.name)
-    LOSSES.check(config.optimizer.loss)
-    SCHEDULES.check(config.schedule.name)
-    AUTO_AUGMENTS.check(config.data.auto_augment)
-    STRATEGIES.check(config.reduce.strategy)
+    for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES):
+        table.check(attrgetter(table.field)(config))
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
         raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
 
