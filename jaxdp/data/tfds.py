@@ -132,28 +132,20 @@ class TfdsSource:
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
         """(encoded image, label). Raises ImageError for a record that cannot be read."""
-        example = self._example(index)
-        image = example["image"]
-        return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
-
-    def _example(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         try:
-            return self.features.deserialize_example_np(self.records[int(index)], decoders=self.decoders)
+            example = self.features.deserialize_example_np(self.records[int(index)], decoders=self.decoders)
         except ImageError:
             raise
         except Exception as error:  # RuntimeError, DecodeError, ..., by reader
             raise ImageError(f"cannot read the record ({type(error).__name__}: {first_line(error)})") from None
+        image = example["image"]
+        return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
 
     def name(self, index: int) -> str:
         """The record's number, data set and split."""
         return f"record {index} of {self.label}"
-
-    def file_name(self, index: int) -> str:
-        """The name of the image's file in the original data set; "" if the data set does not state it."""
-        name = self._example(index).get("file_name", b"")
-        return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def open_builder(
