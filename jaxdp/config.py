@@ -7,6 +7,7 @@ their section inherits; the tables at the end of the sections name the record of
 """
 
 import inspect
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -202,6 +203,26 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
     def evaluated_size(self) -> int:
         """Height and width of the network's input in evaluation, in pixels."""
         return self.eval_size or self.image_size
+
+    @property
+    def evaluation_side(self) -> int:
+        """Short side that evaluated images are resized to, in pixels. A crop ratio is converted as in timm."""
+        if self.eval_resize is not None:
+            is_ratio = self.eval_resize <= 1
+            return math.floor(self.evaluated_size / self.eval_resize) if is_ratio else int(self.eval_resize)
+        trained_on_crops = self.crops_while_loading or self.stored_size not in (None, self.image_size)
+        return round(self.evaluated_size * 8 / 7) if trained_on_crops else self.evaluated_size
+
+    @property
+    def evaluation_share(self) -> float:
+        """Side of the center crop of evaluated images as a share of the short side, before the resize."""
+        resize = self.eval_resize
+        return resize if resize is not None and resize <= 1 else self.evaluated_size / self.evaluation_side
+
+    @property
+    def crops_while_loading(self) -> bool:
+        """Whether random crops are taken while images are decoded, rather than on the device."""
+        return self.augmentation == "random_resized_crop" and not SOURCES[self.source].in_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -750,8 +771,3 @@ def phase_image_size(config: Config, index: int) -> int:
 def at_image_size(config: Config, size: int) -> Config:
     """The config of training steps on images of another size; not for evaluation."""
     return config if size == config.data.image_size else replace(config, data=replace(config.data, image_size=size))
-
-
-def crops_while_loading(config: Config) -> bool:
-    """Whether random crops are taken while images are decoded, rather than on the device."""
-    return config.data.augmentation == "random_resized_crop" and not SOURCES[config.data.source].in_memory

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxdp.choices import SOURCES
-from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading, phase_image_size
+from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
@@ -253,7 +253,7 @@ def _loaded(
         on_bad_image=on_bad_image,
         kind=kind,
     )
-    if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
+    if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or config.data.crops_while_loading:
         return loader
     indices = np.arange(len(source))
     loader.read_ahead([indices])

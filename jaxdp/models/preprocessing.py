@@ -16,7 +16,6 @@ import numpy as np
 from jaxdp.config import Config, Data, Model, Preprocessing
 from jaxdp.config_words import evaluation_words
 from jaxdp.errors import ConfigError, first_line
-from jaxdp.evaluation_size import evaluation_share, evaluation_side
 from jaxdp.files import read_regular
 from jaxdp.validation import validate
 
@@ -121,7 +120,7 @@ def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
     shares = [tuple(np.broadcast_to(np.asarray(stat) / 255, 3).tolist()) for stat in (mean, std)]
     return Preprocessing(
         eval_size=config.data.evaluated_size,
-        eval_resize=evaluation_share(config) if crops_first else evaluation_side(config),
+        eval_resize=config.data.evaluation_share if crops_first else config.data.evaluation_side,
         eval_interpolation=config.data.eval_filter,
         mean=shares[0],
         std=shares[1],
