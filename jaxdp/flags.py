@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, ge
 from jaxdp.errors import ConfigError, nearest, one_of, plural
 from jaxdp.files import RUNS, check_local, check_no_password, is_run, known_recipes
 from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
-from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART, NO_COUNTERPART_IN
+from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART, NO_COUNTERPART_IN, Counterpart
 from jaxdp.registry import OneOf
 
 Options = TypeVar("Options")
@@ -362,12 +362,7 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
     joined = re.sub(r"\.(\d+\.)?", "-", word)  # model.ema as model-ema
     without = NO_COUNTERPART_IN.get(program, {})
     explained = NO_COUNTERPART | without
-    trains = "--resume" in flags.named  # which only the commands that train take
-    foreign = {
-        name: each
-        for name, each in COUNTERPARTS.items()
-        if name not in without and each.flag in flags.named and (trains or not each.trains)
-    }
+    foreign = {name: each for name, each in _counterparts(flags).items() if name not in without}
     by_last_part = {_last(flag): flag for flag in reversed(flags.named)}
     section, *index, last = word.split(".") if "." in word else ("", word)
     fields = _in_nearest_section(flags.named, section, index) if section else by_last_part
@@ -410,6 +405,11 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
     if not section and (similar := nearest(word, alike)):
         return counterpart_error(similar) if similar in foreign else similar_error(by_last_part[similar])
     return error(hint=f"`{flags.help_command(program)}` lists all flags")
+
+
+def _counterparts(flags: Flags) -> dict[str, Counterpart]:
+    trains = "--resume" in flags.named  # which only the commands that train take
+    return {name: each for name, each in COUNTERPARTS.items() if each.flag in flags.named and (trains or not each.trains)}
 
 
 def _in_nearest_section(named: Iterable[str], section: str, index: list[str]) -> dict[str, str]:

@@ -34,9 +34,9 @@ RANKS = {
 }
 
 
-def apply_flags(config: Config, flags: list[str], program: str = "jaxdp train") -> Config:
+def apply_flags(config: Config, flags: list[str]) -> Config:
     """`config` with command-line flags such as ["--batch.0.global-batch", "64"] applied."""
-    return parse(type(config), flags, program, default=config)
+    return parse(type(config), flags, "jaxdp train", default=config)
 
 
 def find_config(name_or_path: str) -> Path:

@@ -36,7 +36,6 @@ class FlaxNet(ABC):
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
-        """Parameter names of each segment, in forward order."""
         return tuple((_name_of(path),) for path in self.paths)
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:

@@ -159,7 +159,7 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
         raise Unusable(str(error)) from None
     form: Any = stated or blur_pool
     model = dataclasses.replace(model, blur_pool=form)
-    expected = named_tensors(*jax.eval_shape(lambda: models.create(model, platform="any").init(jax.random.key(0), (32, 32, 3))))
+    expected = named_tensors(*models.initial_shapes(models.create(model, platform="any"), (32, 32, 3)))
     names = {name: name if naming == "jaxdp" else torch_name(name) for name in expected}
     _check_names(stored, set(names.values()), model)
     tensors = {
