@@ -243,13 +243,9 @@ def _errors_of(path: Path) -> Iterator[None]:
         message, hint = first_line(error), _field_hint(error)
         if hint:
             message = message.partition(". Did you mean")[0]  # Python's hint, since 3.13
-        reason = f"failed{_line_of(path, error)}: {type(error).__name__}: {message}"
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+        reason = f"failed{f' (line {lines[-1]})' if lines else ''}: {type(error).__name__}: {message}"
         raise ConfigError("--config", str(path), reason=reason, hint=hint) from error
-
-
-def _line_of(path: Path, error: BaseException) -> str:
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
-    return f" (line {lines[-1]})" if lines else ""
 
 
 def _field_hint(error: BaseException) -> str:

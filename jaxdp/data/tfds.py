@@ -18,7 +18,6 @@ from jaxdp.files import check_local, expand_user, is_url
 if TYPE_CHECKING:
     from jaxdp.cloud.remote_prepared import RemotePrepared
 
-DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
 OTHER_SOURCES = tuple(name for name, one in SOURCES.items() if not (one.prepared or one.from_python))
 # Downloaded by hand; tensorflow-datasets would leave out the split of a missing one.
 ARCHIVES = {"imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")}
@@ -162,7 +161,7 @@ def open_builder(
     for path in metadata:
         if not path.is_file():  # tensorflow-datasets would read it and might block forever
             raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
-    infos = [path for path in metadata if path.name == DATASET_INFO]
+    infos = [path for path in metadata if path.name == "dataset_info.json"]
     prepared = sorted(f"{info.parents[1].relative_to(root)}:{info.parent.name}" for info in infos)
     hint = f"prepared are {', '.join(prepared)}" if prepared else ""
     try:
