@@ -44,9 +44,8 @@ def callbacks_of(
         Audit(guard.audit_every_steps) if guard.audit_every_steps else None,
         EarlyStopping(),
         CheckpointInterval(),
+        Profile(logging.profiled_steps) if logging.profiled_steps and is_rank0 else None,
     ]
-    if (steps := logging.profiled_steps) and is_rank0:
-        own.append(Profile(steps))
     loggers: list[Callback | None] = [
         Plot(),  # drawn when the log is closed: `on_end` is called in the reverse order
         MetricsFile(),

@@ -7,9 +7,8 @@ when it is chosen. The tables of schedules and strategies are in `schedules.py` 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from jaxdp.registry import Choice, Choices, Registry
+from jaxdp.registry import Choice, Choices
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Loss(Choice):
     title: its name in a plan, "" for the usual one.
     """
 
-    chance: Callable[[int], float] = math.log
+    chance: Callable[[int], float] = lambda classes: math.inf
     title: str = ""
 
 
@@ -117,7 +116,9 @@ OPTIMIZERS = Choices(
 LOSSES = Choices(
     "optimizer.loss",
     {
-        "softmax": Loss("cross entropy of the softmax over the classes", implementation="jaxdp.losses:softmax"),
+        "softmax": Loss(
+            "cross entropy of the softmax over the classes", chance=math.log, implementation="jaxdp.losses:softmax"
+        ),
         "binary": Loss(
             "binary cross entropy of each class, averaged over the classes",
             chance=lambda _: math.log(2),
@@ -132,7 +133,7 @@ LOSSES = Choices(
             like="binary",
         ),
     },
-    other=Loss("or a name registered with `jaxdp.register_loss`", chance=lambda _: math.inf),
+    other=Loss("or a name registered with `jaxdp.register_loss`"),
     other_reads="binary",
     function="register_loss",
 )
@@ -253,7 +254,7 @@ STOP_METRICS = Choices(
         "eval_loss": Metric("held-out loss, the lower the better", sign=-1),
     },
 )
-MODELS: Registry[Choice, Any] = Registry(
+MODELS = Choices(
     "model.name",
     {"resnet": Choice("ResNet v1.5 (He et al.)", implementation="jaxdp.models:create_resnet")},
     function="register_model",

@@ -7,6 +7,7 @@ their section inherits; the tables at the end of the sections name the record of
 """
 
 import inspect
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -37,14 +38,11 @@ RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate
 StrategyName = Annotated[
     RegisteredName,
     Doc(
-        f"All-reduce algorithm. {'; '.join(f'{strategy.name}: {strategy.help}' for strategy in STRATEGIES.values())}; "
+        f"All-reduce algorithm. {STRATEGIES.help}; "
         "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
     ),
 ]
 AutoAugmentName = Annotated[RegisteredName, Doc(f"Policy of random operations on the pixels of the crop. {AUTO_AUGMENTS.help}")]
-OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")]
-LossName = Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")]
-ScheduleName = Annotated[RegisteredName, Doc(f"Learning-rate schedule. {SCHEDULES.help}")]
 SourceName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9_./:-]+$"),
@@ -58,7 +56,6 @@ FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list)
 Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
 Stem = Literal["imagenet", "deep", "small"]
-CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random", "area"]
 
 
 class Section:
@@ -207,6 +204,26 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
         """Height and width of the network's input in evaluation, in pixels."""
         return self.eval_size or self.image_size
 
+    @property
+    def evaluation_side(self) -> int:
+        """Short side that evaluated images are resized to, in pixels. A crop ratio is converted as in timm."""
+        if self.eval_resize is not None:
+            is_ratio = self.eval_resize <= 1
+            return math.floor(self.evaluated_size / self.eval_resize) if is_ratio else int(self.eval_resize)
+        trained_on_crops = self.crops_while_loading or self.stored_size not in (None, self.image_size)
+        return round(self.evaluated_size * 8 / 7) if trained_on_crops else self.evaluated_size
+
+    @property
+    def evaluation_share(self) -> float:
+        """Side of the center crop of evaluated images as a share of the short side, before the resize."""
+        resize = self.eval_resize
+        return resize if resize is not None and resize <= 1 else self.evaluated_size / self.evaluation_side
+
+    @property
+    def crops_while_loading(self) -> bool:
+        """Whether random crops are taken while images are decoded, rather than on the device."""
+        return self.augmentation == "random_resized_crop" and not SOURCES[self.source].in_memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class GivenNetwork(Section):
@@ -232,7 +249,7 @@ class RandomResizedCrop(Flip):
 
     min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
-    crop_interpolation: CropInterpolation = "unfiltered"
+    crop_interpolation: Literal["unfiltered", "bilinear", "bicubic", "random", "area"] = "unfiltered"
     """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
     bicubic: antialiased as in Pillow; random: one of these two for each image; area: mean over the area, OpenCV's (FFCV)"""
 
@@ -371,7 +388,7 @@ class Phase(Section):
 class EveryOptimizer(Section):
     """What every optimizer reads."""
 
-    name: OptimizerName = "lars"
+    name: Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")] = "lars"
     momentum: BelowOne = 0.9
     """Momentum coefficient; decay per step of the accumulated gradient (lars, sgd) or of the averaged one (others: beta1)"""
     momentum_rule: Annotated[str, OneOf(MOMENTUM_RULES)] = "constant"
@@ -437,7 +454,7 @@ class BinaryLoss(Section):
 class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     """Parameter updates and regularization."""
 
-    loss: LossName = "softmax"
+    loss: Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")] = "softmax"
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     loss_scale: Literal["none", "dynamic"] | float = "none"
@@ -470,7 +487,7 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
 class EverySchedule(Section):
     """What every built-in schedule reads; registered ones read their epoch alone."""
 
-    name: ScheduleName = "cosine"
+    name: Annotated[RegisteredName, Doc(f"Learning-rate schedule. {SCHEDULES.help}")] = "cosine"
     learning_rate: Positive = 1.0
     """Peak learning rate; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0
@@ -754,8 +771,3 @@ def phase_image_size(config: Config, index: int) -> int:
 def at_image_size(config: Config, size: int) -> Config:
     """The config of training steps on images of another size; not for evaluation."""
     return config if size == config.data.image_size else replace(config, data=replace(config.data, image_size=size))
-
-
-def crops_while_loading(config: Config) -> bool:
-    """Whether random crops are taken while images are decoded, rather than on the device."""
-    return config.data.augmentation == "random_resized_crop" and not SOURCES[config.data.source].in_memory

@@ -2,7 +2,6 @@
 
 from jaxdp.choices import AUTO_AUGMENTS, OPTIMIZERS
 from jaxdp.config import Config, Optimizer
-from jaxdp.evaluation_size import evaluation_share, evaluation_side
 from jaxdp.schedules import MOMENTUM_BATCH
 
 HELD_OUT_LABELS = "plain labels"
@@ -22,9 +21,9 @@ def training_labels(config: Config) -> str:
 def evaluation_words(config: Config) -> str:
     """How images are evaluated, in a few words: size, resize, filter, and normalization if the config sets it."""
     data, size = config.data, config.data.evaluated_size
-    start = f"a short side of {evaluation_side(config)}"
+    start = f"a short side of {data.evaluation_side}"
     if data.eval_interpolation == "area":
-        start = f"the central {evaluation_share(config):.4g} of the short side"
+        start = f"the central {data.evaluation_share:.4g} of the short side"
     words = [f"evaluated at {size}x{size} from {start}", data.eval_filter]
     for name, values in (("mean", data.mean), ("std", data.std)):
         words += [f"{name} {' '.join(f'{value:g}' for value in values)}"] * bool(values)

@@ -58,6 +58,14 @@ class ConfigError(OneLine, ValueError):
         return partial(type(self), reason=self.reason, hint=self.hint), (self.field, self.value)
 
 
+class Unusable(Exception):
+    """Why a file of weights or a module cannot be used, and a hint; the caller adds its name in a ConfigError."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
+
+
 class StorageError(OneLine, OSError):
     """A request to object storage that failed. `strerror`: why, in one line. permanent: whether repeating it cannot help."""
 
@@ -138,16 +146,11 @@ def printable_lines(text: object) -> str:
 
 def not_imported(error: BaseException) -> str | None:
     """The package that is missing or that failed while being imported; None for any other error."""
-    missing = [error.name] if isinstance(error, ImportError) and error.name else []
-    packages = [name.split(".")[0] for name in missing + _modules_being_imported(error)]
+    missing = error.name if isinstance(error, ImportError) else None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    being_imported = [frame.f_globals.get("__name__") for frame in reversed(frames)]  # innermost first
+    packages = [name.split(".")[0] for name in (missing, *being_imported) if name]
     return next((name for name in packages if name != "jaxdp"), None)
-
-
-def _modules_being_imported(error: BaseException) -> list[str]:
-    """The modules that were being imported when the error was raised, innermost first."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = (frame.f_globals.get("__name__") for frame in reversed(frames) if frame.f_code.co_name == "<module>")
-    return [name for name in modules if name]
 
 
 def place_in_user_code(error: BaseException) -> str:

@@ -37,15 +37,11 @@ class NotRegularError(OSError):
     """A pipe, device, socket or directory in place of a file: reading it could block or never end."""
 
 
-def config_directories() -> list[Path]:
-    """Directories that are searched for a recipe's name: ./configs, then configs of the checkout or of the package."""
-    package = Path(__file__).parent
-    return [Path("configs"), package.parent / "configs", package / "configs"]
-
-
 def known_recipes() -> dict[str, Path]:
-    """The files of the recipes by name."""
-    files = [file for directory in config_directories() for file in sorted(directory.glob("*.py"))]
+    """The files of the recipes by name, in ./configs, then in configs of the checkout or of the package."""
+    package = Path(__file__).parent
+    directories = [Path("configs"), package.parent / "configs", package / "configs"]
+    files = [file for directory in directories for file in sorted(directory.glob("*.py"))]
     return {file.stem: file for file in reversed(files)}  # the first directory has precedence
 
 

@@ -175,46 +175,24 @@ _ROWS = {
 # Name without the leading -- (a short flag with its dash).
 COUNTERPARTS = {name: counterpart for names, counterpart in _ROWS.items() for name in names.split()}
 
-_DROPOUT = "the built-in ResNet has none; a registered model may"
-_DEVICES = "a run uses all GPUs that it sees; CUDA_VISIBLE_DEVICES selects them; plan takes --devices"
-_PROCESSES = "jaxdp reads the launcher's variables; see docs/clusters.md"
-_ACCUMULATION = "devices accumulate if --batch.0.global-batch exceeds devices x --batch.0.per-worker-batch"
-_COMPILED = "not needed: jaxdp always compiles the step, with channels last"
-_PARALLEL = "not needed: a run is always data-parallel, on all GPUs that it sees"
 _EVALUATION_BATCH = "not needed: a run evaluates as many images at a time as it trains on, other commands 64 on each device"
-_EVALUATE = "use jaxdp evaluate"
-# Name -> what to do instead, for flags that have no flag of the same purpose.
-NO_COUNTERPART = {
+_NO_ROWS = {
     "opt-eps": "it is 1e-8 in adamw and 1e-6 in lamb; for another value register the optimizer (docs/extending.md)",
-    "validation-batch-size": _EVALUATION_BATCH,
-    "val-batch-size": _EVALUATION_BATCH,
-    "eval-batch-size": _EVALUATION_BATCH,
-    "evaluation-batch-size": _EVALUATION_BATCH,
-    "drop": _DROPOUT,
-    "dropout": _DROPOUT,
-    "device": _DEVICES,
-    "gpu": _DEVICES,
-    "gpus": _DEVICES,
-    "accelerator": _DEVICES,
-    "ddp": _PARALLEL,
-    "find-unused-parameters": _PARALLEL,
-    "local-rank": _PROCESSES,
-    "world-size": _PROCESSES,
-    "dist-url": _PROCESSES,
-    "dist-backend": _PROCESSES,
-    "multiprocessing-distributed": _PROCESSES,
-    "grad-accum": _ACCUMULATION,
-    "grad-accumulation": _ACCUMULATION,
-    "accumulate-grad-batches": _ACCUMULATION,
-    "grad-accum-steps": _ACCUMULATION,
-    "gradient-accumulation-steps": _ACCUMULATION,
-    "torchcompile": _COMPILED,
-    "channels-last": _COMPILED,
+    "validation-batch-size val-batch-size eval-batch-size evaluation-batch-size": _EVALUATION_BATCH,
+    "drop dropout": "the built-in ResNet has none; a registered model may",
+    "device gpu gpus accelerator": (
+        "a run uses all GPUs that it sees; CUDA_VISIBLE_DEVICES selects them; plan takes --devices"
+    ),
+    "ddp find-unused-parameters": "not needed: a run is always data-parallel, on all GPUs that it sees",
+    "local-rank world-size dist-url dist-backend multiprocessing-distributed": (
+        "jaxdp reads the launcher's variables; see docs/clusters.md"
+    ),
+    "grad-accum grad-accumulation accumulate-grad-batches grad-accum-steps gradient-accumulation-steps": (
+        "devices accumulate if --batch.0.global-batch exceeds devices x --batch.0.per-worker-batch"
+    ),
+    "torchcompile channels-last": "not needed: jaxdp always compiles the step, with channels last",
     "pretrained": "give a weight file with --finetune.weights; jaxdp downloads none",
-    "test-only": _EVALUATE,
-    "evaluate": _EVALUATE,
-    "eval": _EVALUATE,
-    "eval-only": _EVALUATE,
+    "test-only evaluate eval eval-only": "use jaxdp evaluate",
     "dry-run": "use jaxdp plan",
     "memory": "jaxdp plan always prints the memory of a run",
     "remode": "jaxdp erases with the mean of the data set, timm's const",
@@ -224,5 +202,7 @@ NO_COUNTERPART = {
     "no-resume": "use --resume never",
     "start-epoch": "the same command resumes a run where it stopped",
 }
+# Name -> what to do instead, for flags that have no flag of the same purpose.
+NO_COUNTERPART = {name: advice for names, advice in _NO_ROWS.items() for name in names.split()}
 # Program -> names that have none there.
 NO_COUNTERPART_IN = {"jaxdp evaluate": dict.fromkeys(("-b", "batch", "batch-size"), _EVALUATION_BATCH)}

@@ -82,11 +82,8 @@ def softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: 
     return share * loss + (1 - share) * cross_entropy(logits, others, optimizer.label_smoothing)
 
 
-def _binary_sum(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    return logits.shape[-1] * binary_cross_entropy(logits, targets)
-
-
-binary, binary_sum = of_targets(binary_cross_entropy), of_targets(_binary_sum)
+binary = of_targets(binary_cross_entropy)
+binary_sum = of_targets(lambda logits, targets: logits.shape[-1] * binary_cross_entropy(logits, targets))
 
 
 def rank_of_label(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -16,24 +16,19 @@ class Network(Protocol):
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
         """Parameter names of each segment, in forward order."""
-        ...
 
     @property
     def draws_for_each_image(self) -> bool:
         """Whether the key of a step is one for each image, as for drop-path, not one for the batch."""
-        ...
 
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
         """(frozen segments, trainable segments). frozen_stages: 0 none, 1 the stem, 2 also the first ResNet stage, ..."""
-        ...
 
     def trainable(self, tree: dict, frozen_stages: int) -> dict:
         """The entries of params or batch_stats that belong to trainable segments."""
-        ...
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
         """(params, batch_stats), float32 trees, for images of shape (H, W, 3)."""
-        ...
 
     def apply(
         self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
@@ -43,7 +38,6 @@ class Network(Protocol):
         moments: in training the structure of batch_stats with `mean` and `square` (mean square) of this batch; else {}.
         key: of dropout and drop-path in training; one for the batch, or [B], one for each image.
         """
-        ...
 
     def apply_segment(
         self,
@@ -56,7 +50,6 @@ class Network(Protocol):
         key: jax.Array | None = None,
     ) -> tuple[Any, dict]:
         """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment."""
-        ...
 
 
 class InitialValues(NamedTuple):

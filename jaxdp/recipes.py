@@ -34,9 +34,9 @@ RANKS = {
 }
 
 
-def apply_flags(config: Config, flags: list[str], program: str = "jaxdp train") -> Config:
+def apply_flags(config: Config, flags: list[str]) -> Config:
     """`config` with command-line flags such as ["--batch.0.global-batch", "64"] applied."""
-    return parse(type(config), flags, program, default=config)
+    return parse(type(config), flags, "jaxdp train", default=config)
 
 
 def find_config(name_or_path: str) -> Path:
@@ -128,11 +128,15 @@ def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> R
 
 
 def adapt(config: Config, flags: list[str]) -> Recipe:
-    """The config with fields that fit the choices and the number of epochs in `flags`; flags for those fields still apply."""
+    """The config with fields that fit the choices and the number of epochs in `flags`; flags for those fields still apply.
+
+    This allows `--optimizer.name sgd` with a recipe that sets a trust coefficient. A flag that sets an ignored field itself is
+    still rejected by `validate`.
+    """
     chosen = choices_in(flags)
     sources = {field: name for field, name in chosen.items() if field in (SOURCES.field, AUGMENTATIONS.field)}
     unusable = unusable_fields(with_fields(config, sources)) if sources else {}
-    reset = reset_for_flags(config, flags)
+    reset = with_choices(config, chosen)
     scaled = scale_schedule(reset, flags)
     before, after = reset.schedule, scaled.schedule
     parts = {
@@ -158,18 +162,9 @@ def choices_in(flags: list[str]) -> dict[str, str]:
     return {table.field: name for table, name in given if name is not None and (name in table or table.other)}
 
 
-def reset_for_flags(config: Config, flags: list[str]) -> Config:
-    """`config` with the choices that flags make, and defaults in the fields that these ignore.
-
-    This allows `--optimizer.name sgd` with a recipe that sets a trust coefficient. A flag that sets an ignored field itself is
-    still rejected by `validate`.
-    """
-    return with_choices(config, choices_in(flags))
-
-
 def reset_for_network(config: Config, flags: list[str]) -> Config:
-    """`reset_for_flags` for a network that exists, whose number of classes stays."""
-    return with_fields(reset_for_flags(config, flags), {"model.classes": config.model.classes})
+    """`config` with the choices that flags make, for a network that exists, whose number of classes stays."""
+    return with_fields(with_choices(config, choices_in(flags)), {"model.classes": config.model.classes})
 
 
 def scale_schedule(config: Config, flags: list[str]) -> Config:
@@ -248,13 +243,9 @@ def _errors_of(path: Path) -> Iterator[None]:
         message, hint = first_line(error), _field_hint(error)
         if hint:
             message = message.partition(". Did you mean")[0]  # Python's hint, since 3.13
-        reason = f"failed{_line_of(path, error)}: {type(error).__name__}: {message}"
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+        reason = f"failed{f' (line {lines[-1]})' if lines else ''}: {type(error).__name__}: {message}"
         raise ConfigError("--config", str(path), reason=reason, hint=hint) from error
-
-
-def _line_of(path: Path, error: BaseException) -> str:
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
-    return f" (line {lines[-1]})" if lines else ""
 
 
 def _field_hint(error: BaseException) -> str:

@@ -80,18 +80,12 @@ def scan_log(path: Path, accept: Callable[[dict[str, Any]], bool] = lambda recor
     records, damaged = [], 0
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
-            record = parse_record(line)
-            if record is not None and accept(record):
+            record, is_whole = _dict_of(line), line.endswith("\n")
+            if is_whole and isinstance(record.get("samples"), int) and accept(record):
                 records.append(record)
-            elif line.endswith("\n"):
+            elif is_whole:
                 damaged += 1
     return records, damaged
-
-
-def parse_record(line: str) -> dict[str, Any] | None:
-    """The record in a line of a metrics.jsonl; None for a damaged or torn one."""
-    record = _dict_of(line)
-    return record if line.endswith("\n") and isinstance(record.get("samples"), int) else None
 
 
 def _dict_of(line: str | bytes) -> dict[str, Any]:

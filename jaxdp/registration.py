@@ -1,14 +1,13 @@
 """Functions with which users register their own parts by name: models, optimizers, losses, schedules, strategies, ..."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Source
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Loss, Source, UpdateRule
 from jaxdp.config import LARGEST, Schedule
 from jaxdp.errors import ConfigError, first_line, kind_of
-from jaxdp.registry import Choice, Choices, Entry
+from jaxdp.registry import Choice
 from jaxdp.schedules import SCHEDULES, Position
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
 
@@ -18,12 +17,6 @@ def _check_function(register: str, name: str, function: object, *, example: str)
     if not callable(function):
         hint = f"for example jaxdp.{register}({name!r}, {example})"
         raise ConfigError(register, name, reason=f"{kind_of(function)} cannot be called", hint=hint)
-
-
-def _other(table: Choices[Entry]) -> Entry:
-    """The entry of names that are not built in."""
-    assert table.other is not None
-    return table.other
 
 
 def register_dataset(name: str, factory: Callable) -> None:
@@ -82,7 +75,7 @@ def register_strategy(name: str, *stages: Stage, scatters: bool = False) -> None
     if scatters and len(stages) < 2:
         reason = "a strategy that scatters has a first and a last stage"
         raise ConfigError("register_strategy", name, reason=reason, hint="register its stages one by one")
-    STRATEGIES.register(name, Strategy(name=name, scatters=scatters), stages)
+    STRATEGIES.register(name, Strategy("", scatters=scatters), stages)
 
 
 def register_optimizer(name: str, build: Callable, *, elementwise: bool = False) -> None:
@@ -97,8 +90,7 @@ def register_optimizer(name: str, build: Callable, *, elementwise: bool = False)
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
     _check_function("register_optimizer", name, build, example="lambda config, rate, momentum: optax.lion(rate, momentum)")
-    entry = dataclasses.replace(_other(OPTIMIZERS), shards=elementwise)
-    OPTIMIZERS.register(name, entry, build)
+    OPTIMIZERS.register(name, UpdateRule("", shards=elementwise), build)
 
 
 def register_loss(name: str, loss: Callable[[Any, Any], Any]) -> None:
@@ -113,7 +105,7 @@ def register_loss(name: str, loss: Callable[[Any, Any], Any]) -> None:
     from jaxdp.losses import of_targets  # needs JAX
 
     _check_function("register_loss", name, loss, example="lambda logits, targets: ((logits - targets) ** 2).mean(-1)")
-    LOSSES.register(name, _other(LOSSES), of_targets(loss))
+    LOSSES.register(name, Loss(""), of_targets(loss))
 
 
 def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
@@ -126,7 +118,7 @@ def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
     _check_function("register_schedule", name, rate, example="lambda epoch: 0.1 * 0.97**epoch")
-    SCHEDULES.register(name, _other(SCHEDULES), lambda schedule, at: _rate_of(rate, schedule, at))
+    SCHEDULES.register(name, Choice(""), lambda schedule, at: _rate_of(rate, schedule, at))
 
 
 def _rate_of(rate: Callable[[float], Any], schedule: Schedule, at: Position) -> float:
@@ -155,7 +147,7 @@ def register_augmentation(name: str, change: Callable[[Any, Any], Any]) -> None:
     from jaxdp.augmentations import apply  # needs JAX
 
     _check_function("register_augmentation", name, change, example="lambda image, key: 1 - image")
-    AUTO_AUGMENTS.register(name, _other(AUTO_AUGMENTS), partial(apply, name=name, change=change))
+    AUTO_AUGMENTS.register(name, Choice(""), partial(apply, name=name, change=change))
 
 
 def model_hint(name: str) -> str:

@@ -9,7 +9,7 @@ import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from jaxdp.errors import ConfigError, suggest
 
@@ -35,26 +35,52 @@ def resolved(implementation: Any) -> Any:
     return pkgutil.resolve_name(implementation) if isinstance(implementation, str) else implementation
 
 
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Annotation of a field whose value is a name in a table."""
+
+    table: "Choices"
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: Any) -> Any:
+        return handler.generate_schema(Literal[tuple(self.table)])
+
+
 Entry = TypeVar("Entry", bound=Choice)
-Implementation = TypeVar("Implementation")
 
 
-class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
+class Choices(Mapping[str, Entry]):
     """The choices of one config field, by name.
 
     An entry tells a config, its help and a plan about a choice, without JAX, and names its implementation. A user adds both
     with `register`.
 
-    field: the config field, such as `optimizer.name`. function: the public function with which users register, such as
-    `register_optimizer`; "" if there is none. reserved: other values of the field, which no entry can have as its name.
+    field: the config field, such as `optimizer.name`. other: entry for names that are not in the table; None if there are no
+    others. other_reads: the built-in choice that reads the same fields as such a name; None: they read all; "": none of those
+    in `readers`. function: the public function with which users register, such as `register_optimizer`; "" if there is none.
+    reserved: other values of the field, which no entry can have as its name. readers: SECTION.FIELD -> names of the choices
+    that read it, of fields that not all names read.
     """
 
-    def __init__(self, field: str, entries: Mapping[str, Entry], *, function: str = "", reserved: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        field: str,
+        entries: Mapping[str, Entry],
+        *,
+        other: Entry | None = None,
+        other_reads: str | None = None,
+        function: str = "",
+        reserved: tuple[str, ...] = (),
+    ) -> None:
         self.field, self.function, self.reserved = field, function, reserved
         self.entries, self.builtin = dict(entries), tuple(entries)
         self.implementations: dict[str, Any] = {name: entry.implementation for name, entry in entries.items()}
+        self.other, self.other_reads = other, other_reads
+        self.readers: dict[str, tuple[str, ...]] = {}
 
     def __getitem__(self, name: str) -> Entry:
+        """The entry of a name. Raises KeyError for an unknown one."""
+        if self.other is not None:
+            return self.entries.get(name, self.other)
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -71,7 +97,7 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
         """Names of the user's entries."""
         return [name for name in self.entries if name not in self.builtin]
 
-    def register(self, name: str, entry: Entry, implementation: Implementation) -> None:
+    def register(self, name: str, entry: Entry, implementation: Any) -> None:
         """Add or replace an entry of the user's. Raises ConfigError for an invalid name, or that of a built-in entry."""
         if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)):
             raise ConfigError("name", name, reason="must consist of lower-case letters, digits and _, and start with a letter")
@@ -80,7 +106,7 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
             raise ConfigError("name", name, reason="reserved", hint=f"choose a name other than {', '.join(taken)}")
         self.entries[name], self.implementations[name] = entry, implementation
 
-    def implementation(self, name: str) -> Implementation:
+    def implementation(self, name: str) -> Any:
         """The implementation of an entry. Raises ConfigError for an unknown name."""
         self.check(name)
         return resolved(self.implementations[name])
@@ -95,44 +121,6 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
             call = f"jaxdp.{self.function}({name!r}, ...)"
             hint += f", or register it with {call} in Python, or give the recipe that registers it with --config"
         raise ConfigError(self.field, name, reason="unknown name", hint=hint)
-
-
-@dataclass(frozen=True, eq=False)
-class OneOf:
-    """Annotation of a field whose value is a name in a table."""
-
-    table: "Choices"
-
-    def __get_pydantic_core_schema__(self, _: Any, handler: Any) -> Any:
-        return handler.generate_schema(Literal[tuple(self.table)])
-
-
-class Choices(Registry[Entry, Any]):
-    """The choices of one config field.
-
-    other: entry for names that are not in the table; None if there are no others. other_reads: the built-in choice that reads
-    the same fields as such a name; None: they read all; "": none of those in `readers`. readers: SECTION.FIELD -> names of the
-    choices that read it, of fields that not all names read.
-    """
-
-    def __init__(
-        self,
-        field: str,
-        entries: dict[str, Entry],
-        *,
-        other: Entry | None = None,
-        other_reads: str | None = None,
-        function: str = "",
-    ) -> None:
-        super().__init__(field, entries, function=function)
-        self.other, self.other_reads = other, other_reads
-        self.readers: dict[str, tuple[str, ...]] = {}
-
-    def __getitem__(self, name: str) -> Entry:
-        """The entry of a name. Raises KeyError for an unknown one."""
-        if self.other is not None:
-            return self.entries.get(name, self.other)
-        return self.entries[name]
 
     @property
     def help(self) -> str:

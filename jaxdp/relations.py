@@ -5,7 +5,7 @@ from functools import partial
 from operator import attrgetter
 
 from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
-from jaxdp.config import LARGEST_LEVEL, RESNET, TOP5_CLASSES, Config, Finetune, crops_while_loading
+from jaxdp.config import LARGEST_LEVEL, RESNET, TOP5_CLASSES, Config, Finetune
 from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.files import check_local
 from jaxdp.schedules import SCHEDULES
@@ -74,9 +74,9 @@ def unusable_fields(config: Config) -> dict[str, str]:
     if data.stored_size not in (None, data.image_size) and not AUGMENTATIONS[name].resizes:
         reason = f"data.augmentation={name!r} does not resize; must equal data.image_size ({data.image_size})"
         unusable["data.stored_size"] = reason
-    if data.stored_size is not None and crops_while_loading(config):
+    if data.stored_size is not None and data.crops_while_loading:
         unusable["data.stored_size"] = f"random_resized_crop crops images of {data.source} while decoding"
-    crops_on_device = name == "random_resized_crop" and not crops_while_loading(config)
+    crops_on_device = name == "random_resized_crop" and not data.crops_while_loading
     if config.augment.crop_interpolation != "unfiltered" and crops_on_device:
         unusable["augment.crop_interpolation"] = f"images of {data.source} are cropped on the device, not while decoding"
     return unusable
@@ -222,12 +222,8 @@ RELATIONS = (
 
 def check_names(config: Config) -> None:
     """Raise ConfigError if a name in a config, such as that of its model, is neither built in nor registered."""
-    MODELS.check(config.model.name)
-    OPTIMIZERS.check(config.optimizer.name)
-    LOSSES.check(config.optimizer.loss)
-    SCHEDULES.check(config.schedule.name)
-    AUTO_AUGMENTS.check(config.data.auto_augment)
-    STRATEGIES.check(config.reduce.strategy)
+    for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES):
+        table.check(attrgetter(table.field)(config))
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
         raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
 

@@ -4,8 +4,6 @@ An epoch is samples seen / number of training examples, so a rate does not depen
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxdp.errors import ConfigError
@@ -105,26 +103,21 @@ def _boundaries_passed(schedule: "Steps", at: Position) -> int:
     return sum(at.epoch >= boundary for boundary in schedule.boundaries)
 
 
-@dataclass(frozen=True)
-class MomentumRule(Choice):
-    """Momentum as a function of the batch. momentum: (momentum at MOMENTUM_BATCH, batch) -> momentum."""
-
-    momentum: Callable[[float, int], float]
-
-
 MOMENTUM_RULES = Choices(
     "optimizer.momentum_rule",
     {
-        "constant": MomentumRule("the same for all batches", lambda base, batch: base),
-        "noise_scale": MomentumRule(
+        "constant": Choice("the same for all batches", implementation=lambda base, batch: base),
+        "noise_scale": Choice(
             "keeps learning rate / (batch * (1 - momentum)) constant",
-            lambda base, batch: 1.0 - (1.0 - base) * (MOMENTUM_BATCH / batch),
+            implementation=lambda base, batch: 1.0 - (1.0 - base) * (MOMENTUM_BATCH / batch),
         ),
-        "as_printed": MomentumRule(
-            "the formula printed by Mikami et al.", lambda base, batch: 1.0 - (1.0 - base) * (batch / MOMENTUM_BATCH)
+        "as_printed": Choice(
+            "the formula printed by Mikami et al.",
+            implementation=lambda base, batch: 1.0 - (1.0 - base) * (batch / MOMENTUM_BATCH),
         ),
     },
 )
+"""Momentum as a function of the batch, each implemented by a function of (momentum at MOMENTUM_BATCH, batch)."""
 
 
 def momentum(rule: str, base: float, *, global_batch: int) -> float:
@@ -133,5 +126,4 @@ def momentum(rule: str, base: float, *, global_batch: int) -> float:
     noise_scale: learning rate / (batch * (1 - momentum)) is constant (Smith & Le, arXiv 1710.06451). as_printed: the formula
     printed by Mikami et al. (section 2.1); negative if the batch exceeds MOMENTUM_BATCH / (1 - base). constant: `base`.
     """
-    MOMENTUM_RULES.check(rule)
-    return MOMENTUM_RULES[rule].momentum(base, global_batch)
+    return MOMENTUM_RULES.implementation(rule)(base, global_batch)

@@ -341,11 +341,9 @@ class _Session:
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
-            remarks += kept
+            remarks += [*kept, *finetune.missing_file_warnings(config, weights)]
             if self.mirror is None:
                 consistency.check_shared_directory(group, path)
-            if finetune.is_missing(config, weights):
-                remarks.append(finetune.missing_file_warning(config))
             if result_text is None:
                 with trackers.ended():
                     return self._train(
@@ -463,14 +461,14 @@ class _Session:
         return str(path if self.mirror is None else self.mirror.remote.location)
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
-        """The digest of the given parameters that the run to be resumed stored; None for a new run."""
+        """The digest of the given parameters that the run to be resumed stored; None for a new run, and for another file."""
         if self.resume == "never":
             return None
         try:
-            saved = origin.config if origin else run_dir.run_config(self.workdir)
+            saved = (origin.config if origin else run_dir.run_config(self.workdir)).finetune
         except ConfigError:  # there is no run, or `prepare_run_dir` reports the error
             return None
-        return finetune.saved_digest(self.config, saved)
+        return saved.digest if saved.weights == self.config.finetune.weights else None
 
 
 def _show_and_check(screen: Screen | Quiet, result: TrainResult, path: Path) -> TrainResult:

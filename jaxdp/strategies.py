@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jaxdp.errors import plural
-from jaxdp.registry import Choice, Registry
+from jaxdp.registry import Choice, Choices
 
 if TYPE_CHECKING:
     import jax
@@ -39,7 +39,6 @@ class Strategy(Choice):
 
     Together they turn each device's vector [n] into the sum over all devices, in the first n elements.
 
-    name: the value of `reduce.strategy`.
     check_vma: passed to `jax.shard_map`, which then verifies that all devices end with the same values; False for
         point-to-point exchange, for which it cannot.
     scatters: the first stage is a reduce-scatter along the rows, and the last one the all-gather along the rows; in between,
@@ -52,20 +51,12 @@ class Strategy(Choice):
         fastest. A strategy that scatters has an exchange for each stage. None if the cost is unknown.
     """
 
-    name: str
     check_vma: bool = False
     scatters: bool = False
     sums_along_axes: bool = False
     auto_candidate: bool = False
     max_devices: int | None = None
     cost: Callable[[int, int], list[list[Exchange]]] | None = None
-    help: str = ""
-
-    def unsupported_reason(self, devices: int) -> str | None:
-        """Why the strategy cannot run on this number of devices, or None."""
-        if self.max_devices is not None and devices > self.max_devices:
-            return f"{self.name} supports at most {plural(self.max_devices, 'device')}"
-        return None
 
     def max_additions(self, vertical: int, horizontal: int) -> int:
         """The largest number of additions that a device's contribution passes through, one after another."""
@@ -103,58 +94,57 @@ def _parameter_server_cost(vertical: int, horizontal: int) -> list[list[Exchange
     return [[Exchange("server", 2 * others, 2 * others)]]
 
 
-BUILTIN = (
-    Strategy(
-        name="psum",
-        help="algorithm chosen by XLA",
-        implementation="jaxdp.parallel.allreduce:PSUM",
-        check_vma=True,
-        auto_candidate=True,
-        cost=_psum_cost,
-    ),
-    Strategy(
-        name="ring",
-        help="exchange with the next device",
-        implementation="jaxdp.parallel.allreduce:RING",
-        auto_candidate=True,
-        cost=_ring_cost,
-    ),
-    # Jia et al., arXiv 1807.11205. There one master per row takes part in the second stage. In an SPMD program every device
-    # does, so all columns carry the whole vector at once and nothing has to be broadcast along the rows.
-    Strategy(
-        name="hierarchical",
-        help="all-reduce along rows, then along columns",
-        implementation="jaxdp.parallel.allreduce:HIERARCHICAL",
-        check_vma=True,
-        sums_along_axes=True,
-        auto_candidate=True,
-        cost=_hierarchical_cost,
-    ),
-    # The 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
-    Strategy(
-        name="torus",
-        help="reduce-scatter along rows, all-reduce along columns, all-gather along rows",
-        implementation="jaxdp.parallel.allreduce:TORUS",
-        check_vma=True,
-        scatters=True,
-        sums_along_axes=True,
-        auto_candidate=True,
-        cost=_torus_cost,
-    ),
-    Strategy(
-        name="parameter_server",
-        help="exchange through one device",
-        implementation="jaxdp.parallel.allreduce:PARAMETER_SERVER",
-        max_devices=64,
-        cost=_parameter_server_cost,
-    ),
-)
-STRATEGIES: Registry[Strategy, tuple[Stage, ...]] = Registry(
-    "reduce.strategy", {one.name: one for one in BUILTIN}, function="register_strategy", reserved=(AUTO,)
+STRATEGIES = Choices(
+    "reduce.strategy",
+    {
+        "psum": Strategy(
+            "algorithm chosen by XLA",
+            implementation="jaxdp.parallel.allreduce:PSUM",
+            check_vma=True,
+            auto_candidate=True,
+            cost=_psum_cost,
+        ),
+        "ring": Strategy(
+            "exchange with the next device",
+            implementation="jaxdp.parallel.allreduce:RING",
+            auto_candidate=True,
+            cost=_ring_cost,
+        ),
+        # Jia et al., arXiv 1807.11205. There one master per row takes part in the second stage. In an SPMD program every device
+        # does, so all columns carry the whole vector at once and nothing has to be broadcast along the rows.
+        "hierarchical": Strategy(
+            "all-reduce along rows, then along columns",
+            implementation="jaxdp.parallel.allreduce:HIERARCHICAL",
+            check_vma=True,
+            sums_along_axes=True,
+            auto_candidate=True,
+            cost=_hierarchical_cost,
+        ),
+        # The 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
+        "torus": Strategy(
+            "reduce-scatter along rows, all-reduce along columns, all-gather along rows",
+            implementation="jaxdp.parallel.allreduce:TORUS",
+            check_vma=True,
+            scatters=True,
+            sums_along_axes=True,
+            auto_candidate=True,
+            cost=_torus_cost,
+        ),
+        "parameter_server": Strategy(
+            "exchange through one device",
+            implementation="jaxdp.parallel.allreduce:PARAMETER_SERVER",
+            max_devices=64,
+            cost=_parameter_server_cost,
+        ),
+    },
+    function="register_strategy",
+    reserved=(AUTO,),
 )
 
 
 def unsupported_reason(name: object, devices: int) -> str | None:
     """Why a strategy cannot run on this number of devices, or None; None too for names that are not in the table."""
     strategy = STRATEGIES.get(name) if isinstance(name, str) else None
-    return strategy.unsupported_reason(devices) if strategy else None
+    if strategy is None or strategy.max_devices is None or devices <= strategy.max_devices:
+        return None
+    return f"{name} supports at most {plural(strategy.max_devices, 'device')}"

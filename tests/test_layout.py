@@ -16,7 +16,6 @@ CORE = [
     "config",
     "config_words",
     "errors",
-    "evaluation_size",
     "files",
     "flag_help",
     "flags",

@@ -25,7 +25,7 @@ from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
-from jaxdp.registry import Choice, Registry
+from jaxdp.registry import Choice, Choices
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
@@ -63,7 +63,7 @@ def with_strategy(config: Config, name: str, **changes) -> Config:
 
 def test_registry_has_built_in_entries_and_those_that_are_registered():
     first, second, third = Choice("", implementation="decimal:Decimal"), Choice("", implementation=int), Choice("")
-    table = Registry("part.field", {"first": first, "second": second}, function="register_part", reserved=("auto",))
+    table = Choices("part.field", {"first": first, "second": second}, function="register_part", reserved=("auto",))
     table.register("third", third, float)
     assert (dict(table), table.registered) == ({"first": first, "second": second, "third": third}, ["third"])
     assert [table.implementation(name) for name in table] == [Decimal, int, float]
@@ -78,7 +78,7 @@ def test_registry_has_built_in_entries_and_those_that_are_registered():
     for name in (["a"], None, "Mine", ""):
         with pytest.raises(ConfigError, match=r"^name=.*: must consist of lower-case letters, digits and _"):
             table.register(name, third, complex)
-    alone = Registry("part.field", {"first": first})
+    alone = Choices("part.field", {"first": first})
     with pytest.raises(ConfigError, match=r"choose from first$"):
         alone.check("other")
 

@@ -22,7 +22,7 @@ from jaxdp.bench.updates import time_updates, update_candidates
 from jaxdp.config import Config
 from jaxdp.loggers.plot import COLORS, use_log_scale
 from jaxdp.parallel import allreduce, timing
-from jaxdp.strategies import STRATEGIES
+from jaxdp.strategies import STRATEGIES, unsupported_reason
 
 
 def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[int, int]) -> dict[str, float | None]:
@@ -61,7 +61,7 @@ def run(
     gradient: a tree of shapes; sizes: bytes on the wire. Calls of the same size alternate; compilation is excluded. Every
     result is compared with the exact sum of integers, outside the timed interval; `wrong_calls` counts differences.
     """
-    names = [one.name for one in STRATEGIES.values() if one.cost and not one.unsupported_reason(mesh.size)]
+    names = [name for name, one in STRATEGIES.items() if one.cost and not unsupported_reason(name, mesh.size)]
     rows = [
         row
         for dtype in dtypes

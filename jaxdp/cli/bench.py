@@ -180,8 +180,9 @@ def _allreduce_record(options: Allreduce) -> dict[str, Any]:
     if mesh.size < 2:
         raise ConfigError("mesh", reason="an all-reduce needs at least two devices", hint="on a CPU use --mesh.cpu-devices 4")
     size = config.data.image_size
-    gradient, _ = jax.eval_shape(lambda: models.create(config.model).init(jax.random.key(0), (size, size, 3)))
-    gradient = models.create(config.model).trainable(gradient, config.finetune.frozen_stages)
+    model = models.create(config.model)
+    params, _ = models.initial_shapes(model, (size, size, 3))
+    gradient = model.trainable(params, config.finetune.frozen_stages)
     return allreduce.run(config, mesh, gradient, sizes=options.sizes, dtypes=options.dtypes, repeats=options.repeats)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch, stdout_for_the_document
 from jaxdp.config import Config
-from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_FAILURE, ConfigError, StorageError
 from jaxdp.files import is_url
 from jaxdp.flags import parse
@@ -123,7 +122,10 @@ def _verify(config: Config, workdir: str | None, *, launch: Launch, as_json: boo
             if workdir is not None and group.num_processes == 1:
                 raise ConfigError("--workdir", workdir, reason="has no effect with --verify in a single process")
             info = Screen(sys.stderr if as_json else None).info if group.is_rank0 else Quiet().info
-            record = verify.run(config, info, group=group, shared_dir=_shared(shared_dir, group), thorough=thorough)
+            shared = shared_dir if group.num_processes > 1 else None
+            if shared and group.is_rank0:
+                shared.mkdir(parents=True, exist_ok=True)
+            record = verify.run(config, info, group=group, shared_dir=shared, thorough=thorough)
             if group.is_rank0:
                 text = json.dumps(record, indent=1, allow_nan=False) if as_json else verify.summarize(record)
                 print(text, file=document, flush=True)
@@ -132,12 +134,3 @@ def _verify(config: Config, workdir: str | None, *, launch: Launch, as_json: boo
     finally:
         signal.signal(signal.SIGTERM, handler)
     runtime.exit_together(group, EXIT_FAILURE if record["failed"] else 0, directory=shared_dir)
-
-
-def _shared(directory: Path, group: ProcessGroup) -> Path | None:
-    """The directory for files of several processes, created by rank 0; None for one process."""
-    if group.num_processes == 1:
-        return None
-    if group.is_rank0:
-        directory.mkdir(parents=True, exist_ok=True)
-    return directory

@@ -14,7 +14,6 @@ from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable
 from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
 
-COLUMNS = ("image", "rank", "class", "name", "probability")
 LONGEST_PATH = 4096  # Linux's PATH_MAX
 
 
@@ -121,7 +120,7 @@ def _by_image(predictions: Any) -> Iterator[list[dict[str, Any]]]:
 def _as_csv(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(["image", "rank", "class", "name", "probability"])
     for file, classes in results:
         for rank, entry in enumerate(classes, 1):
             writer.writerow([file, rank, entry["class"], entry["name"], f"{entry['probability']:.6g}"])

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from jaxdp.cli.options import CheckpointName, Switch
@@ -58,7 +57,9 @@ def run(arguments: list[str], program: str) -> None:
         raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
     if not options.html and options.output is not None:
         raise ConfigError("--output", options.output, reason="has no effect with --no-html", hint="leave one of them out")
-    file = _csv_file(options.csv, options.overwrite, is_json=options.json)
+    if options.csv == STDOUT and options.json:
+        raise ConfigError("--csv", STDOUT, reason="not possible with --json, which writes to stdout too", hint="give a file")
+    file = None if options.csv in (None, STDOUT) else check_output(options.csv, options.overwrite, "--csv")
     runs = read_all(options.workdir)
     summaries = [{"workdir": run.workdir} | summarize(run.config, run.records, run.damaged) for run in runs]
     if options.json:
@@ -83,10 +84,3 @@ def run(arguments: list[str], program: str) -> None:
             runs, options.output, evaluate=options.evaluate, checkpoint=options.checkpoint, info=Screen(sys.stderr).info
         )
         print(f"page: {printable(page, 4096)}", file=sys.stderr if options.json or options.csv == STDOUT else sys.stdout)
-
-
-def _csv_file(name: str | None, overwrite: bool, *, is_json: bool) -> Path | None:
-    """The file of --csv; None for stdout and without it. Raises ConfigError for a file that cannot be written."""
-    if name == STDOUT and is_json:
-        raise ConfigError("--csv", name, reason="not possible with --json, which writes to stdout too", hint="give a file")
-    return None if name in (None, STDOUT) else check_output(name, overwrite, "--csv")

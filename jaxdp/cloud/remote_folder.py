@@ -111,7 +111,3 @@ class RemoteFolder:
     def name(self, index: int) -> str:
         """The image's URL, printable."""
         return printable(self.remote.url_of(self.paths[index]), 4096)
-
-    def file_name(self, index: int) -> str:
-        """The name of the image's file."""
-        return self.paths[index].rpartition("/")[2]

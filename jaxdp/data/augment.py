@@ -12,7 +12,7 @@ from jax import lax
 from jax.scipy.ndimage import map_coordinates
 
 from jaxdp.choices import AUGMENTATIONS, MIXES
-from jaxdp.config import Augment, Config, Data, crops_while_loading
+from jaxdp.config import Augment, Config, Data
 
 ANGLE, SCALE, SHEAR, SHIFT = 0.20, 0.10, 0.15, 0.08  # of `random_affine`: radians, ratio, ratio, share of the image's size
 # Of `paper_transform`: the public ImageNet values of the paper's first author, for stored images of 320 pixels; the paper gives
@@ -173,7 +173,7 @@ def pad_and_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment
 
 def augment(config: Config, images: jax.Array, positions: jax.Array) -> jax.Array:
     """Augment a batch before normalization: [B, S, S, 3] to [B, image_size, image_size, 3]. positions: [B] uint32."""
-    if config.data.augmentation == "none" or crops_while_loading(config):
+    if config.data.augmentation == "none" or config.data.crops_while_loading:
         return images
     augmentation = AUGMENTATIONS.implementation(config.data.augmentation)
     one_image = partial(augmentation, size=config.data.image_size, ranges=config.augment)

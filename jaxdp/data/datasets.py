@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxdp.choices import SOURCES
-from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading, phase_image_size
+from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
@@ -27,12 +27,6 @@ LISTED = 20  # names in a message
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 
 
-class DecodedSource(BatchSource, Protocol):
-    """Images of one size. bad_images: name -> reason of those that could not be read."""
-
-    bad_images: dict[str, str]
-
-
 class Datasets(NamedTuple):
     """The training and evaluation sets of a run.
 
@@ -41,22 +35,18 @@ class Datasets(NamedTuple):
     ignored files; resized: the training set for the phases whose images have another size, by `image_size`.
     """
 
-    train: DecodedSource
-    evaluation: DecodedSource
+    train: BatchSource
+    evaluation: BatchSource
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
     class_count: int
     classes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    resized: Mapping[int, DecodedSource] = MappingProxyType({})
+    resized: Mapping[int, BatchSource] = MappingProxyType({})
 
-    def train_at(self, size: int) -> DecodedSource:
+    def train_at(self, size: int) -> BatchSource:
         """The training set for a phase with images of height and width `size`."""
         return self.resized.get(size, self.train)
-
-    def add_bad_images(self, reasons: dict[str, str]) -> None:
-        """Record images that an earlier session of the run could not read."""
-        self.train.bad_images.update(reasons)
 
     @property
     def bad_images(self) -> dict[str, str]:
@@ -101,7 +91,6 @@ class EncodedItems(ItemSource, Protocol):
     @property
     def classes(self) -> int | list[str]:
         """Their number or their names."""
-        ...
 
 
 class Splits(ABC):
@@ -222,7 +211,7 @@ def decode_items(
     config = with_classes(config, model_classes(config, stated, source))
     on_bad_image = config.data.on_bad_image
 
-    def open_training(config: Config) -> DecodedSource:
+    def open_training(config: Config) -> BatchSource:
         transform = training_transform(config)
         return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training image")
 
@@ -264,7 +253,7 @@ def _loaded(
         on_bad_image=on_bad_image,
         kind=kind,
     )
-    if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
+    if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or config.data.crops_while_loading:
         return loader
     indices = np.arange(len(source))
     loader.read_ahead([indices])
@@ -272,7 +261,7 @@ def _loaded(
     return ArraySource(images, labels, loader.bad_images, source=source)
 
 
-def resized(config: Config, open_training: Callable[[Config], DecodedSource]) -> dict[int, DecodedSource]:
+def resized(config: Config, open_training: Callable[[Config], BatchSource]) -> dict[int, BatchSource]:
     """`Datasets.resized`. Images of a `stored_size` have one size in all phases."""
     sizes = {phase_image_size(config, index) for index in range(len(config.batch))} - {config.data.image_size}
     return {size: open_training(at_image_size(config, size)) for size in sorted(sizes) if config.data.stored_size is None}

@@ -16,7 +16,6 @@ from jaxdp.data.table import Table
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_local
 
-ARCHIVES = (".gz", ".tgz", ".zip", ".tar")
 FORMATS: dict[str, type[Table] | type[Npz]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
 
 
@@ -55,7 +54,7 @@ def open_format(path: Path, data: Data) -> Format:
     reason = "it has no known format" if path.exists() else "no such file or folder"
     hint = f"give a {', '.join(FORMATS)} file, a folder with a file for each split, such as train.csv and val.csv, "
     hint += "an extracted archive of CIFAR, or a saved DatasetDict; images in SPLIT/CLASS/ are --data.source folder"
-    if path.is_file() and path.suffix.lower() in ARCHIVES:
+    if path.is_file() and path.suffix.lower() in (".gz", ".tgz", ".zip", ".tar"):
         hint = "extract it, and give the folder"
     inside = [folder for folder in sorted(path.glob("*/")) if HuggingFace.is_in(folder) or Cifar.is_in(folder)]
     if inside:

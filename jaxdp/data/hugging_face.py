@@ -10,8 +10,6 @@ from jaxdp.data.file_format import Format, numbered
 from jaxdp.errors import first_line
 from jaxdp.files import read_regular
 
-SPLITS_FILE = "dataset_dict.json"
-
 
 class HuggingFace(Format):
     """The splits of a saved `DatasetDict`."""
@@ -21,7 +19,7 @@ class HuggingFace(Format):
     @staticmethod
     def is_in(folder: Path) -> bool:
         """Whether a folder holds a saved data set with splits."""
-        return (folder / SPLITS_FILE).is_file()
+        return (folder / "dataset_dict.json").is_file()
 
     @cached_property
     def splits(self) -> Any:

@@ -78,10 +78,6 @@ class ImageFolder:
         """The image's path, printable."""
         return printable(self.paths[index], 4096)
 
-    def file_name(self, index: int) -> str:
-        """The name of the image's file."""
-        return os.path.basename(self.paths[index])
-
 
 def is_image(name: str) -> bool:
     """Whether a file is taken for an image because of its extension."""

@@ -184,16 +184,10 @@ def policy_of(config: Config) -> Any:
     return AUTO_AUGMENTS.implementation(config.data.auto_augment)
 
 
-def interpolation_of(config: Config) -> str:
-    """The interpolation of the policy's geometric operations: the config's, or that published."""
-    policy = policy_of(config)
-    return config.augment.operation_interpolation or (policy.interpolation if policy else "")
-
-
 def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
     """The operations of an image of size x size, in order: leaves [count, ...]. The config must have a policy."""
-    policy, ranges, interpolation = policy_of(config), config.augment, interpolation_of(config)
-    assert policy is not None
+    policy, ranges = policy_of(config), config.augment
+    interpolation = ranges.operation_interpolation or policy.interpolation
     count = 1 if config.data.auto_augment == "trivial_augment" else DRAWS
     keys, filters = jax.random.split(key, (2, count))
     drawn = jax.vmap(partial(policy.draw, ranges, size=size, nearest=interpolation == "nearest"))(keys)
@@ -205,8 +199,8 @@ def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
 
 def auto_augment(config: Config, images: jax.Array, keys: jax.Array, *, mean: PixelStat) -> jax.Array:
     """The policy `data.auto_augment` on images [B, S, S, 3] uint8. keys: [B]. mean: see `change_pixels`."""
-    policy, size, interpolation = policy_of(config), images.shape[1], interpolation_of(config)
-    assert policy is not None
+    policy, size = policy_of(config), images.shape[1]
+    interpolation = config.augment.operation_interpolation or policy.interpolation
     fill = jnp.broadcast_to(jnp.round(jnp.asarray(0.0 if policy.black else mean, jnp.float32)), (3,))
 
     def one(image: jax.Array, key: jax.Array) -> jax.Array:

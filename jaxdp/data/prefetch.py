@@ -25,7 +25,12 @@ Result = TypeVar("Result")
 
 
 class BatchSource(Protocol):
-    """A data set that returns batches; its results depend on the arguments alone."""
+    """A data set that returns batches; its results depend on the arguments alone.
+
+    bad_images: name -> reason of the images that could not be read.
+    """
+
+    bad_images: dict[str, str]
 
     def __len__(self) -> int: ...
 
@@ -128,18 +133,12 @@ def read_ahead(source: BatchSource, order: Iterable[np.ndarray]) -> None:
         source.read_ahead(np.array(list(dict.fromkeys(batch.tolist()))) for batch in order)  # a batch reads an image once
 
 
-def stop_reading(source: BatchSource) -> None:
-    """Let threads that wait for images from a network fail, so that the process can exit."""
-    if isinstance(source, DecodedImages):
-        source.stop_reading()
-
-
 def evaluation_prefetcher(source: BatchSource, *, batch_size: int, rows: np.ndarray) -> "Prefetcher[int, Batch]":
     """The batches of `evaluation_batch` for all of a source, in order."""
     starts = range(0, len(source), batch_size)
     read_ahead(source, (_evaluated(source, first, batch_size=batch_size, rows=rows)[0] for first in starts))
     load = partial(evaluation_batch, source, batch_size=batch_size, rows=rows)
-    return Prefetcher(load, starts, threads=1, on_close=lambda: stop_reading(source))
+    return Prefetcher(load, starts, threads=1, on_close=getattr(source, "stop_reading", lambda: None))
 
 
 class Prefetcher(Generic[Item, Result]):
@@ -202,9 +201,8 @@ class DeviceIterator:
         load: Callable[..., Batch] = load_indices if resident else load_images
         if not resident:
             read_ahead(source, (sample_ids(seed, rows.order, len(source)) for rows in self._rows(first, end)))
-        self.chunks = Prefetcher(
-            lambda rows: load(source, seed, rows), self._rows(first, end), on_close=lambda: stop_reading(source)
-        )
+        stop_reading = getattr(source, "stop_reading", lambda: None)
+        self.chunks = Prefetcher(lambda rows: load(source, seed, rows), self._rows(first, end), on_close=stop_reading)
 
     def _rows(self, first: int, end: int) -> Iterator[Rows]:
         """The rows of every chunk."""

@@ -2,14 +2,10 @@
 
 from collections.abc import Callable
 
-
-def _nobody_listens() -> None:
-    pass
-
-
-listener: Callable[[], None] = _nobody_listens
+listener: Callable[[], None] | None = None
 
 
 def report() -> None:
     """Say that a part of the data has been read, or that a request is repeated. Any thread may call this."""
-    listener()
+    if listener:
+        listener()

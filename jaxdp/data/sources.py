@@ -22,16 +22,8 @@ def source_of(config: Config) -> Source:
     return resolved(SOURCES[name].implementation)()
 
 
-def open_splits(config: Config) -> Sequence[tuple[str, ItemSource]]:
-    """(name, images) of the training and the evaluation split.
-
-    Raises ConfigError if one of them does not exist, or for a source that makes its images itself.
-    """
-    return source_of(config).splits(config)
-
-
 def open_split(config: Config, split: str) -> ItemSource:
-    """The images of a split. Raises ConfigError as `open_splits`."""
+    """The images of a split. Raises ConfigError as `Source.splits`."""
     return source_of(config).split(config, split)
 
 

@@ -157,10 +157,6 @@ class TableItems:
         """The image's path and row, printable."""
         return printable(f"{self._path(index)} ({self._row(index)} of {self.table.path.name})", 4096)
 
-    def file_name(self, index: int) -> str:
-        """The name of the image's file."""
-        return self._path(index).name
-
     def start(self) -> None:
         """Look for the files, before images are read. Raises ConfigError for the first of CHECKED rows without a file."""
         for index in np.unique(np.linspace(0, len(self) - 1, CHECKED).astype(np.int64)):

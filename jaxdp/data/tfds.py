@@ -18,7 +18,6 @@ from jaxdp.files import check_local, expand_user, is_url
 if TYPE_CHECKING:
     from jaxdp.cloud.remote_prepared import RemotePrepared
 
-DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
 OTHER_SOURCES = tuple(name for name, one in SOURCES.items() if not (one.prepared or one.from_python))
 # Downloaded by hand; tensorflow-datasets would leave out the split of a missing one.
 ARCHIVES = {"imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")}
@@ -132,28 +131,20 @@ class TfdsSource:
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
         """(encoded image, label). Raises ImageError for a record that cannot be read."""
-        example = self._example(index)
-        image = example["image"]
-        return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
-
-    def _example(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         try:
-            return self.features.deserialize_example_np(self.records[int(index)], decoders=self.decoders)
+            example = self.features.deserialize_example_np(self.records[int(index)], decoders=self.decoders)
         except ImageError:
             raise
         except Exception as error:  # RuntimeError, DecodeError, ..., by reader
             raise ImageError(f"cannot read the record ({type(error).__name__}: {first_line(error)})") from None
+        image = example["image"]
+        return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
 
     def name(self, index: int) -> str:
         """The record's number, data set and split."""
         return f"record {index} of {self.label}"
-
-    def file_name(self, index: int) -> str:
-        """The name of the image's file in the original data set; "" if the data set does not state it."""
-        name = self._example(index).get("file_name", b"")
-        return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def open_builder(
@@ -170,7 +161,7 @@ def open_builder(
     for path in metadata:
         if not path.is_file():  # tensorflow-datasets would read it and might block forever
             raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
-    infos = [path for path in metadata if path.name == DATASET_INFO]
+    infos = [path for path in metadata if path.name == "dataset_info.json"]
     prepared = sorted(f"{info.parents[1].relative_to(root)}:{info.parent.name}" for info in infos)
     hint = f"prepared are {', '.join(prepared)}" if prepared else ""
     try:

@@ -4,15 +4,14 @@ from functools import partial
 
 import numpy as np
 
-from jaxdp.config import Config, crops_while_loading
+from jaxdp.config import Config
 from jaxdp.data.decode import center_crop, crop_and_resize, random_numbers, random_resized_crop, resize_and_crop
 from jaxdp.data.loader import Transform
-from jaxdp.evaluation_size import evaluation_share, evaluation_side
 
 
 def training_transform(config: Config) -> tuple[Transform, int]:
     """(transform, image size) of training images: a random crop, or all of the image where the device augments it."""
-    if crops_while_loading(config):
+    if config.data.crops_while_loading:
         ranges, seed = config.augment, config.seed
 
         def crop(pixels: np.ndarray, out: np.ndarray, position: int) -> None:
@@ -31,7 +30,7 @@ def evaluation_transform(config: Config) -> tuple[Transform, int]:
     """
     short, size = evaluation_sides(config)
     if config.data.eval_interpolation == "area":
-        share = evaluation_share(config)
+        share = config.data.evaluation_share
         return lambda pixels, out, position: crop_and_resize(pixels, out, share=share), size
     if config.data.sets_evaluation:
         prepare = partial(resize_and_crop, short_side=short, interpolation=config.data.eval_filter)
@@ -41,9 +40,7 @@ def evaluation_transform(config: Config) -> tuple[Transform, int]:
 
 def evaluation_sides(config: Config) -> tuple[int, int]:
     """(short side, side of the center crop), in pixels, to which the host resizes evaluation images, then crops them."""
-    if config.data.sets_evaluation:
-        return evaluation_side(config), config.data.evaluated_size
-    if crops_while_loading(config):
-        return evaluation_side(config), config.data.image_size
-    size = config.data.stored_size or config.data.image_size
-    return size, size
+    data = config.data
+    if data.sets_evaluation or data.crops_while_loading:
+        return data.evaluation_side, data.evaluated_size
+    return (data.stored_size or data.image_size,) * 2

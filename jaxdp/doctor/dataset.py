@@ -8,7 +8,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.datasets import stated_classes
 from jaxdp.data.loader import DataError, DecodedImages
-from jaxdp.data.sources import open_splits
+from jaxdp.data.sources import source_of
 from jaxdp.doctor.check_result import ResultBuilder
 from jaxdp.errors import plural
 
@@ -24,7 +24,7 @@ def check_images(result: ResultBuilder, config: Config, info: Callable[[str], No
     if SOURCES[config.data.source].in_memory:
         return result.ok(f"{config.data.source}: no files needed")
     report = result.warning if config.data.on_bad_image == "skip" else result.error
-    for name, split in open_splits(config):
+    for name, split in source_of(config).splits(config):
         total = plural(len(split), "image", ",")
         info(f"decoding {total} of {name} ...")
         loader = DecodedImages(

@@ -11,7 +11,6 @@ from jaxdp.config import RESNET, Config
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.data.transforms import evaluation_sides
 from jaxdp.errors import ConfigError
-from jaxdp.evaluation_size import evaluation_share
 from jaxdp.inference.load_run import LoadedRun
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.summary import check_image_size
@@ -77,7 +76,7 @@ def _preprocessing(config: Config) -> dict[str, dict[str, Any]]:
     included = preprocessing.of_run(config, *pixel_stats(config))
     steps: dict[str, Any] = {"resize_short_side": short_side, "center_crop": side}
     if config.data.eval_interpolation == "area":
-        steps = {"center_crop_share": evaluation_share(config), "resize": side}
+        steps = {"center_crop_share": config.data.evaluation_share, "resize": side}
     return {
         "client_preprocessing": {"color": "RGB", "interpolation": config.data.eval_filter} | steps,
         "included_preprocessing": {

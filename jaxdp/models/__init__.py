@@ -17,38 +17,32 @@ from jaxdp.parallel.mesh import AXES
 
 @dataclass(frozen=True)
 class Model:
-    """A ResNet as a `Network`."""
+    """A ResNet as a `Network`, which says what its methods do."""
 
     module: ResNet
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
-        """Parameter names of each segment, in forward order."""
         return self.module.segments
 
     @property
     def draws_for_each_image(self) -> bool:
-        """Whether the key of a step is one for each image: that of drop-path."""
         return self.module.drop_path > 0
 
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
-        """(frozen segments, trainable segments). frozen_stages: 0 none, 1 the stem, 2 also the first ResNet stage, ..."""
         count = frozen_stages and 1 + sum(BLOCKS[self.module.depth][: frozen_stages - 1])
         return self.segments[:count], self.segments[count:]
 
     def trainable(self, tree: dict, frozen_stages: int) -> dict:
-        """The entries of params or batch_stats that belong to trainable segments."""
         _, segments = self.split_frozen(frozen_stages)
         return {name: tree[name] for segment in segments for name in segment if name in tree}
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
-        """(params, batch_stats), float32 trees, for images of shape (H, W, 3)."""
         return init_resnet(self.module.clone(convolution="direct"), key, image_shape)
 
     def apply(
         self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
     ) -> tuple[jax.Array, dict]:
-        """(logits, moments); see `Network.apply`. key: of drop-path in training."""
         return self.apply_segment(params, batch_stats, images, segment=None, train=train, key=key)
 
     def apply_segment(

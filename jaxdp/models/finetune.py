@@ -58,11 +58,6 @@ def _checked_array(name: str, leaf: Any) -> np.ndarray:
     return array
 
 
-def saved_digest(config: Config, saved: Config) -> str | None:
-    """The digest of the given parameters in the `saved` config of a run; None if `config` names another file."""
-    return saved.finetune.digest if config.finetune.weights == saved.finetune.weights else None
-
-
 def read_weights(
     config: Config, saved_digest: str | None = None, given: NamedTensors | None = None
 ) -> tuple[Config, NamedTensors | None]:
@@ -108,17 +103,13 @@ def with_digest(config: Config, digest: str | None) -> Config:
     return dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, digest=digest))
 
 
-def is_missing(config: Config, weights: NamedTensors | None) -> bool:
-    """Whether a run that began from given parameters is resumed without them."""
-    return config.finetune.digest is not None and weights is None
-
-
-def missing_file_warning(config: Config) -> str:
-    """One line about a run that is resumed without the parameters from which it began."""
+def missing_file_warnings(config: Config, weights: NamedTensors | None) -> list[str]:
+    """A line about a run that is resumed without the parameters from which it began; [] for any other run."""
     finetune = config.finetune
-    if finetune.weights is None:
-        return f"{ARGUMENT} is not given; the run does not need it to resume, and keeps its digest {finetune.digest}"
-    return f"{finetune.weights} no longer exists; the run does not need it to resume, and keeps its digest {finetune.digest}"
+    if finetune.digest is None or weights is not None:
+        return []
+    missing = f"{ARGUMENT} is not given" if finetune.weights is None else f"{finetune.weights} no longer exists"
+    return [f"{missing}; the run does not need it to resume, and keeps its digest {finetune.digest}"]
 
 
 def initial_values(config: Config, given: NamedTensors | None) -> InitialValues | None:
@@ -136,7 +127,8 @@ def initial_values(config: Config, given: NamedTensors | None) -> InitialValues 
         )
         raise _error(config, f"{what}, and the run has no checkpoint to resume from", hint)
     shapes = _shapes(config)
-    tensors = given.tensors if given.rooted else _with_root(given.tensors, shapes)
+    full = {} if given.rooted else {without_root(name): name for name in shapes}
+    tensors = {full.get(name, name): tensor for name, tensor in given.tensors.items()}
     used = {name: tensor for name, tensor in tensors.items() if name in shapes}
     if not used:
         reason = f"no tensor has a name of the model's: there is {min(tensors)!r}" if tensors else "there are no tensors"
@@ -197,12 +189,6 @@ def without_root(name: str) -> str:
     for tree in TREES:
         name = name.replace(f"{tree}{ROOT}/", tree, 1) if name.startswith(f"{tree}{ROOT}/") else name
     return name
-
-
-def _with_root(tensors: dict[str, np.ndarray], shapes: dict[str, Shape]) -> dict[str, np.ndarray]:
-    """Tensors with the names of the model's."""
-    full = {without_root(name): name for name in shapes}
-    return {full.get(name, name): tensor for name, tensor in tensors.items()}
 
 
 def module_variables(params: dict, batch_stats: dict) -> dict[str, Any]:

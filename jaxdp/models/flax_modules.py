@@ -16,6 +16,7 @@ from flax import nnx
 from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxdp.errors import Unusable
 from jaxdp.network import ROOT
 from jaxdp.parallel.mesh import AXES
 
@@ -28,14 +29,6 @@ CONSTANT_KEY = 0
 Path = tuple[str, ...]
 
 
-class UnusableModule(Exception):
-    """A module that cannot be trained: reason, and a hint."""
-
-    def __init__(self, reason: str, hint: str) -> None:
-        super().__init__(reason)
-        self.reason, self.hint = reason, hint
-
-
 class FlaxNet(ABC):
     """A module as a network. paths: of the stages in the module; ((),) without. norm: "per_worker" or "synchronized"."""
 
@@ -43,7 +36,6 @@ class FlaxNet(ABC):
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
-        """Parameter names of each segment, in forward order."""
         return tuple((_name_of(path),) for path in self.paths)
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
@@ -74,12 +66,12 @@ class FlaxNet(ABC):
         """
 
     def _by_stage(self, tree: Mapping) -> dict[str, Any]:
-        """A tree of the module as {name of a stage: its part}. Raises UnusableModule for a leaf outside all stages."""
+        """A tree of the module as {name of a stage: its part}. Raises Unusable for a leaf outside all stages."""
         names = [tuple(str(key.key) for key in path) for path, _ in jax.tree.leaves_with_path(tree)]
         for name in names:
             if not any(name[: len(path)] == path for path in self.paths):
                 reason = f"{'/'.join(name)} belongs to no stage"
-                raise UnusableModule(reason, "move it into a submodule that stages() returns")
+                raise Unusable(reason, "move it into a submodule that stages() returns")
         return {_name_of(path): _subtree(tree, path) for path in self.paths}
 
 
@@ -107,7 +99,7 @@ class LinenNet(FlaxNet):
 
         variables = meta.unbox(self.module.init({"params": key}, images, method=run))
         if unknown := sorted(variables.keys() - COLLECTIONS):
-            raise UnusableModule(
+            raise Unusable(
                 f"the module has a collection {unknown[0]!r}, which a run cannot keep", "use params and batch_stats alone"
             )
         return variables.get("params", {}), variables.get("batch_stats", {})
@@ -153,7 +145,7 @@ class NnxNet(FlaxNet):
         """Store the structure of the module, which does not depend on the values of its arrays."""
         if not isinstance(module, nnx.Module):
             reason = f"the function with a parameter rngs returns {type(module).__name__}, not an nnx module"
-            raise UnusableModule(reason, "return an nnx.Module, or take the model config alone")
+            raise Unusable(reason, "return an nnx.Module, or take the model config alone")
         split: Any = nnx.split(module, *KINDS)
         self.graph, *states, constants = split
         # Variables with shapes in place of values, by their path in the module
@@ -195,7 +187,7 @@ class NnxNet(FlaxNet):
             return y, {}
         for name, value in _constants(module).items():
             if constants.get(name, value) is not value:
-                raise UnusableModule(f"the call changes {'/'.join(name)}, which a run cannot keep", "change no variables")
+                raise Unusable(f"the call changes {'/'.join(name)}, which a run cannot keep", "change no variables")
         changed = {name: value for name, value in _values(module, nnx.BatchStat).items() if name[: len(path)] == path}
         return y, unflatten_dict(changed)
 
@@ -221,13 +213,13 @@ class NnxNet(FlaxNet):
 
 
 def _mode_arguments(call: Callable, train: bool) -> dict[str, bool]:
-    """The keyword arguments for a module's `__call__`. Raises UnusableModule if it requires any others but images and rngs."""
+    """The keyword arguments for a module's `__call__`. Raises Unusable if it requires any others but images and rngs."""
     _, *others = inspect.signature(call).parameters.values()
     known = {name: value == train for name, value in MODE_ARGUMENTS.items()}
     for one in others:
         named = one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         if named and one.default is one.empty and one.name not in (*known, "rngs"):
-            raise UnusableModule(
+            raise Unusable(
                 f"__call__ of the module requires {one.name!r}",
                 f"take images alone, or with {', '.join(known)}; give other parameters a default",
             )
@@ -240,20 +232,20 @@ def _declares_stages(module: Any) -> bool:
 
 
 def _check_stages(paths: Iterable[Path | None]) -> tuple[Path, ...]:
-    """The paths of the modules that `stages()` returned. None: not a submodule. Raises UnusableModule."""
+    """The paths of the modules that `stages()` returned. None: not a submodule. Raises Unusable."""
     checked: list[Path] = []
     for path in paths:
         if not path:
             reason = f"item {len(checked) + 1} of stages() is not a submodule"
-            raise UnusableModule(reason, "return submodules, in forward order")
+            raise Unusable(reason, "return submodules, in forward order")
         for other in checked:
             shorter = min(len(path), len(other))
             if path[:shorter] == other[:shorter]:
                 reason = f"stages() returns {'/'.join(path)} beside {'/'.join(other)}"
-                raise UnusableModule(reason, "return every submodule once")
+                raise Unusable(reason, "return every submodule once")
         checked.append(path)
     if not checked:
-        raise UnusableModule("stages() returns nothing", "return submodules, in forward order")
+        raise Unusable("stages() returns nothing", "return submodules, in forward order")
     return tuple(checked)
 
 
@@ -289,9 +281,9 @@ def _moments_of(statistics: Mapping) -> dict[str, Any]:
     return {"mean": mean, "square": var + mean * mean}
 
 
-def _foreign_statistics(name: Path) -> UnusableModule:
+def _foreign_statistics(name: Path) -> Unusable:
     """The error for a batch statistic that no BatchNorm layer of Flax owns."""
-    return UnusableModule(
+    return Unusable(
         f"the batch statistic {'/'.join(name)} is not of Flax's BatchNorm, the only layer whose statistics jaxdp averages over "
         "workers",
         "use BatchNorm, or register an object with init and apply that returns moments",
@@ -302,7 +294,7 @@ def _statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path]) -> A
     """A context in which `nn.BatchNorm` stores, in training, the mean and variance of the batch instead of moving averages.
 
     axes: mesh axes over which they are synchronized; None keeps each layer's own. Adds the path of every layer that is called
-    to `normalized`. Calls raise UnusableModule if a layer uses running averages in training, or does not in evaluation.
+    to `normalized`. Calls raise Unusable if a layer uses running averages in training, or does not in evaluation.
     """
 
     def intercept(  # noqa: PLR0917 - Flax passes arguments by position
@@ -314,7 +306,7 @@ def _statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path]) -> A
         normalized.add(layer.path)
         given = inspect.signature(layer.__call__).bind(*args, **kwargs).arguments
         if nn.merge_param("use_running_average", layer.use_running_average, given.get("use_running_average")) == train:
-            raise UnusableModule(
+            raise Unusable(
                 f"{'/'.join(layer.path)} has use_running_average={train} in {'training' if train else 'evaluation'}",
                 "give __call__ of the module a parameter train, and the layer use_running_average=not train",
             )

@@ -9,19 +9,17 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import numpy as np
 
-from jaxdp.config import Config, Data, Model, Preprocessing
+from jaxdp.config import BlurPool, Config, Data, Preprocessing
 from jaxdp.config_words import evaluation_words
 from jaxdp.errors import ConfigError, first_line
-from jaxdp.evaluation_size import evaluation_share, evaluation_side
 from jaxdp.files import read_regular
 from jaxdp.validation import validate
 
 METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
-BLUR_POOLS = get_args(get_type_hints(Model)["blur_pool"])
 ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
 MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
 USUAL = Preprocessing(eval_size=224, eval_resize=0.875, eval_interpolation="bilinear")
@@ -121,7 +119,7 @@ def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
     shares = [tuple(np.broadcast_to(np.asarray(stat) / 255, 3).tolist()) for stat in (mean, std)]
     return Preprocessing(
         eval_size=config.data.evaluated_size,
-        eval_resize=evaluation_share(config) if crops_first else evaluation_side(config),
+        eval_resize=config.data.evaluation_share if crops_first else config.data.evaluation_side,
         eval_interpolation=config.data.eval_filter,
         mean=shares[0],
         std=shares[1],
@@ -140,7 +138,7 @@ def stated_blur_pool(path: str, metadata: Mapping[str, str]) -> str | None:
     """
     form = _entry(metadata.get("model", ""), "blur_pool")
     if form is not None:
-        if form not in BLUR_POOLS:
+        if form not in get_args(BlurPool):
             raise ValueError(f"its metadata states the BlurPool {form!r}, which jaxdp lacks")
         return form
     beside = Path(path).parent / TIMM_FILE

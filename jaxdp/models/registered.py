@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec
 
 from jaxdp.choices import MODELS
 from jaxdp.config import Model as ModelConfig
-from jaxdp.errors import ConfigError, first_line, kind_of, place_in_user_code, plural
-from jaxdp.models.flax_modules import MODE_ARGUMENTS, FlaxNet, LinenNet, NnxNet, UnusableModule
+from jaxdp.errors import ConfigError, Unusable, first_line, kind_of, place_in_user_code, plural
+from jaxdp.models.flax_modules import MODE_ARGUMENTS, FlaxNet, LinenNet, NnxNet
 from jaxdp.network import ROOT
 from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.registration import model_hint
@@ -52,16 +52,12 @@ class RegisteredModel:
     net: FlaxNet | FunctionPair
     name: str
     classes: int
+    draws_for_each_image = False  # random layers of modules draw for a batch
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
         """Parameter names of each segment, in forward order: one segment, unless a Flax module declares stages."""
         return self.net.segments
-
-    @property
-    def draws_for_each_image(self) -> bool:
-        """Whether the key of a step is one for each image: no, random layers of modules draw for a batch."""
-        return False
 
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
         """(frozen segments, trainable segments): nothing is frozen, because only a ResNet can be."""
@@ -105,29 +101,21 @@ class RegisteredModel:
         index = self.segments.index(segment)
         with _errors_in_one_line(self.name):
             y, moments = self.net.apply_segment(params, batch_stats, x, index=index, train=train, key=key)
-        if index == len(self.segments) - 1:
-            y = self._checked_logits(y, jax.tree.leaves(x)[0].shape[0])
-        if not train:
-            return y, {}
-        expected = batch_stats if len(self.segments) == 1 else {name: batch_stats.get(name, {}) for name in segment}
-        if _leaf_names(moments) != (names := _leaf_names(expected, var="square")):
-            raise ConfigError(
-                "model.name",
-                self.name,
-                reason=f"the model returns moments {_leaf_names(moments)}, which do not match its batch_stats",
-                hint=f"return {names} in training",
-            )
-        return y, moments
+            if index == len(self.segments) - 1:
+                y = self._checked_logits(y, jax.tree.leaves(x)[0].shape[0])
+            if not train:
+                return y, {}
+            expected = batch_stats if len(self.segments) == 1 else {name: batch_stats.get(name, {}) for name in segment}
+            if _leaf_names(moments) != (names := _leaf_names(expected, var="square")):
+                reason = f"the model returns moments {_leaf_names(moments)}, which do not match its batch_stats"
+                raise Unusable(reason, f"return {names} in training")
+            return y, moments
 
     def _checked_logits(self, logits: Any, batch: int) -> jax.Array:
         shape, expected = getattr(logits, "shape", type(logits).__name__), (batch, self.classes)
         if shape != expected:
-            raise ConfigError(
-                "model.name",
-                self.name,
-                reason=f"the model returns logits of shape {shape} for {plural(batch, 'image')}",
-                hint=f"return [B, classes] = {expected}",
-            )
+            reason = f"the model returns logits of shape {shape} for {plural(batch, 'image')}"
+            raise Unusable(reason, f"return [B, classes] = {expected}")
         return logits.astype(jnp.float32)
 
     def check_training(self, params: Any, batch_stats: Any, image_shape: tuple[int, int, int]) -> None:
@@ -157,7 +145,7 @@ def _build_net(config: ModelConfig) -> FlaxNet | FunctionPair:
         _check_receives_nothing(config, "a module")
         return LinenNet(build, config.norm)
     if isinstance(build, nnx.Module):
-        raise UnusableModule(
+        raise Unusable(
             "an nnx module holds parameters, but a run draws its own", "register its class, or a function of (config, rngs)"
         )
     given, named, takes_rngs = _arguments(build, config)
@@ -167,14 +155,14 @@ def _build_net(config: ModelConfig) -> FlaxNet | FunctionPair:
     if isinstance(net, nn.Module):
         return LinenNet(net, config.norm)
     if isinstance(net, nnx.Module):
-        raise UnusableModule(
+        raise Unusable(
             "the function that builds the nnx module has no parameter rngs, so its weights do not follow the seed",
             "register a function of (config, rngs)",
         )
     for method in ("init", "apply"):
         if not callable(getattr(net, method, None)):
             reason = f"{kind_of(build)} returns {kind_of(net)}, which is no Flax module and has no method {method!r}"
-            raise UnusableModule(reason, model_hint(config.name))
+            raise Unusable(reason, model_hint(config.name))
     return FunctionPair(net)
 
 
@@ -195,7 +183,7 @@ def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, An
         signature.bind(*[build] * is_module, *given, **named, **dict.fromkeys(("rngs",) * takes_rngs))
     except (TypeError, ValueError) as error:
         arguments = ", ".join([*["config"] * len(given), *named])
-        raise UnusableModule(
+        raise Unusable(
             f"{kind_of(build)} cannot be called with ({arguments}): {first_line(error)}", model_hint(config.name)
         ) from None
     if not given:
@@ -220,7 +208,7 @@ def _errors_in_one_line(name: str, hint: str = CALL_HINT) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except UnusableModule as error:
+    except Unusable as error:
         raise ConfigError("model.name", name, reason=error.reason, hint=error.hint) from None
     except Exception as error:
         reason = f"the model fails{place_in_user_code(error)}: {type(error).__name__}: {first_line(error)}"

@@ -288,7 +288,6 @@ class ResNet(nn.Module):
 
         key: of drop-path in training; one for the batch, or [B], one for each image.
         """
-
         fusion = Fusion(self.axes, self.convolution)
         fused = train and self.custom_vjp
 

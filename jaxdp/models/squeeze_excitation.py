@@ -12,13 +12,7 @@ import jax.numpy as jnp
 
 from jaxdp.models.batch_norm import REDUCTION_AXES, BatchNormTerm, Fusion
 
-REDUCTION, DIVISOR = 16, 8
 POSITIONS = (1, 2)
-
-
-def reduced_channels(channels: int) -> int:
-    """Channels between the two layers: a sixteenth, rounded half up to a multiple of 8, and at least 8."""
-    return max(DIVISOR, (channels // REDUCTION + DIVISOR // 2) // DIVISOR * DIVISOR)
 
 
 def mean_over_positions(term: BatchNormTerm) -> jax.Array:
@@ -73,5 +67,6 @@ class Excitation(nn.Module):
     @nn.compact
     def __call__(self, means: jax.Array) -> jax.Array:
         channels = means.shape[-1]
-        hidden = jnp.maximum(Dense(reduced_channels(channels), self.std, self.dtype, name="fc1")(means), 0.0)
+        reduced = max(8, (channels // 16 + 4) // 8 * 8)  # a sixteenth, rounded half up to a multiple of 8
+        hidden = jnp.maximum(Dense(reduced, self.std, self.dtype, name="fc1")(means), 0.0)
         return jax.nn.sigmoid(Dense(channels, self.std, self.dtype, name="fc2")(hidden))

@@ -22,7 +22,7 @@ from safetensors.numpy import save as serialize
 from jaxdp import models
 from jaxdp.config import Model as ModelConfig
 from jaxdp.config import Preprocessing, Stem
-from jaxdp.errors import ConfigError, first_line, plural
+from jaxdp.errors import ConfigError, Unusable, first_line, plural
 from jaxdp.files import check_local, check_output, expand_user, read_regular, write_output
 from jaxdp.models import preprocessing
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
@@ -87,14 +87,6 @@ class NamedTensors(NamedTuple):
     rooted: bool = True
 
 
-class _InvalidWeights(ValueError):
-    """Why a file cannot be used and what to do about it."""
-
-    def __init__(self, reason: str, hint: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.hint = reason, hint
-
-
 def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none") -> Weights:
     """Read a file of a ResNet; its tensor names decide whether it is jaxdp's or torchvision's. field: for error messages.
 
@@ -125,7 +117,7 @@ def _read(path: str | Path, field: str, parse: Callable[[str, bytes], Any]) -> A
         raise ConfigError(field, str(path), reason="file not found", hint=hint) from None
     except OSError as error:
         raise ConfigError(field, str(path), reason=error.strerror or str(error), hint="give a .safetensors file") from None
-    except _InvalidWeights as error:
+    except Unusable as error:
         raise ConfigError(field, str(path), reason=error.reason, hint=error.hint) from None
 
 
@@ -135,8 +127,8 @@ def _stored_tensors(data: bytes) -> dict[str, Tensor]:
     except (SafetensorError, ValueError, OverflowError, MemoryError) as error:
         if _is_pickled(data):
             hint = "if you trust it, convert it to safetensors with PyTorch, as docs/weights.md shows"
-            raise _InvalidWeights("the file is a pickle, and reading it could run code in it", hint) from None
-        raise _InvalidWeights(f"not a safetensors file ({first_line(error)})") from None
+            raise Unusable("the file is a pickle, and reading it could run code in it", hint) from None
+        raise Unusable(f"not a safetensors file ({first_line(error)})") from None
 
 
 def _parse_named(path: str, data: bytes) -> NamedTensors:
@@ -145,7 +137,7 @@ def _parse_named(path: str, data: bytes) -> NamedTensors:
     if not named:
         found = f"tensors such as {min(stored)!r}" if stored else "no tensors"
         hint = "give a file that `jaxdp export` has written, or its names: params/net/PATH and batch_stats/net/PATH"
-        raise _InvalidWeights(f"no names of jaxdp: the file has {found}", hint)
+        raise Unusable(f"no names of jaxdp: the file has {found}", hint)
     tensors = {name: _convert(name, tensor, shape=tensor.shape, naming="jaxdp") for name, tensor in named.items()}
     notes = [ROUNDED] * any(tensor.dtype == "F64" for tensor in named.values())
     others = stored.keys() - named.keys()
@@ -164,10 +156,10 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     try:
         stated = preprocessing.stated_blur_pool(path, preprocessing.metadata_of(data))
     except ValueError as error:
-        raise _InvalidWeights(str(error)) from None
+        raise Unusable(str(error)) from None
     form: Any = stated or blur_pool
     model = dataclasses.replace(model, blur_pool=form)
-    expected = named_tensors(*jax.eval_shape(lambda: models.create(model, platform="any").init(jax.random.key(0), (32, 32, 3))))
+    expected = named_tensors(*models.initial_shapes(models.create(model, platform="any"), (32, 32, 3)))
     names = {name: name if naming == "jaxdp" else torch_name(name) for name in expected}
     _check_names(stored, set(names.values()), model)
     tensors = {
@@ -209,7 +201,7 @@ def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[s
     prefixes = sorted(prefix for prefix in starts if f"{prefix}layer1.0.conv1.weight" in stored)  # not of one of its blocks
     if len(prefixes) > 1:
         reason = f"the file has the weights of {len(prefixes)} networks, with the prefixes {', '.join(map(repr, prefixes))}"
-        raise _InvalidWeights(reason, "save only the tensors of one of them")
+        raise Unusable(reason, "save only the tensors of one of them")
     prefix = prefixes[0] if prefixes else ""
     if not prefix:
         return stored, ()
@@ -232,7 +224,7 @@ def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
     if kernel not in shapes:
         found = f"tensors such as {min(shapes)!r}" if shapes else "no tensors"
         hint = "give torchvision's or timm's names ('conv1.weight', 'layer1.0.bn1.weight') or jaxdp's ('params/conv1/kernel')"
-        raise _InvalidWeights(f"not a ResNet with known names: the file has {found}", hint)
+        raise Unusable(f"not a ResNet with known names: the file has {found}", hint)
     blocks = {match.groups() for match in map(BLOCK.match, shapes) if match}
     stages = Counter(int(stage) for stage, _ in blocks)
     counts = tuple(stages[stage] for stage in sorted(stages))
@@ -241,10 +233,10 @@ def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
     if depth is None:
         kind = "bottleneck" if bottleneck else "basic"
         known = ", ".join(map(str, DEPTHS))
-        raise _InvalidWeights(f"ResNet stages of {counts} {kind} blocks match no ResNet of depth {known}")
+        raise Unusable(f"ResNet stages of {counts} {kind} blocks match no ResNet of depth {known}")
     head = shapes.get("fc.bias", ())
     if len(head) != 1 or not head[0]:
-        raise _InvalidWeights("no classifier bias 'fc.bias' of shape [classes]", "give weights with their classifier")
+        raise Unusable("no classifier bias 'fc.bias' of shape [classes]", "give weights with their classifier")
     stems: dict[tuple[str, tuple[int, ...]], Stem] = {
         (plain, (3, 7, 7)): "imagenet",
         (plain, (3, 3, 3)): "small",
@@ -252,7 +244,7 @@ def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
     }
     stem = stems.get((kernel, shapes[kernel][1:]))
     if stem is None:
-        raise _InvalidWeights(f"unknown stem: {kernel} has shape {shapes[kernel]}", "give a 7x7 or 3x3 stem over RGB")
+        raise Unusable(f"unknown stem: {kernel} has shape {shapes[kernel]}", "give a 7x7 or 3x3 stem over RGB")
     return ModelConfig(
         depth=depth,
         width=shapes[kernel][0] * (2 if stem == "deep" else 1),
@@ -269,25 +261,25 @@ def _check_names(stored: dict[str, Tensor], expected: set[str], model: ModelConf
             tensors = f"tensor {min(names)!r}" if len(names) == 1 else f"tensors, {min(names)!r} first"
             alone = "give a file of the network alone, without filters of BlurPool"
             hint = "give a complete file" if kind == "missing" else alone
-            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", hint)
+            raise Unusable(f"{len(names)} {kind} {tensors}, for a {model.title}", hint)
 
 
 def _convert(name: str, stored: Tensor, *, shape: tuple[int, ...], naming: str) -> np.ndarray:
     """A stored tensor in float32 and in jaxdp's layout, whose shape must be `shape`; float16 and bfloat16 convert exactly."""
     if stored.dtype not in DTYPES:
-        raise _InvalidWeights(f"{name} has dtype {stored.dtype}", f"convert it to one of {', '.join(DTYPES)}")
+        raise Unusable(f"{name} has dtype {stored.dtype}", f"convert it to one of {', '.join(DTYPES)}")
     raw = np.frombuffer(stored.data, DTYPES[stored.dtype]).reshape(stored.shape)
     with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinite and is rejected below
         tensor = (raw.astype(np.uint32) << 16).view(np.float32) if stored.dtype == "BF16" else raw.astype(np.float32)
     if not np.isfinite(tensor).all():
-        raise _InvalidWeights(f"{name} has values that are not finite")
+        raise Unusable(f"{name} has values that are not finite")
     if naming == "torchvision":
         tensor = from_torch_layout(tensor)
     if tensor.shape != shape:
         expected = shape if naming == "jaxdp" else torch_shape(shape)
-        raise _InvalidWeights(f"{name} has shape {stored.shape}, expected {expected}")
+        raise Unusable(f"{name} has shape {stored.shape}, expected {expected}")
     if name.endswith(("/var", ".running_var")) and (tensor < 0).any():
-        raise _InvalidWeights(f"{name} has a negative variance")
+        raise Unusable(f"{name} has a negative variance")
     return tensor
 
 

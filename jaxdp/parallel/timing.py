@@ -16,7 +16,7 @@ from jaxdp.config import Compile
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
-from jaxdp.strategies import AUTO, STRATEGIES, Stage
+from jaxdp.strategies import AUTO, STRATEGIES, Stage, unsupported_reason
 from jaxdp.xla import options
 
 PERIOD = 8191  # of the repeated inputs; a prime, so that no shard of a vector starts where the period does
@@ -192,5 +192,5 @@ def auto_candidates(devices: int, *, scatters: bool = False) -> list[str]:
 
     scatters: only those with which an update can be sharded.
     """
-    usable = (one for one in STRATEGIES.values() if one.auto_candidate and not one.unsupported_reason(devices))
-    return [one.name for one in usable if one.scatters or not scatters]
+    candidates = [name for name, one in STRATEGIES.items() if one.auto_candidate and (one.scatters or not scatters)]
+    return [name for name in candidates if not unsupported_reason(name, devices)]

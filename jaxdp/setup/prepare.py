@@ -45,7 +45,7 @@ def prepare(
     group = group or runtime.current_group()
     devices = runtime.start(config.mesh, group, cache=True)
     progress.listener = group.status.record_progress
-    opened = run(_open, config, datasets)
+    opened = run(_data_errors(config)(open_datasets), config, datasets)
     config = with_class_weights(with_classes(config, opened.class_count), opened.train)
     config = adjust(config, len(opened.train))
     sizes = {
@@ -61,11 +61,6 @@ def prepare(
     plan = dataclasses.replace(plan or make_plan(config, **sizes), config=config)
     _check_profile(plan)
     return plan, devices, opened
-
-
-def _open(config: Config, datasets: tuple[Any, Any] | None) -> Datasets:
-    with _data_errors(config):
-        return open_datasets(config, datasets)
 
 
 def data_fingerprint(config: Config, datasets: Datasets) -> dict[str, str]:

@@ -194,12 +194,8 @@ def read_result(path: Path | str, text: str) -> TrainResult:
     try:
         return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
     except ValidationError:
-        raise ConfigError(
-            "--workdir",
-            str(path),
-            reason=f"its {RESULT} is damaged",
-            hint="delete that file to resume from the last checkpoint, or use another directory",
-        ) from None
+        hint = "delete that file to resume from the last checkpoint, or use another directory"
+        raise _error(path, f"its {RESULT} is damaged", hint) from None
 
 
 def run_config(workdir: PathLike) -> Config:

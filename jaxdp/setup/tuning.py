@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdp import models
 from jaxdp.config import Reduce
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.distributed.process_group import ProcessGroup
@@ -69,7 +70,7 @@ def chosen_reductions(
         return {}
     path, group, size = workdir / FILE, group or ProcessGroup(), config.data.image_size
     rows: list[dict[str, Any]] = group.broadcast_object("choices known", _read(path))
-    params, _ = jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
+    params, _ = models.initial_shapes(model, (size, size, 3))
     gradient = model.trainable(params, config.finetune.frozen_stages)
     sizes = [leaf.size for leaf in jax.tree.leaves(gradient)]
     message = {"wire_dtype": reduce.wire_dtype, "bucket_bytes": reduce.bucket_bytes}

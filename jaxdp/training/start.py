@@ -45,7 +45,7 @@ def restore_or_initialize(run: Run, start: StartPoint) -> None:
         if run.saved_samples is None or changes(restored.config, run.config):
             run.progress.stop_reason = None  # of another run, or of a config that has changed since
         run.stop_reason = run.progress.stop_reason
-        run.datasets.add_bad_images(run.progress.bad_images)
+        run.datasets.train.bad_images.update(run.progress.bad_images)
         resume = f"continues from {restored.path}"
     run.restored, run.clock = restored, Clock(run.progress, run.started)
     run.phase = run.plan.phase_before(run.progress.samples)

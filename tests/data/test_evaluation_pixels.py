@@ -17,7 +17,6 @@ from jaxdp.config import Config, Data
 from jaxdp.data import datasets, decode, transforms
 from jaxdp.data.augment import normalize
 from jaxdp.errors import ConfigError
-from jaxdp.evaluation_size import evaluation_side
 from jaxdp.inference.predict import make_prediction_step
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.validation import validate
@@ -130,7 +129,7 @@ def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
     ],
 )
 def test_short_side_follows_the_given_field_or_the_training(fields, side):
-    assert evaluation_side(Config(data=Data(source="folder", directory="anywhere", **fields))) == side
+    assert Data(source="folder", directory="anywhere", **fields).evaluation_side == side
 
 
 def test_image_that_the_resize_would_make_huge_is_unusable():

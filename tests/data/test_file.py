@@ -26,7 +26,8 @@ def config_of(path, **data) -> Config:
 
 
 def splits(path, **data):
-    return dict(sources.open_splits(config_of(path, **data)))
+    config = config_of(path, **data)
+    return dict(sources.source_of(config).splits(config))
 
 
 def pixels(items):

@@ -211,7 +211,7 @@ def test_a_registered_data_set_trains_as_the_same_arrays_and_is_found_by_evaluat
     given = jaxdp.train(config, tmp_path / "given", datasets=striped(data))
     assert by_name.loss == given.loss
     assert jaxdp.evaluate(None, tmp_path / "name")["eval_examples"] == 20
-    assert [len(items) for _, items in sources.open_splits(config)] == [40, 20]
+    assert [len(items) for _, items in sources.source_of(config).splits(config)] == [40, 20]
     del SOURCES.entries["striped"], SOURCES.implementations["striped"]
     with pytest.raises(ConfigError, match=r"unknown data set; .*or give the recipe that registers the name with --config"):
         jaxdp.evaluate(None, tmp_path / "name")

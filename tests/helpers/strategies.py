@@ -20,7 +20,7 @@ def without_device_three(vector):
 
 def set_stages(monkeypatch, name, *stages):
     """Give a strategy other stages, or add one with these stages."""
-    strategy = STRATEGIES.get(name) or Strategy(name=name)
+    strategy = STRATEGIES.get(name) or Strategy("")
     monkeypatch.setitem(STRATEGIES.entries, name, dataclasses.replace(strategy, scatters=False))
     monkeypatch.setitem(STRATEGIES.implementations, name, stages)
 
