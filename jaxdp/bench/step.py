@@ -29,12 +29,6 @@ from jaxdp.xla import kernels, options
 FLOP_PER_MULTIPLY_ADD = 6  # two each for the output, the gradient of the weights, and the gradient of the input
 CACHES = ("cold", "warm")
 PROFILED_STEPS = 3
-COUNT_DEVICES = """
-import sys
-from jaxdp.config import Mesh
-from jaxdp.distributed import runtime
-print(len(runtime.start(Mesh(cpu_devices=int(sys.argv[1])))))
-"""
 
 
 def default_batch(config: Config, devices: int) -> int:
@@ -57,17 +51,6 @@ def check(config: Config, batch: int, *, devices: int, profile: bool = False) ->
             reason=f"cannot profile {batch // unit} micro-batches, which run in a loop",
             hint=f"give --batch-size {unit}, or another --batch.0.per-worker-batch",
         )
-
-
-def count_devices(config: Config) -> int:
-    """Number of devices of a run of this config, counted in another process: starting JAX here would take their memory."""
-    command = [sys.executable, "-c", COUNT_DEVICES, str(config.mesh.cpu_devices or 1)]
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode:
-        default = f"a process that started JAX exited with code {process.returncode}"
-        reason = (process.stderr.strip().splitlines() or [default])[-1]
-        raise ConfigError("devices", reason=reason.removeprefix("jaxdp.errors.ConfigError: "))
-    return int(process.stdout)
 
 
 RECIPE = """
