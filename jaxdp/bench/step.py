@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
+from jaxdp.analysis.tables import table_of
 from jaxdp.bench import roofline
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
@@ -235,10 +236,9 @@ def _describe_kernel(row: dict) -> str:
 
 
 def _kernel_table(profile: dict) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.title = f"kernels of a device, from a profile of {profile['steps']} steps; minimum: at the measured ceilings"
-    for name in ("kind", "kernels", "ms", "minimum ms", "share", "GB", "GB/s", "GFLOP/s"):
-        table.add_column(name, justify="left" if name == "kind" else "right")
+    title = f"kernels of a device, from a profile of {profile['steps']} steps; minimum: at the measured ceilings"
+    columns = ("kind", "kernels", "ms", "minimum ms", "share", "GB", "GB/s", "GFLOP/s")
+    table = table_of(title, columns, (), left=("kind",))
     keys = ("kernels", "seconds", "least_seconds", "bytes", "flop")
     total = {key: sum(row[key] for row in profile["rows"]) for key in keys}
     for row in [*profile["rows"], {"kind": "all"} | total]:
@@ -249,8 +249,8 @@ def _kernel_table(profile: dict) -> Table:
                 f"{row['least_seconds'] / seconds:.0%}",
                 f"{row['bytes'] / 1e9:.2f}",
                 f"{row['bytes'] / seconds / 1e9:,.1f}",
+                f"{row['flop'] / seconds / 1e9:,.0f}" if row["flop"] else "",
             ]
-            cells += [f"{row['flop'] / seconds / 1e9:,.0f}" if row["flop"] else ""]
         table.add_row(row["kind"], *cells)
     if profile["elsewhere_seconds"] is not None:
         table.add_row("unknown kernels", "", f"{1e3 * profile['elsewhere_seconds']:,.2f}")
