@@ -114,12 +114,10 @@ def _list_remote(url: str) -> list[tuple[dict[str, Any], Manifest | None]]:
     from jaxdp.cloud.remote_run import list_manifests
 
     rows = []
-    remote, names, manifests = list_manifests(url)
-    for name in reversed(names):
-        manifest, error = manifests[name], None
-        if isinstance(manifest, str):
-            manifest, error = None, manifest
-        else:
+    remote, manifests = list_manifests(url)
+    for name, found in reversed(manifests.items()):
+        manifest, error = (None, found) if isinstance(found, str) else (found, None)
+        if manifest is not None:
             with temporary_directory(Storage()) as folder, storage_errors(url, "--workdir"):
                 try:
                     remote.download_checkpoint(name, Path(folder))
