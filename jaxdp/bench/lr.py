@@ -34,11 +34,6 @@ FEWEST_STEPS = 20
 RANGE = (1e-3, 1e2)  # of the learning rates, relative to the recipe's peak
 
 
-def rates_of_steps(lowest: float, highest: float, steps: int) -> list[float]:
-    """The learning rate of every step: from `lowest` to `highest`, growing by a constant factor."""
-    return [float(rate) for rate in np.geomspace(lowest, highest, steps)]
-
-
 def has_diverged(losses: Sequence[float]) -> bool:
     """Whether the last loss is not finite, or the mean of the last `RECENT` is far above the smallest smoothed loss."""
     if not math.isfinite(losses[-1]):
@@ -111,7 +106,7 @@ def run(
         state = with_values(state, values, mesh)
     state = compiler.placement(phase).place(state)
     batches = open_batches(compiler, datasets, phase)
-    rates, losses = rates_of_steps(lowest, highest, steps), list[float]()
+    rates, losses = np.geomspace(lowest, highest, steps).tolist(), list[float]()
     hyperparameters = compiler.hyperparameters(phase, 0.0)
     try:
         for number, rate in enumerate(rates, 1):
