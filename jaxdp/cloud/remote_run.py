@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric
+from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, candidates
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, verify_files
 from jaxdp.cloud.lease import LeaseHeld, LeaseRecord, newest_lease, wait_until_free
 from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, storage_errors
@@ -262,23 +262,13 @@ def _chosen(
     manifests: dict[RemoteName, Manifest | str], *, checkpoint: str, named: RemoteName | None, metric: str
 ) -> list[RemoteName]:
     """The checkpoints to try, in order."""
-    names = [*manifests]
     if named:
-        return [name for name in names if name == named or (not named.lease and name.samples == named.samples)]
-    if checkpoint == "newest":
-        return names
-    valid = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
-    if checkpoint == "result":
-        best = valid[0].metadata["progress"].get("best") if valid else None
-        return [name for name in names if best and name.samples == best["samples"]] + names
-    if checkpoint != "best":
-        return [name for name in names if str(name.samples) == checkpoint]
-    scored = by_metric(valid, metric)
-    if valid and not scored:
-        reason = "no checkpoint was saved right after an evaluation"
-        raise ConfigError("--checkpoint", "best", reason=reason, hint="use newest")
-    by_samples = {name.samples: name for name in names}
-    return [by_samples[manifest.samples] for manifest in scored]
+        return [name for name in manifests if name == named or (not named.lease and name.samples == named.samples)]
+    if checkpoint not in CHECKPOINT_NAMES:
+        return [name for name in manifests if str(name.samples) == checkpoint]
+    by_samples = {name.samples: name for name in manifests}
+    order = candidates({name.samples: found for name, found in manifests.items()}, checkpoint, metric)
+    return [by_samples[samples] for samples in order if samples in by_samples]
 
 
 class Folder:
