@@ -62,9 +62,9 @@ def compile_for(plan: Plan, phase_index: int, *, gpu: str, hosts: int, gpus_per_
         raise ConfigError(
             "--phase", phase_index, reason=f"the plan has phases {', '.join(map(str, phases))}", hint="choose one"
         )
-    for name, hint in (("strategy", "select a strategy by name"), ("update", "use replicated or sharded")):
-        if getattr(plan.config.reduce, name) == AUTO:
-            raise ConfigError(f"reduce.{name}", AUTO, reason="cannot be measured with --compile-for", hint=hint)
+    if plan.config.reduce.strategy == AUTO:
+        hint = "select a strategy by name"
+        raise ConfigError("reduce.strategy", AUTO, reason="cannot be measured with --compile-for", hint=hint)
     if reason := unavailable_reason():
         raise ConfigError("--compile-for", gpu, reason=reason)
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # which requires the driver

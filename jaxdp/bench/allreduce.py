@@ -1,6 +1,5 @@
 """`jaxdp bench allreduce`: time of every strategy by message size and dtype on a mesh, and a recommendation."""
 
-import dataclasses
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
@@ -14,11 +13,10 @@ from jax.sharding import Mesh
 from rich.table import Table
 from scipy.optimize import nnls
 
-from jaxdp import models
 from jaxdp.analysis import cost_model
 from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
-from jaxdp.bench.updates import time_updates, update_candidates
+from jaxdp.bench.updates import time_updates
 from jaxdp.config import Config
 from jaxdp.loggers.plot import COLORS, use_log_scale
 from jaxdp.parallel import allreduce, timing
@@ -79,7 +77,7 @@ def run(
     calls = {name: timing.Reduction(mesh, gradient, name, **message) for name in names}
     times, wrong_calls = timing.time_reductions(calls, repeats)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    updates = _time_updates(config, mesh, repeats)
+    updates = time_updates(config, mesh, repeats)
     inexact = {name for name, count in wrong_calls.items() if count} | {row["strategy"] for row in rows if row["wrong_calls"]}
     return {
         "provenance": provenance(),
@@ -100,21 +98,6 @@ def run(
         "wrong_sums": sorted(inexact),
         "recommended": min((name for name in medians if name not in inexact), key=medians.__getitem__, default=None),
     }
-
-
-def _time_updates(config: Config, mesh: Mesh, repeats: int) -> dict[str, float]:
-    """Median seconds of reduction and update in each form, by form; {} if the update cannot be sharded on this mesh."""
-    scattering = timing.auto_candidates(mesh.size, scatters=True)
-    if not scattering:
-        return {}
-    reduce = dataclasses.replace(config.reduce, strategy=scattering[0])
-    config = dataclasses.replace(config, reduce=reduce)
-    vertical, horizontal = mesh.devices.shape
-    candidates = update_candidates(config, reduce, (vertical, horizontal))
-    if len(candidates) == 1:
-        return {}
-    seconds = time_updates(config, models.create(config.model), mesh, candidates=candidates, repeats=repeats)
-    return {f"{reduce.strategy}, {form.removeprefix(f'{reduce.strategy}, ')} update": each for form, each in seconds.items()}
 
 
 def _time_message(
