@@ -3,6 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,10 @@ def run(
         )
     ]
     reduce = config.reduce
-    message: dict[str, Any] = {
-        "wire_dtype": allreduce.wire_dtype_of(reduce),
-        "bucket_bytes": reduce.bucket_bytes,
-        "compile": config.compile,
-    }
-    calls = {name: timing.Reduction(mesh, gradient, name, **message) for name in names}
+    reduction = partial(timing.Reduction, mesh, gradient, wire_dtype=allreduce.wire_dtype_of(reduce), compile=config.compile)
+    calls = {name: reduction(name, bucket_bytes=reduce.bucket_bytes) for name in names}
     times, wrong_calls = timing.time_reductions(calls, repeats)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    updates = time_updates(config, mesh, repeats)
     inexact = {name for name, count in wrong_calls.items() if count} | {row["strategy"] for row in rows if row["wrong_calls"]}
     return {
         "provenance": provenance(),
@@ -94,7 +90,7 @@ def run(
             "seconds": medians,
             "wrong_calls": wrong_calls,
         },
-        "updates": updates,
+        "updates": time_updates(config, mesh, repeats),
         "wrong_sums": sorted(inexact),
         "recommended": min((name for name in medians if name not in inexact), key=medians.__getitem__, default=None),
     }
@@ -107,8 +103,8 @@ def _time_message(
     size = elements * jnp.dtype(dtype).itemsize
     repetitions = max(1, min(20, 1_048_576 // size))
     vector = jax.ShapeDtypeStruct((elements,), jnp.dtype(dtype))
-    message: dict[str, Any] = {"bucket_bytes": None, "repetitions": repetitions, "compile": config.compile}
-    calls = {name: timing.Reduction(mesh, vector, name, **message) for name in names}
+    reduction = partial(timing.Reduction, mesh, vector, bucket_bytes=None, repetitions=repetitions, compile=config.compile)
+    calls = {name: reduction(name) for name in names}
     times, wrong_calls = timing.time_reductions(calls, repeats)
     for name, seconds in times.items():
         each = sorted(second / repetitions for second in seconds)

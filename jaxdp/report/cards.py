@@ -13,7 +13,7 @@ from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.files import CONFIG, is_url
 from jaxdp.loggers.console import format_duration
-from jaxdp.records import EVENTS, FAILED, MESSAGE, RESUMING, STOPPED
+from jaxdp.records import EVENTS, FAILED, MESSAGE, RESUMING, START, STOPPED
 from jaxdp.report.pace import Pace, measure
 from jaxdp.report.run_history import History
 from jaxdp.schedules import SCHEDULES
@@ -87,7 +87,8 @@ def _how_to_continue(history: History) -> str:
         return f"To continue {saved}, repeat the call."
     values = flatten(dataclasses.asdict(history.config))
     own_parts = any(values[table.field] not in (*table.builtin, *table.reserved) for table in REGISTRIES)
-    if is_url(history.workdir) or own_parts or history.has_callbacks:  # which config.json does not have
+    callbacks = any(event["event"] == START and event["text"] for event in history.events)  # which has their names
+    if is_url(history.workdir) or own_parts or callbacks:  # which config.json does not have
         return f"To continue {saved}, repeat its command."
     directory = printable(os.path.abspath(history.workdir), 4096)
     words = ["jaxdp", "train", "--config", f"{directory}/{CONFIG}", "--workdir", directory]

@@ -68,11 +68,6 @@ class History:
         """Samples at the start of the last session that trained; 0 if unknown."""
         return int(next((event.get("samples", 0) for event in reversed(self.events) if event["event"] == START), 0))
 
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether the user has given the run callbacks, whose names its events of a start have as text."""
-        return any(event["event"] == START and event["text"] for event in self.events)
-
     def epochs_text(self) -> str:
         """The position in epochs; a last step may reach beyond the end."""
         epoch = next((record["epoch"] for record in reversed(self.records) if record.get("epoch") is not None), 0.0)
