@@ -1,4 +1,4 @@
-"""Check of the devices: JAX starts on them in a subprocess, which takes their memory only for a moment, and may crash.
+"""Check of the devices: JAX starts on them in a subprocess, which may crash, and then frees their memory.
 
 `python -m jaxdp.doctor.devices` reads a config as JSON from stdin and prints {"kinds": [...], "problem": text or null}.
 """
