@@ -65,9 +65,6 @@ def compile_for(plan: Plan, phase_index: int, *, gpu: str, hosts: int, gpus_per_
     if plan.config.reduce.strategy == AUTO:
         hint = "select a strategy by name"
         raise ConfigError("reduce.strategy", AUTO, reason="cannot be measured with --compile-for", hint=hint)
-    if plan.config.reduce.update == AUTO:
-        hint = "use replicated or sharded"
-        raise ConfigError("reduce.update", AUTO, reason="cannot be measured with --compile-for", hint=hint)
     if reason := unavailable_reason():
         raise ConfigError("--compile-for", gpu, reason=reason)
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # which requires the driver

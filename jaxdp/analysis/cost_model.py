@@ -1,4 +1,4 @@
-"""The latency-bandwidth model of an all-reduce, and the step time and speed-up that follow from it.
+"""The latency-bandwidth model of an all-reduce, and the step time that follows from it.
 
 An exchange of an all-reduce (`Strategy.cost`) takes rounds * latency + bytes / bandwidth (Thakur et al., "Optimization of
 Collective Communication Operations in MPICH", 2005). The bytes are those that the busiest device sends, or those that the
@@ -130,11 +130,6 @@ def sharded_update_seconds(
 def step_seconds(one_device_seconds: float, devices: int, communication_seconds: float) -> float:
     """T_N = T_1 / N + T_comm: evenly divided computation, then communication, without overlap."""
     return one_device_seconds / devices + communication_seconds
-
-
-def speed_up(one_device_seconds: float, devices: int, communication_seconds: float) -> float:
-    """T_1 / T_N. The efficiency is speed_up / N."""
-    return one_device_seconds / step_seconds(one_device_seconds, devices, communication_seconds)
 
 
 def turning_points(

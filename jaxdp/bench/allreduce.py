@@ -1,9 +1,9 @@
 """`jaxdp bench allreduce`: time of every strategy by message size and dtype on a mesh, and a recommendation."""
 
-import dataclasses
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ from jax.sharding import Mesh
 from rich.table import Table
 from scipy.optimize import nnls
 
-from jaxdp import models
 from jaxdp.analysis import cost_model
 from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
-from jaxdp.bench.updates import time_updates, update_candidates
+from jaxdp.bench.updates import time_updates
 from jaxdp.config import Config
 from jaxdp.loggers.plot import COLORS, use_log_scale
 from jaxdp.parallel import allreduce, timing
@@ -71,15 +70,10 @@ def run(
         )
     ]
     reduce = config.reduce
-    message: dict[str, Any] = {
-        "wire_dtype": allreduce.wire_dtype_of(reduce),
-        "bucket_bytes": reduce.bucket_bytes,
-        "compile": config.compile,
-    }
-    calls = {name: timing.Reduction(mesh, gradient, name, **message) for name in names}
+    reduction = partial(timing.Reduction, mesh, gradient, wire_dtype=allreduce.wire_dtype_of(reduce), compile=config.compile)
+    calls = {name: reduction(name, bucket_bytes=reduce.bucket_bytes) for name in names}
     times, wrong_calls = timing.time_reductions(calls, repeats)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    updates = _time_updates(config, mesh, repeats)
     inexact = {name for name, count in wrong_calls.items() if count} | {row["strategy"] for row in rows if row["wrong_calls"]}
     return {
         "provenance": provenance(),
@@ -96,25 +90,10 @@ def run(
             "seconds": medians,
             "wrong_calls": wrong_calls,
         },
-        "updates": updates,
+        "updates": time_updates(config, mesh, repeats),
         "wrong_sums": sorted(inexact),
         "recommended": min((name for name in medians if name not in inexact), key=medians.__getitem__, default=None),
     }
-
-
-def _time_updates(config: Config, mesh: Mesh, repeats: int) -> dict[str, float]:
-    """Median seconds of reduction and update in each form, by form; {} if the update cannot be sharded on this mesh."""
-    scattering = timing.auto_candidates(mesh.size, scatters=True)
-    if not scattering:
-        return {}
-    reduce = dataclasses.replace(config.reduce, strategy=scattering[0])
-    config = dataclasses.replace(config, reduce=reduce)
-    vertical, horizontal = mesh.devices.shape
-    candidates = update_candidates(config, reduce, (vertical, horizontal))
-    if len(candidates) == 1:
-        return {}
-    seconds = time_updates(config, models.create(config.model), mesh, candidates=candidates, repeats=repeats)
-    return {f"{reduce.strategy}, {form.removeprefix(f'{reduce.strategy}, ')} update": each for form, each in seconds.items()}
 
 
 def _time_message(
@@ -124,8 +103,8 @@ def _time_message(
     size = elements * jnp.dtype(dtype).itemsize
     repetitions = max(1, min(20, 1_048_576 // size))
     vector = jax.ShapeDtypeStruct((elements,), jnp.dtype(dtype))
-    message: dict[str, Any] = {"bucket_bytes": None, "repetitions": repetitions, "compile": config.compile}
-    calls = {name: timing.Reduction(mesh, vector, name, **message) for name in names}
+    reduction = partial(timing.Reduction, mesh, vector, bucket_bytes=None, repetitions=repetitions, compile=config.compile)
+    calls = {name: reduction(name) for name in names}
     times, wrong_calls = timing.time_reductions(calls, repeats)
     for name, seconds in times.items():
         each = sorted(second / repetitions for second in seconds)

@@ -27,16 +27,12 @@ from jaxdp.strategies import AUTO
 from jaxdp.training import request_flags
 from jaxdp.training.run import open_batches
 from jaxdp.training.state import create_state, with_values
+from jaxdp.validation import with_fields
 
 DIVERGED, RECENT = 2.0, 5  # the test ends when the mean of RECENT losses exceeds the smallest smoothed loss by this factor
 MARGIN = 4.0  # the suggestion is the rate of the smallest smoothed loss divided by this; see benchmarks/lr_range.py
 FEWEST_STEPS = 20
 RANGE = (1e-3, 1e2)  # of the learning rates, relative to the recipe's peak
-
-
-def rates_of_steps(lowest: float, highest: float, steps: int) -> list[float]:
-    """The learning rate of every step: from `lowest` to `highest`, growing by a constant factor."""
-    return [float(rate) for rate in np.geomspace(lowest, highest, steps)]
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
@@ -97,8 +93,8 @@ def run(
     peak = config.schedule.learning_rate / field_for(config, 1.0)
     lowest, highest = (factor * peak if rate is None else rate for factor, rate in zip(RANGE, (lowest, highest), strict=True))
     _check(steps, lowest=lowest, highest=highest)
-    if AUTO in (config.reduce.strategy, config.reduce.update):  # all compute the same sums
-        config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum", update="replicated"))
+    if config.reduce.strategy == AUTO:  # all compute the same sums
+        config = with_fields(config, {"reduce.strategy": "psum", "reduce.update": "replicated"})
     config, weights = finetune.read_weights(config)
     plan, devices, datasets = prepare(config)
     config, phase = plan.config, dataclasses.replace(plan.phases[0], steps=steps)
@@ -111,7 +107,7 @@ def run(
         state = with_values(state, values, mesh)
     state = compiler.placement(phase).place(state)
     batches = open_batches(compiler, datasets, phase)
-    rates, losses = rates_of_steps(lowest, highest, steps), list[float]()
+    rates, losses = np.geomspace(lowest, highest, steps).tolist(), list[float]()
     hyperparameters = compiler.hyperparameters(phase, 0.0)
     try:
         for number, rate in enumerate(rates, 1):

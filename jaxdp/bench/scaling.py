@@ -29,7 +29,7 @@ from jaxdp.loggers.plot import BLUE, GRAY, ORANGE
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 
-MODES = ("strong", "weak")
+MODES = {"strong": "constant global batch", "weak": "constant batch per device"}
 COLUMNS = (
     "devices",
     "mesh",
@@ -204,11 +204,8 @@ def _cells(row: dict) -> tuple[str, ...]:
 
 def render(record: dict) -> Iterator[Table | str]:
     """A table for each mode, and notes on the intervals, and if the devices are virtual."""
-    for mode in MODES:
-        if all(row["mode"] != mode for row in record["rows"]):
-            continue
-        batch = "constant global batch" if mode == "strong" else "constant batch per device"
-        title = f"{mode} scaling, {batch}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
+    for mode in dict.fromkeys(row["mode"] for row in record["rows"]):
+        title = f"{mode} scaling, {MODES[mode]}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
         rows = [_cells(row) for row in record["rows"] if row["mode"] == mode]
         yield table_of(title, COLUMNS, rows, left=())
     if any((interval := row.get("exposed_communication_interval")) and interval[0] <= 0 for row in record["rows"]):
@@ -234,8 +231,7 @@ def draw(record: dict, path: str | Path) -> None:
         axes.bar(names, waiting, bottom=computation, color=GRAY, label="waiting for the slowest device")
         bars = axes.bar(names, communication, bottom=without, color=ORANGE, label="exposed communication")
         axes.bar_label(bars, [f"{whole:,.0f}" if whole >= 100 else f"{whole:.1f}" for whole in steps], padding=2)
-        batch = "constant global batch" if mode == "strong" else "constant batch per device"
-        axes.set_title(f"{mode} scaling, {batch}", fontsize="medium")
+        axes.set_title(f"{mode} scaling, {MODES[mode]}", fontsize="medium")
         axes.set(xlabel=f"{'virtual ' * record['virtual']}devices")
         axes.margins(y=0.1)
         axes.spines[["top", "right"]].set_visible(False)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
+from jaxdp.analysis.tables import table_of
 from jaxdp.bench import roofline
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
@@ -29,12 +30,6 @@ from jaxdp.xla import kernels, options
 FLOP_PER_MULTIPLY_ADD = 6  # two each for the output, the gradient of the weights, and the gradient of the input
 CACHES = ("cold", "warm")
 PROFILED_STEPS = 3
-COUNT_DEVICES = """
-import sys
-from jaxdp.config import Mesh
-from jaxdp.distributed import runtime
-print(len(runtime.start(Mesh(cpu_devices=int(sys.argv[1])))))
-"""
 
 
 def default_batch(config: Config, devices: int) -> int:
@@ -57,17 +52,6 @@ def check(config: Config, batch: int, *, devices: int, profile: bool = False) ->
             reason=f"cannot profile {batch // unit} micro-batches, which run in a loop",
             hint=f"give --batch-size {unit}, or another --batch.0.per-worker-batch",
         )
-
-
-def count_devices(config: Config) -> int:
-    """Number of devices of a run of this config, counted in another process: starting JAX here would take their memory."""
-    command = [sys.executable, "-c", COUNT_DEVICES, str(config.mesh.cpu_devices or 1)]
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode:
-        default = f"a process that started JAX exited with code {process.returncode}"
-        reason = (process.stderr.strip().splitlines() or [default])[-1]
-        raise ConfigError("devices", reason=reason.removeprefix("jaxdp.errors.ConfigError: "))
-    return int(process.stdout)
 
 
 RECIPE = """
@@ -252,10 +236,9 @@ def _describe_kernel(row: dict) -> str:
 
 
 def _kernel_table(profile: dict) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.title = f"kernels of a device, from a profile of {profile['steps']} steps; minimum: at the measured ceilings"
-    for name in ("kind", "kernels", "ms", "minimum ms", "share", "GB", "GB/s", "GFLOP/s"):
-        table.add_column(name, justify="left" if name == "kind" else "right")
+    title = f"kernels of a device, from a profile of {profile['steps']} steps; minimum: at the measured ceilings"
+    columns = ("kind", "kernels", "ms", "minimum ms", "share", "GB", "GB/s", "GFLOP/s")
+    table = table_of(title, columns, (), left=("kind",))
     keys = ("kernels", "seconds", "least_seconds", "bytes", "flop")
     total = {key: sum(row[key] for row in profile["rows"]) for key in keys}
     for row in [*profile["rows"], {"kind": "all"} | total]:
@@ -266,8 +249,8 @@ def _kernel_table(profile: dict) -> Table:
                 f"{row['least_seconds'] / seconds:.0%}",
                 f"{row['bytes'] / 1e9:.2f}",
                 f"{row['bytes'] / seconds / 1e9:,.1f}",
+                f"{row['flop'] / seconds / 1e9:,.0f}" if row["flop"] else "",
             ]
-            cells += [f"{row['flop'] / seconds / 1e9:,.0f}" if row["flop"] else ""]
         table.add_row(row["kind"], *cells)
     if profile["elsewhere_seconds"] is not None:
         table.add_row("unknown kernels", "", f"{1e3 * profile['elsewhere_seconds']:,.2f}")

@@ -17,7 +17,8 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import Stage, unsupported_reason
 from jaxdp.training.state import TrainState, create_state, make_placement
-from jaxdp.training.step import make_train_step
+from jaxdp.training.step import make_train_step, without_reduction
+from jaxdp.validation import with_fields
 from jaxdp.xla import options
 
 PIXEL_STATS = (127.5, 64.0)
@@ -68,12 +69,10 @@ def build_step(config: Config, mesh: Mesh, *, global_batch: int, strategy: str |
     """Compile the step of a config with a given all-reduce strategy; `allreduce.no_reduce` removes all communication."""
     per_worker = config.batch[0].per_worker_batch or global_batch // mesh.size
     accumulation = global_batch // mesh.size // per_worker
-    reduction: dict[str, Any] = {"strategy": strategy}  # `no_reduce` is a function, which no config file can name
     if strategy is allreduce.no_reduce:
-        reduction["update"] = "replicated"
-    reduce = dataclasses.replace(config.reduce, **reduction)
-    norm = "per_worker" if strategy is allreduce.no_reduce else config.model.norm
-    config = dataclasses.replace(config, reduce=reduce, model=dataclasses.replace(config.model, norm=norm))
+        config = with_fields(without_reduction(config), {"model.norm": "per_worker"})
+    else:
+        config = with_fields(config, {"reduce.strategy": strategy})
     model = models.create(config.model)
     rows = NamedSharding(mesh, PartitionSpec(AXES))
     size = config.data.stored_size or config.data.image_size

@@ -1,6 +1,5 @@
 """Time of reduction and update of the parameters, replicated or sharded, as `jaxdp bench allreduce` compares them."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,32 +9,26 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxdp.config import Config, Reduce
+from jaxdp import models
+from jaxdp.choices import OPTIMIZERS
+from jaxdp.config import Config
 from jaxdp.network import Network
 from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.mesh import AXES
-from jaxdp.relations import replicated_reason
 from jaxdp.training.state import TrainState, create_state, make_optimizer, make_placement
+from jaxdp.validation import with_fields
 from jaxdp.xla import options
 
 
-def update_candidates(config: Config, reduce: Reduce, mesh_shape: tuple[int, int]) -> dict[str, Reduce]:
-    """The forms of the update that a mesh can have with the strategy of `reduce`, by name: replicated, and sharded."""
-    found = {"replicated": dataclasses.replace(reduce, update="replicated")}
-    sharded = dataclasses.replace(reduce, update="sharded")
-    if mesh_shape[1] > 1 and replicated_reason(dataclasses.replace(config, reduce=sharded)) is None:
-        found[f"{reduce.strategy}, sharded"] = sharded
-    return found
-
-
-def time_updates(
-    config: Config, model: Network, mesh: Mesh, *, candidates: dict[str, Reduce], repeats: int
-) -> dict[str, float]:
-    """Median seconds of reduction and update in each form, measured alternately; equal on all processes."""
-    calls: dict[str, Callable[[], Any]] = {
-        name: _compile_update(dataclasses.replace(config, reduce=reduce), model, mesh) for name, reduce in candidates.items()
-    }
+def time_updates(config: Config, mesh: Mesh, repeats: int) -> dict[str, float]:
+    """Median seconds of reduction and update in each form, by form; {} if the update cannot be sharded on this mesh."""
+    scattering, calls = timing.auto_candidates(mesh.size, scatters=True), dict[str, Callable[[], Any]]()
+    if not (scattering and mesh.devices.shape[1] > 1 and OPTIMIZERS[config.optimizer.name].shards):
+        return {}
+    for update in ("replicated", "sharded"):
+        form = with_fields(config, {"reduce.strategy": scattering[0], "reduce.update": update})
+        calls[f"{scattering[0]}, {update} update"] = _compile_update(form, models.create(config.model), mesh)
     return timing.agreed_medians(timing.time_alternately(calls, repeats))
 
 

@@ -4,12 +4,13 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxdp.checkpoint.manifest import CheckpointError, Manifest, is_checkpoint_name, read_manifest, verify_files
 from jaxdp.choices import STOP_METRICS
+from jaxdp.errors import ConfigError
 
 UNFINISHED = "saving-"  # prefix of directories that are being written or removed
 CHECKPOINT_NAMES = ("result", "newest", "best")  # by which a command takes a checkpoint, besides its number of samples
@@ -49,6 +50,23 @@ def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
     return [manifest for _, manifest in sorted(scored, key=lambda pair: (pair[0], pair[1].samples), reverse=True)]
 
 
+def candidates(found: Mapping[int, Manifest | str], checkpoint: str, metric: str, *, field: str = "--checkpoint") -> list[int]:
+    """Samples of the checkpoints that a name in CHECKPOINT_NAMES may mean: it means the first one of these that is valid.
+
+    "result": the best one that the newest one knows by early stopping, else the newest. found: samples -> manifest, or why it
+    cannot be read, newest first. metric: the run's `stop.metric`. Raises ConfigError, of `field`, if "best" has no evaluation.
+    """
+    valid = [manifest for manifest in found.values() if isinstance(manifest, Manifest)]
+    if checkpoint == "best":
+        if (scored := by_metric(valid, metric)) or not valid:
+            return [manifest.samples for manifest in scored]
+        reason = "no checkpoint was saved right after an evaluation"
+        raise ConfigError(field, "best", reason=reason, hint="use newest")
+    best = valid[0].metadata["progress"].get("best") if valid and checkpoint == "result" else None
+    first = [best["samples"]] if best else []
+    return first + [samples for samples in found if samples not in first]
+
+
 @dataclass
 class Retention:
     """Keeps the newest `keep` checkpoints, the best one by `metric`, the retained ones and the last audited one.
@@ -85,13 +103,10 @@ def named_checkpoints(manifests: list[Manifest], metric: str) -> dict[str, int]:
 
     metric: the run's `stop.metric`. Names that mean none are missing.
     """
-    if not manifests:
-        return {}
-    newest, scored = manifests[0], by_metric(manifests, metric)
-    known = newest.metadata["progress"].get("best")  # by early stopping
-    result = known["samples"] if known and known["samples"] in {manifest.samples for manifest in manifests} else newest.samples
-    samples = {"result": result, "newest": newest.samples}
-    return samples | {"best": scored[0].samples} if scored else samples
+    found = {manifest.samples: manifest for manifest in manifests}
+    orders = {name: candidates(found, name, metric) for name in ("result", "newest")}
+    orders["best"] = [manifest.samples for manifest in by_metric(manifests, metric)]
+    return {name: next(samples for samples in order if samples in found) for name, order in orders.items() if order}
 
 
 def quarantine(path: Path, suffix: str = "corrupt") -> Path:

@@ -233,6 +233,7 @@ def _bench_step(options: Step, flags: list[str]) -> None:
         raise ConfigError("--seconds", options.seconds, reason="must be greater than 0")
     config = _validated(options)
     from jaxdp.bench import step as bench
+    from jaxdp.doctor.devices import count_devices
     from jaxdp.loggers.console import Screen
     from jaxdp.parallel.mesh import choose_shape, make_mesh
 
@@ -243,7 +244,7 @@ def _bench_step(options: Step, flags: list[str]) -> None:
 
     starts = None
     if options.starts:
-        batch = checked_batch(bench.count_devices(config))
+        batch = checked_batch(count_devices(config.mesh))  # starting JAX here would take their memory
         Screen(sys.stderr).info("running two commands of one step each to time their start ...")
         starts = bench.time_first_steps(config, batch, options.config)
     config, devices = _start(options)

@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,27 +206,25 @@ class Cache:
         Raises BlockingIOError if another process is writing it.
         """
         path = self._partial(name)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            is_here = _try_exclusive(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path))
-        except FileNotFoundError:
-            is_here = False
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if not is_here:
-            os.close(descriptor)
-            raise BlockingIOError(errno.EWOULDBLOCK, "written, or just finished, by another process", str(path))
-        try:
-            os.ftruncate(descriptor, 0)
-            if self._stored and self.room.take(_allocated(size)):
-                if size:
-                    os.posix_fallocate(descriptor, 0, size)
-                return descriptor
-        except OSError as error:
-            self._stop_storing(error)
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
+        with ExitStack() as stack:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            stack.callback(os.close, descriptor)
+            try:
+                is_here = _try_exclusive(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path))
+            except FileNotFoundError:
+                is_here = False
+            if not is_here:
+                raise BlockingIOError(errno.EWOULDBLOCK, "written, or just finished, by another process", str(path))
+            try:
+                os.ftruncate(descriptor, 0)
+                if self._stored and self.room.take(_allocated(size)):
+                    if size:
+                        os.posix_fallocate(descriptor, 0, size)
+                    stack.pop_all()
+                    return descriptor
+            except OSError as error:
+                self._stop_storing(error)
+            path.unlink(missing_ok=True)
         return None
 
     def finish_file(self, descriptor: int, name: str, info: ObjectInfo, *, crc: int) -> Path | None:

@@ -19,9 +19,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric
+from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, candidates
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, verify_files
 from jaxdp.cloud.lease import LeaseHeld, LeaseRecord, newest_lease, wait_until_free
 from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, storage_errors
@@ -56,25 +55,18 @@ class RemoteName:
         return f"{CHECKPOINTS}/{self}/{name}" if name else f"{CHECKPOINTS}/{self}"
 
 
-def _counts(name: RemoteName, lease: LeaseRecord) -> bool:
-    return name.lease == lease.number or str(name) in (lease.adopted or [])
-
-
 class RemoteRun:
     """Reads a run in object storage, and writes it if the caller holds its lease. Every method raises StorageError."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
 
-    def newest_lease(self) -> LeaseRecord | None:
-        return newest_lease(self.location)
-
     def holder(self) -> tuple[LeaseRecord | None, str]:
         """(the newest lease, how it is): held, free (released, or never taken), or lost: its holder no longer renews it.
 
         Without a release, this waits for a renewal, up to the `seconds` of the lease.
         """
-        lease = self.newest_lease()
+        lease = newest_lease(self.location)
         if lease is None or lease.released:
             return lease, "free"
         print(waiting_notice(self.location.url, lease), file=sys.stderr, flush=True)
@@ -97,8 +89,9 @@ class RemoteRun:
         """The complete checkpoints that count under a lease, newest first; of those with the same samples only the newest."""
         objects = self._objects()
         complete = [name for name, files in objects.items() if MANIFEST in files and REJECTED not in files]
-        counted = complete if lease is None or lease.adopted is None else [name for name in complete if _counts(name, lease)]
-        newest = {name.samples: name for name in sorted(counted)}
+        if lease is not None and lease.adopted is not None:
+            complete = [name for name in complete if name.lease == lease.number or str(name) in lease.adopted]
+        newest = {name.samples: name for name in sorted(complete)}
         return sorted(newest.values(), reverse=True)
 
     def remove_others(self, kept: Iterable[RemoteName], *, lease: LeaseRecord) -> None:
@@ -213,15 +206,14 @@ def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field:
     """Download the files of the run at a URL that exist. Raises ConfigError."""
     with storage_errors(url, field):
         remote = RemoteRun(open_patiently(url, field))
-        remote.download_files(names, folder, lease=remote.newest_lease())
+        remote.download_files(names, folder, lease=newest_lease(remote.location))
 
 
-def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, list[RemoteName], dict[RemoteName, Any]]:
-    """(run, complete checkpoints, newest first, and of each its manifest or the error as text). Raises ConfigError."""
+def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, dict[RemoteName, Manifest | str]]:
+    """(run, manifest of each complete checkpoint, newest first, or the error as text). Raises ConfigError."""
     with storage_errors(url, field):
         remote = RemoteRun(open_patiently(url, field))
-        manifests = remote.manifests(remote.newest_lease())
-        return remote, [*manifests], manifests
+        return remote, remote.manifests(newest_lease(remote.location))
 
 
 def download_checkpoint(
@@ -235,14 +227,14 @@ def download_checkpoint(
     """
     run, _, last = url.rstrip("/").rpartition(f"/{CHECKPOINTS}/")
     named = RemoteName.parse(last) if run else None
-    remote, names, manifests = list_manifests(run if named else url, field)
-    if not names and CONFIG not in remote.location.top_sizes():
+    remote, manifests = list_manifests(run if named else url, field)
+    if not manifests and CONFIG not in remote.location.top_sizes():
         raise ConfigError(field, url, reason=f"it holds no run (no {CONFIG})")
     is_one, errors = named is not None or checkpoint not in CHECKPOINT_NAMES, list[str]()
-    for name in _chosen(names, manifests, checkpoint=checkpoint, named=named, metric=metric):
+    for name in _chosen(manifests, checkpoint=checkpoint, named=named, metric=metric):
         try:
-            if isinstance(manifests[name], str):
-                raise CorruptCheckpoint(manifests[name])
+            if isinstance(found := manifests[name], str):
+                raise CorruptCheckpoint(found)
             with storage_errors(url, field):
                 manifest = remote.download_checkpoint(name, folder / CHECKPOINTS)
                 remote.download_log(name, folder)
@@ -260,37 +252,23 @@ def download_checkpoint(
                 print(message, file=sys.stderr, flush=True)
             return manifest
     if is_one:
-        available = ", ".join(str(name.samples) for name in names) or "none"
-        wanted = str(named) if named else checkpoint
-        raise ConfigError(
-            "--checkpoint",
-            wanted,
-            reason="checkpoint not found",
-            hint=f"use {', '.join(CHECKPOINT_NAMES)}, or one of: {available}",
-        )
+        available = ", ".join(str(name.samples) for name in manifests) or "none"
+        wanted, hint = str(named) if named else checkpoint, f"use {', '.join(CHECKPOINT_NAMES)}, or one of: {available}"
+        raise ConfigError("--checkpoint", wanted, reason="checkpoint not found", hint=hint)
     raise ConfigError(field, url, reason="no valid checkpoint found", hint="list them with `jaxdp checkpoints`")
 
 
 def _chosen(
-    names: list[RemoteName], manifests: dict[RemoteName, Any], *, checkpoint: str, named: RemoteName | None, metric: str
+    manifests: dict[RemoteName, Manifest | str], *, checkpoint: str, named: RemoteName | None, metric: str
 ) -> list[RemoteName]:
     """The checkpoints to try, in order."""
     if named:
-        return [name for name in names if name == named or (not named.lease and name.samples == named.samples)]
-    if checkpoint == "newest":
-        return names
-    if checkpoint == "result":
-        newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
-        best = newest and newest.metadata["progress"].get("best")
-        return [name for name in names if best and name.samples == best["samples"]] + names
-    if checkpoint != "best":
-        return [name for name in names if str(name.samples) == checkpoint]
-    valid = {manifest.samples: name for name, manifest in manifests.items() if not isinstance(manifest, str)}
-    scored = by_metric([manifests[name] for name in valid.values()], metric)
-    if valid and not scored:
-        reason = "no checkpoint was saved right after an evaluation"
-        raise ConfigError("--checkpoint", "best", reason=reason, hint="use newest")
-    return [valid[manifest.samples] for manifest in scored]
+        return [name for name in manifests if name == named or (not named.lease and name.samples == named.samples)]
+    if checkpoint not in CHECKPOINT_NAMES:
+        return [name for name in manifests if str(name.samples) == checkpoint]
+    by_samples = {name.samples: name for name in manifests}
+    order = candidates({name.samples: found for name, found in manifests.items()}, checkpoint, metric)
+    return [by_samples[samples] for samples in order if samples in by_samples]
 
 
 class Folder:

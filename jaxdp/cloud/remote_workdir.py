@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
-from jaxdp.cloud.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
+from jaxdp.cloud.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord, newest_lease
 from jaxdp.cloud.local import run_copy
 from jaxdp.cloud.location import PROTOCOLS, Location, open_location, storage_errors
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
@@ -149,7 +149,7 @@ class _Holder:
         """The first of NAME, NAME-2, NAME-3, ... without a run."""
         urls = itertools.chain([location.url], (f"{location.url}-{number}" for number in itertools.count(2)))
         locations = map(self._open, urls)
-        return next(place for place in locations if CONFIG not in place.top_sizes() and RemoteRun(place).newest_lease() is None)
+        return next(place for place in locations if CONFIG not in place.top_sizes() and newest_lease(place) is None)
 
     def give_back(self) -> None:
         """Release the lease of a run that was not changed."""

@@ -32,18 +32,19 @@ class ResultBuilder:
         self.fixes: list[str] = []
 
     def ok(self, message: str) -> None:
-        self.messages.append(message)
+        self.add(OK, message)
 
     def warning(self, message: str, fix: str) -> None:
-        self._add(WARNING, message, fix)
+        self.add(WARNING, message, fix)
 
     def error(self, message: str, fix: str) -> None:
-        self._add(ERROR, message, fix)
+        self.add(ERROR, message, fix)
 
-    def _add(self, status: str, message: str, fix: str) -> None:
+    def add(self, status: str, message: str, fix: str = "") -> None:
+        """Add a message. fix: unused if the status is ok."""
         self.status = min(self.status, status, key=WORST_FIRST.index)
         self.messages.append(message)
-        self.fixes.append(fix)
+        self.fixes += [fix] * (status != OK)
 
     def build(self) -> CheckResult:
         return CheckResult(self.check, self.status, "; ".join(self.messages), "; ".join(dict.fromkeys(self.fixes)) or None)

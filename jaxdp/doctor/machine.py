@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.distributed import launchers
-from jaxdp.doctor.check_result import ResultBuilder
+from jaxdp.doctor.check_result import ERROR, OK, WARNING, ResultBuilder
 from jaxdp.errors import StorageError, plural
 from jaxdp.files import expand_user, no_directory_reason
 from jaxdp.xla import options
@@ -41,10 +41,7 @@ def check_memory(result: ResultBuilder, state_bytes: int | None) -> None:
     if state_bytes is None:
         return result.ok(f"{message}; {UNKNOWN}")
     message += f"; a copy of the state takes {format_bytes(state_bytes)}"
-    if state_bytes > free:
-        result.error(message, "free memory")
-    else:
-        result.ok(message)
+    result.add(ERROR if state_bytes > free else OK, message, "free memory")
 
 
 def _cgroup_memory() -> tuple[int, int] | None:
@@ -77,20 +74,16 @@ def check_disk(result: ResultBuilder, config: Config, *, workdir: Path, state_by
     else:
         count = config.checkpoint.keep + 2  # the best one, and the one being written
         message += f"; {plural(count, 'checkpoint')}: {format_bytes(count * state_bytes)}"
-        if count * state_bytes > free:
-            result.error(message, "free space, give another --workdir, or lower --checkpoint.keep")
-        else:
-            result.ok(message)
+        fix = "free space, give another --workdir, or lower --checkpoint.keep"
+        result.add(ERROR if count * state_bytes > free else OK, message, fix)
     folders = {"temporary files": Path(tempfile.gettempdir())}
     if cache := os.environ.get(options.CACHE_VARIABLE) or options.cache_directory():
         folders["compiled programs"] = Path(expand_user(str(cache), options.CACHE_VARIABLE))
     for content, folder in folders.items():
         free, _ = _free_space(folder)
         message = f"{format_bytes(free)} free for {content} in {folder}"
-        if free < FREE_DISK_BYTES:
-            result.warning(message, f"free space, or set TMPDIR or {options.CACHE_VARIABLE} to another directory")
-        else:
-            result.ok(message)
+        fix = f"free space, or set TMPDIR or {options.CACHE_VARIABLE} to another directory"
+        result.add(WARNING if free < FREE_DISK_BYTES else OK, message, fix)
 
 
 def check_limits(result: ResultBuilder) -> None:
@@ -98,16 +91,12 @@ def check_limits(result: ResultBuilder) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
     message = f"{'unlimited' if unlimited else f'{hard:,}'} open files"
-    if not unlimited and hard < OPEN_FILES:
-        result.warning(message, f"raise the hard limit (ulimit -Hn) to {OPEN_FILES:,}, which a large prepared data set opens")
-    else:
-        result.ok(message)
+    fix = f"raise the hard limit (ulimit -Hn) to {OPEN_FILES:,}, which a large prepared data set opens"
+    result.add(WARNING if not unlimited and hard < OPEN_FILES else OK, message, fix)
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     message = f"{format_bytes(free)} free in {SHARED_MEMORY}"
-    if len(launchers.visible_gpus()) > 1 and free < SHARED_MEMORY_BYTES:
-        result.warning(message, "enlarge it, for example docker run --shm-size 8g: NCCL needs it")
-    else:
-        result.ok(message)
+    is_small = len(launchers.visible_gpus()) > 1 and free < SHARED_MEMORY_BYTES
+    result.add(WARNING if is_small else OK, message, "enlarge it, for example docker run --shm-size 8g: NCCL needs it")
 
 
 def check_storage(result: ResultBuilder, url: str) -> None:

@@ -35,19 +35,15 @@ def mesh_shapes(devices: int) -> list[tuple[int, int]]:
     return [(vertical, devices // vertical) for vertical in range(1, devices + 1) if devices % vertical == 0]
 
 
-def two_block_model(width: int, classes: int) -> Model:
-    """A network that compiles in a second; its depth is none that `validate` accepts."""
-    return Model(depth=TWO_BLOCKS, width=width, stem="small", classes=classes)  # type: ignore[arg-type]
-
-
 def small_config(devices: int, reduce: Reduce, compile: Compile) -> Config:
     """A network of two blocks whose sizes no mesh axis divides, and one worker of four images per device.
 
-    SGD without weight decay: the velocity after the first step is the gradient.
+    It compiles in a second. SGD without weight decay: the velocity after the first step is the gradient.
     """
+    model = Model(depth=TWO_BLOCKS, width=5, stem="small", classes=CLASSES)  # type: ignore[arg-type]  # not for `validate`
     return Config(
         data=Data(source="synthetic", image_size=IMAGE_SIZE),
-        model=two_block_model(width=5, classes=CLASSES),
+        model=model,
         batch=(Phase(global_batch=PER_WORKER_BATCH * devices, per_worker_batch=PER_WORKER_BATCH),),
         optimizer=Optimizer(name="sgd", weight_decay=0.0, label_smoothing=LABEL_SMOOTHING),
         reduce=reduce,

@@ -83,15 +83,10 @@ def _temporary_directory(shared_dir: Path | None, group: ProcessGroup) -> Iterat
     finally:
         group.all_gather_object("the end of the proof", None)
         if group.is_rank0:
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a directory after the threads of an interrupted run have finished writing checkpoints into it."""
-    for thread in threading.enumerate():
-        if thread.name.startswith(SAVING_THREAD):
-            thread.join(JOIN_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+            for thread in threading.enumerate():
+                if thread.name.startswith(SAVING_THREAD):  # an interrupted run may still write a checkpoint
+                    thread.join(JOIN_SECONDS)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _quiet() -> Command:

@@ -13,10 +13,9 @@ import jax
 from jaxdp import models
 from jaxdp.checkpoint.listing import (
     CHECKPOINT_NAMES,
-    by_metric,
+    candidates,
     checkpoint_paths,
     named_checkpoints,
-    read_manifests,
     remove,
     rename_for_removal,
 )
@@ -114,12 +113,10 @@ def _list_remote(url: str) -> list[tuple[dict[str, Any], Manifest | None]]:
     from jaxdp.cloud.remote_run import list_manifests
 
     rows = []
-    remote, names, manifests = list_manifests(url)
-    for name in reversed(names):
-        manifest, error = manifests[name], None
-        if isinstance(manifest, str):
-            manifest, error = None, manifest
-        else:
+    remote, manifests = list_manifests(url)
+    for name, found in reversed(manifests.items()):
+        manifest, error = (None, found) if isinstance(found, str) else (found, None)
+        if manifest is not None:
             with temporary_directory(Storage()) as folder, storage_errors(url, "--workdir"):
                 try:
                     remote.download_checkpoint(name, Path(folder))
@@ -150,24 +147,22 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: st
     folder = Path(expand_user(workdir, "--workdir")) / CHECKPOINTS
     if checkpoint not in CHECKPOINT_NAMES:
         return _checkpoint_at(folder, checkpoint, field)
-    if checkpoint == "result":
-        return _best_known(folder) or choose_checkpoint(workdir, "newest")
-    manifests, errors = _read_all(folder)
-    if checkpoint == "best":
-        scored = by_metric(manifests, run_config(workdir).stop.metric)
-        if manifests and not scored:
-            raise ConfigError(field, "best", reason="no checkpoint was saved right after an evaluation", hint="use newest")
-        manifests = scored
-    for manifest in manifests:
+    found = _read_all(folder)
+    metric = run_config(workdir).stop.metric if checkpoint == "best" else ""
+    errors = [one for one in found.values() if isinstance(one, str) and checkpoint == "best"]  # it could be one of these
+    for samples in candidates(found, checkpoint, metric, field=field):
+        path = folder / str(samples)
+        manifest = found.get(samples, f"{path} is missing")
         try:
+            if isinstance(manifest, str):
+                raise CheckpointError(manifest)
             verify_files(manifest)
         except CheckpointError as error:
-            if manifest.path.exists():
-                errors[manifest.path] = str(error)
+            if samples not in found or os.path.lexists(path):  # not removed meanwhile by a running training process
+                errors.append(str(error))
             continue
-        skipped = [error for path, error in errors.items() if checkpoint == "best" or int(path.name) > manifest.samples]
-        if skipped:
-            message = f"jaxdp: using {manifest.path} instead of the {checkpoint} checkpoint: {'; '.join(skipped)}"
+        if errors:
+            message = f"jaxdp: using {path} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
             print(message, file=sys.stderr, flush=True)
         return manifest
     if not errors:
@@ -175,31 +170,16 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: st
     raise ConfigError("--workdir", str(workdir), reason="no valid checkpoint found", hint="list them with `jaxdp checkpoints`")
 
 
-def _best_known(folder: Path) -> Manifest | None:
-    """The best checkpoint that the newest one knows by early stopping; None without, or if it is invalid, as stderr says."""
-    newest = next(read_manifests(folder), None)
-    best = newest and newest.metadata["progress"].get("best")
-    if not best:
-        return None
-    try:
-        manifest = read_manifest(folder / str(best["samples"]))
-        verify_files(manifest)
-    except CheckpointError as error:
-        print(f"jaxdp: using the newest checkpoint instead of the best one: {error}", file=sys.stderr, flush=True)
-        return None
-    return manifest
-
-
-def _read_all(folder: Path) -> tuple[list[Manifest], dict[Path, str]]:
-    """(valid manifests, newest first; errors of the other manifests by checkpoint)."""
-    manifests, errors = [], {}
+def _read_all(folder: Path) -> dict[int, Manifest | str]:
+    """Samples -> manifest, or why it cannot be read, newest first."""
+    found: dict[int, Manifest | str] = {}
     for path in checkpoint_paths(folder):
         try:
-            manifests.append(read_manifest(path))
+            found[int(path.name)] = read_manifest(path)
         except CheckpointError as error:
             if os.path.lexists(path):  # not removed meanwhile by a running training process
-                errors[path] = str(error)
-    return manifests, errors
+                found[int(path.name)] = str(error)
+    return found
 
 
 def _checkpoint_at(folder: Path, samples: str, field: str) -> Manifest:

@@ -10,11 +10,10 @@ from html import escape
 from typing import Any
 
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
-from jaxdp.config import Config
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.files import CONFIG, is_url
 from jaxdp.loggers.console import format_duration
-from jaxdp.records import EVENTS, FAILED, MESSAGE, RESUMING, STOPPED
+from jaxdp.records import EVENTS, FAILED, MESSAGE, RESUMING, START, STOPPED
 from jaxdp.report.pace import Pace, measure
 from jaxdp.report.run_history import History
 from jaxdp.schedules import SCHEDULES
@@ -86,19 +85,15 @@ def _how_to_continue(history: History) -> str:
     saved = escape(f"from {history.as_of}") if history.as_of else "from its beginning, as it has saved no checkpoint"
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."
-    own_parts = _names_own_parts(history.config) or history.has_callbacks  # which config.json does not have
-    if is_url(history.workdir) or own_parts:
+    values = flatten(dataclasses.asdict(history.config))
+    own_parts = any(values[table.field] not in (*table.builtin, *table.reserved) for table in REGISTRIES)
+    callbacks = any(event["event"] == START and event["text"] for event in history.events)  # their names
+    if is_url(history.workdir) or own_parts or callbacks:  # which config.json does not have
         return f"To continue {saved}, repeat its command."
     directory = printable(os.path.abspath(history.workdir), 4096)
     words = ["jaxdp", "train", "--config", f"{directory}/{CONFIG}", "--workdir", directory]
     command = " ".join(f"<span>{escape(shlex.quote(word))}</span>" for word in words)  # each word breaks as a whole
     return f"To continue {saved}, repeat its command, or: <code>{command}</code>"
-
-
-def _names_own_parts(config: Config) -> bool:
-    """Whether a config names parts that are not built in."""
-    values = flatten(dataclasses.asdict(config))
-    return any(values[table.field] not in (*table.builtin, *table.reserved) for table in REGISTRIES)
 
 
 def _ago(seconds: float) -> str:

@@ -136,7 +136,7 @@ def _pause_after(began: float) -> float:
     return now + max(LEAST_SECONDS, (now - began) / SHARE)
 
 
-def _url(name: str, picture: Picture) -> str:
+def _url(picture: Picture) -> str:
     return f"figures/{_digest(picture)}.png"
 
 

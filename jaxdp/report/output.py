@@ -72,11 +72,15 @@ def write_page(
     first = runs[0].workdir
     default = Path(first) / "report" if len(runs) == 1 and not is_url(first) else Path("report")
     folder = default if output is None else Path(output)
-    _make_directory(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = no_directory_reason(folder, error)
+        raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
+    confusions: list[Confusion | str] = ["skipped: --no-evaluate"] * len(runs)
     if evaluate:
         _check_checkpoint(runs, checkpoint)
-    confusions = [_evaluate(run, checkpoint, datasets) if evaluate else "skipped: --no-evaluate" for run in runs]
-    if evaluate:
+        confusions = [_evaluate(run, checkpoint, datasets) for run in runs]
         for run, confusion in zip(runs, confusions, strict=True):
             if isinstance(confusion, str):
                 info(f"{run.label}: accuracy by class {confusion}")
@@ -95,16 +99,8 @@ def write_page(
     return folder / PAGE
 
 
-def _inline(name: str, picture: Picture) -> str:
+def _inline(picture: Picture) -> str:
     return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
-
-
-def _make_directory(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = no_directory_reason(folder, error)
-        raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
 
 
 def _check_no_foreign_files(folder: Path, names: Iterable[str]) -> None:

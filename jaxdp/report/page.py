@@ -26,14 +26,14 @@ STYLE, SCRIPT = ((files("jaxdp.report") / name).read_text(encoding="utf-8") for 
 def page(
     runs: Sequence[Seen],
     pictures: dict[str, Picture],
-    source: Callable[[str, Picture], str],
+    source: Callable[[Picture], str],
     *,
     confusions: Sequence[Confusion | str] = (),
     follows: bool = False,
     head: str = "",
     foot: str = "",
 ) -> str:
-    """The HTML page. source: (name, picture) -> URL of its PNG. confusions: of the runs, or why they are missing.
+    """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing.
 
     follows: whether it asks the server for changes. head: more elements of the head. foot: text at the end.
     """
@@ -42,9 +42,8 @@ def page(
     styles = {run.label: style for run, style in line_styles(histories)}
 
     def figures(group: str) -> str:
-        shown = [(name, picture) for name, picture in pictures.items() if picture.group == group]
-        plots_html = "".join(_figure(picture, source(name, picture)) for name, picture in shown)
-        return f'<div class="plots">{plots_html}</div>' if shown else ""
+        plots_html = "".join(_figure(one, source(one)) for one in pictures.values() if one.group == group)
+        return f'<div class="plots">{plots_html}</div>' if plots_html else ""
 
     sections = {"Progress": cards_html(cards, styles), "Messages": messages_html(runs)}
     if histories:

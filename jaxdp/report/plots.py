@@ -6,7 +6,7 @@ Imports matplotlib, which takes a second: only what draws imports this module.
 import io
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle
@@ -209,10 +209,6 @@ def _is_drawable(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) <= MAX_DRAWN
 
 
-def _finite(numbers: Iterable[float]) -> list[float]:
-    return [number for number in numbers if math.isfinite(number)]
-
-
 def time_figure(runs: list[History]) -> Plot | None:
     """Shares of the parts in the wall time of every run; None if no run has a result."""
     measured = [(run, seconds) for run in runs if (seconds := run.seconds())]
@@ -280,7 +276,7 @@ def _draw_line(
 ) -> list[float]:
     """Draw values against others; return the finite ones. style: of `Axes.plot`; few points get markers. label: see `Plot`."""
     points = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(x)]
-    finite = _finite(y for _, y in points)
+    finite = [y for _, y in points if math.isfinite(y)]
     if not finite:
         return []
     marker = "o" if len(points) == 1 else style.get("marker") if len(points) < 60 else None

@@ -18,7 +18,6 @@ from jaxdp.records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, rea
 from jaxdp.setup.run_dir import in_use, read_result, read_result_text, run_config
 from jaxdp.training.result import TrainResult
 
-NAN = float("nan")
 FIELD = "WORKDIR"
 RUNNING, KILLED, UNKNOWN = "running", "killed", "unknown"
 # Disjoint parts of the wall time, in the order in which they are shown, with their labels.
@@ -68,11 +67,6 @@ class History:
     def session_start(self) -> int:
         """Samples at the start of the last session that trained; 0 if unknown."""
         return int(next((event.get("samples", 0) for event in reversed(self.events) if event["event"] == START), 0))
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether the user has given the run callbacks, whose names its events of a start have as text."""
-        return any(event["event"] == START and event["text"] for event in self.events)
 
     def epochs_text(self) -> str:
         """The position in epochs; a last step may reach beyond the end."""
@@ -193,7 +187,8 @@ def _assemble(
     holder: what is known of the process that trains it: RUNNING, KILLED, or UNKNOWN. samples: of the checkpoints. newest: the
     manifest of the newest one.
     """
-    config, (records, damaged), events = run_config(path), _read_log(path / LOG), read_events(path / EVENTS)
+    config, events, log = run_config(path), read_events(path / EVENTS), path / LOG
+    records, damaged = scan_log(log, lambda record: is_plausible(without_nan(record))) if log.exists() else ([], 0)
     status, facts, as_of = holder if holder == RUNNING else _end(events, holder), dict[str, Any](), ""
     if result is not None:
         status, facts, as_of = "finished", dataclasses.asdict(result), "the end"
@@ -202,11 +197,6 @@ def _assemble(
     if result is None and (path / RESULT).exists():  # a damaged one
         status = UNKNOWN
     return History(workdir, label or config.name, config, records, status, facts, as_of, samples, damaged, events)
-
-
-def _read_log(path: Path) -> tuple[list[dict], int]:
-    """(records of a log, number of damaged lines)."""
-    return scan_log(path, lambda record: is_plausible(without_nan(record))) if path.exists() else ([], 0)
 
 
 def _end(events: list[dict], holder: str) -> str:
@@ -245,4 +235,4 @@ def check_workdirs(workdirs: Sequence[str | os.PathLike]) -> None:
 
 def values(records: list[dict], name: str, scale: float = 1.0) -> list[float]:
     """A field of every record times `scale`; NaN where it is missing or null."""
-    return [NAN if record.get(name) is None else scale * record[name] for record in records]
+    return [float("nan") if record.get(name) is None else scale * record[name] for record in records]

@@ -65,9 +65,9 @@ def _measured(name: str) -> Callable[[History], Any]:
     return lambda run: run.result[name] if run.status == "finished" else None
 
 
-def _global_batches(run: History) -> list[int]:
+def _global_batches(run: History) -> str:
     """The global batches of the phases, without repetitions."""
-    return [batch for batch, _ in groupby(phase.global_batch for phase in run.config.batch)]
+    return " → ".join(f"{batch:,}" for batch, _ in groupby(phase.global_batch for phase in run.config.batch))
 
 
 def _percent(share: float | None) -> str:
@@ -92,7 +92,7 @@ RESULTS = (
     Column("held-out loss", _evaluated("eval_loss"), "{:.4f}".format, min),
     Column("epochs", _logged("epoch"), "{:.2f}".format),
     Column("steps", _logged("step"), "{:,}".format),
-    Column("global batch", lambda run: " → ".join(f"{batch:,}" for batch in _global_batches(run))),
+    Column("global batch", _global_batches),
     Column("learning rate", _rate),
     Column("devices", _devices),
     Column("time", _measured("wall_seconds"), format_duration),  # no best: times of single runs vary

@@ -9,6 +9,7 @@ from jaxdp.bench import roofline
 from jaxdp.bench import step as bench_step
 from jaxdp.cli.main import main
 from jaxdp.config import Config, Data, Model, Optimizer, Phase
+from jaxdp.doctor.devices import count_devices
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.sizes import model_summary
@@ -107,4 +108,4 @@ def test_time_first_steps_with_cold_and_warm_cache(tiny, tmp_path):
     assert list(seconds) == ["cold", "warm"]
     for start in seconds.values():
         assert 0 < start["to_first_step"] < start["whole_command"]
-    assert bench_step.count_devices(tiny) == 4
+    assert count_devices(tiny.mesh) == 4

@@ -150,7 +150,7 @@ def test_unreadable_checkpoint_stops_the_run_and_is_kept(saved, monkeypatch, cap
             assert errors[20].endswith(f"{file} cannot be read: Permission denied")
             assert choose_checkpoint(folder.parent).samples == 10
             assert (
-                f"using {folder}/10 instead of the newest checkpoint: {folder}/{file} cannot be read" in capsys.readouterr().err
+                f"using {folder}/10 instead of the result checkpoint: {folder}/{file} cannot be read" in capsys.readouterr().err
             )
     assert [path.name for path in checkpoint_paths(folder)] == ["20", "10"]
 

@@ -176,7 +176,7 @@ def test_evaluate_with_corrupt_newest_checkpoint_uses_the_previous_one_and_repor
     damage(newest)
     assert choose_checkpoint(tmp_path / "first").path == before
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"jaxdp: using {before} instead of the newest checkpoint: {newest}")
+    assert line.startswith(f"jaxdp: using {before} instead of the result checkpoint: {newest}")
     screen = Recorder()
     train_shown(tiny, tmp_path / "second", resume=str(tmp_path / "first"), screen=screen)
     assert any(f"resuming from {before}" in line for line in screen.lines)
@@ -191,7 +191,7 @@ def test_evaluate_with_corrupt_newest_checkpoint_uses_the_previous_one_and_repor
     (newest / MANIFEST).write_text("not a manifest")
     assert evaluate(None, tmp_path / "first")["checkpoint"] == str(before)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"jaxdp: using {before} instead of the newest checkpoint: {newest / MANIFEST} is corrupt: wrong checksum"
+    assert line == f"jaxdp: using {before} instead of the result checkpoint: {newest / MANIFEST} is corrupt: wrong checksum"
 
 
 def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):
