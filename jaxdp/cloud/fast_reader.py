@@ -37,7 +37,7 @@ class FastReader:
     ) -> None:
         self.new_store, self.fs, self.bucket, self.notice = new_store, fs, bucket, notice
         self.connect_timeout, self.read_timeout = (timedelta(seconds=seconds) for seconds in timeouts)
-        self.fallbacks = 0  # in a row
+        self.fallbacks = {"objects": 0, "ranges": 0}  # in a row
         self._reason = ""  # of the last failure
         self._noticed = False
         self._store: Any = None
@@ -48,7 +48,8 @@ class FastReader:
 
         A main thread that calls it cannot be interrupted by a signal meanwhile.
         """
-        if (self.fallbacks >= ATTEMPTS and self.fallbacks % RARELY) or os.getpid() != _process:
+        fallbacks = self.fallbacks[_kind(start)]
+        if (fallbacks >= ATTEMPTS and fallbacks % RARELY) or os.getpid() != _process:
             return None
         if key.startswith("/") or key.endswith("/"):  # obstore would read another object
             return None
@@ -63,16 +64,17 @@ class FastReader:
         except Exception as error:  # ImportError, obstore's, and those of a file system that connects
             self._reason = first_line(error)
             return None
-        self.fallbacks = 0
+        self.fallbacks[_kind(start)] = 0
         return data
 
-    def count_fallback(self) -> None:
+    def count_fallback(self, start: int | None = None) -> None:
         """Note that the file system has read what this reader could not."""
-        self.fallbacks += 1
-        if self.fallbacks >= RARELY and not self._noticed:
+        kind = _kind(start)
+        self.fallbacks[kind] += 1
+        if self.fallbacks[kind] >= RARELY and not self._noticed:
             self._noticed = True
             reason, reader = self._reason or "names that it does not accept", type(self.fs).__name__
-            self.notice(f"obstore cannot read objects of {self.bucket} ({reason}); {reader} reads them, more slowly")
+            self.notice(f"obstore cannot read {kind} of {self.bucket} ({reason}); {reader} reads them, more slowly")
 
     def _open(self) -> Any:
         with self._opening:
@@ -85,6 +87,10 @@ class FastReader:
                 }
                 self._store = self.new_store(self.fs, self.bucket, client_options=client, retry_config={"max_retries": 0})
             return self._store
+
+
+def _kind(start: int | None) -> str:
+    return "objects" if start is None else "ranges"
 
 
 def new_s3_store(fs: Any, bucket: str, **options: Any) -> Any:

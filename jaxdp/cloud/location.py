@@ -200,7 +200,7 @@ class Location:
         if data is None:
             data = self._request(name, lambda: self.fs.cat_file(path, **options))
             if reader:
-                reader.count_fallback()
+                reader.count_fallback(start)
         return data
 
     def write(self, name: str, data: bytes) -> None:
