@@ -156,7 +156,7 @@ class Callbacks:
             self._method(callback, hook)(run, *arguments)
         except ERRORS as error:
             if failure := self._failure_of(callback, hook, error, run=run):
-                raise failure from error
+                raise failure from failure.__cause__
 
     def _failure_of(self, callback: Callback, hook: str, error: BaseException, *, run: "Run") -> CallbackError | None:
         """The error of a user's callback; None for a callback that is detached instead. Raises any other error again."""

@@ -542,6 +542,11 @@ class Replaces(Callback):
             run.state = run.state._replace(params=jax.tree.map(jax.numpy.zeros_like, run.state.params))
 
 
+class ReplacesAtStart(Callback):
+    def on_start(self, run):
+        run.state = run.state._replace(params=jax.tree.map(jax.numpy.zeros_like, run.state.params))
+
+
 class Edits(Callback):
     def after_step(self, run, metrics):
         if metrics["step"] == 5:
@@ -560,7 +565,7 @@ class ReplacesPlan(Callback):
             run.plan = dataclasses.replace(run.plan, phases=run.plan.phases[:1])
 
 
-@pytest.mark.parametrize("callback", [Replaces, Edits, ReplacesConfig, ReplacesPlan])
+@pytest.mark.parametrize("callback", [Replaces, ReplacesAtStart, Edits, ReplacesConfig, ReplacesPlan])
 def test_freezing_by_a_callback_is_refused_with_what_to_use_and_changes_nothing(rare, tmp_path, callback):
     with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze layers until an epoch, "):
         train(rare, tmp_path / "run", callbacks=[callback()])
