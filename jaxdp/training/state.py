@@ -96,10 +96,7 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 def from_host(value: Any, mesh: Mesh) -> jax.Array:
     """An array that every process has, replicated on a mesh, without a check that the processes agree."""
-    host = np.asarray(value)
-    if mesh.is_multi_process:
-        return jax.make_array_from_callback(host.shape, replicated(mesh), lambda index: host[index])
-    return jax.device_put(host, replicated(mesh))
+    return jax.make_array_from_process_local_data(replicated(mesh), np.asarray(value))
 
 
 def make_optimizer(
