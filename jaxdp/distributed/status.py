@@ -344,9 +344,8 @@ class Directory:
 
 def read_record(board: Board, rank: int) -> Record | None:
     """The record of a process of any run; None if there is none, or while it is being written."""
-    text = board.read(f"{rank}.json")
     try:
-        record = None if text is None else Record.from_json(text)
+        record = Record.from_json(board.read(f"{rank}.json") or "")
     except (ValueError, TypeError, KeyError):
         return None
-    return record if record and record.rank == rank else None
+    return record if record.rank == rank else None

@@ -114,8 +114,7 @@ class Supervisor:
         is_idle = overdue or beat.idle_seconds >= LOOK_AFTER * reported
         stacks = stack_traces.capture(self.status.training_thread) if is_idle else []
         work = stack_traces.work(stacks)
-        if overdue:
-            overdue = verdict.overdue(beat, self.limits, is_single=is_single, work=work)
+        overdue = verdict.overdue(beat, self.limits, is_single=is_single, work=work)
         is_judged = self.follower is None or self.follower.session  # before that, processes are missing, not stuck
         self.update(
             count=self.record.count + 1,
