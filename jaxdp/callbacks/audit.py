@@ -13,12 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxdp.checkpoint.manager import Rollback
-from jaxdp.config import Config
 from jaxdp.errors import TrainingError
-from jaxdp.network import Network
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import shard_size
 from jaxdp.parallel.mesh import AXES
@@ -28,9 +26,8 @@ from jaxdp.training.callback import Callback
 from jaxdp.training.loop import complete_steps
 from jaxdp.training.run import Run, add_to_record
 from jaxdp.training.state import TrainState, make_placement
-from jaxdp.training.step import Batch, PixelStats, step_gradients
-from jaxdp.training.step_compiler import StepCompiler, abstract_arguments
-from jaxdp.xla import options
+from jaxdp.training.step import Batch, step_gradients
+from jaxdp.training.step_compiler import StepCompiler
 
 MAX_NAMED_DEVICES = 4
 
@@ -82,21 +79,18 @@ class AuditProgram:
         return local_findings(self.compiled(state, batch, hyperparameters))
 
 
-def make_audit(
-    config: Config, model: Network, mesh: Mesh, *, pixel_stats: PixelStats, accumulation: int, resident: bool = False
-) -> tuple[jax.stages.Wrapped, list[BucketFacts]]:
-    """(audit, facts). The arguments are those of `make_train_step`; the audit takes those of the step and donates nothing.
+def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
+    """The audit of a phase, which takes the arguments of its step.
 
-    The audit returns what `jaxdp.parallel.redundant_sum.compare_sums` finds for each bucket on each device: arrays
-    [devices, buckets].
-    facts: filled with one `BucketFacts` per bucket when the audit is traced.
+    It returns what `jaxdp.parallel.redundant_sum.compare_sums` finds for each bucket on each device: arrays [devices, buckets].
     """
-    strategy, (vertical, horizontal) = config.reduce.strategy, mesh.shape.values()
+    config, (vertical, horizontal) = compiler.config_of(phase), phase.shape
+    strategy = config.reduce.strategy
     reference = reference_reduction(strategy, vertical, horizontal)
-    placement = make_placement(config, model, mesh)
-    gradients = step_gradients(config, placement, pixel_stats=pixel_stats, accumulation=accumulation)
+    placement = make_placement(config, compiler.model, compiler.mesh(phase))
+    gradients = step_gradients(config, placement, pixel_stats=compiler.pixel_stats, accumulation=phase.accumulation)
     parts = horizontal if placement.sharded else 1
-    facts: list[BucketFacts] = []
+    facts: list[BucketFacts] = []  # filled when the audit is traced
 
     def audit(  # noqa: PLR0917 - shard_map passes arguments by position
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
@@ -111,27 +105,8 @@ def make_audit(
             findings.append(compare_sums(bucket, reference, bound))
         return {name: jnp.stack([finding[name] for finding in findings])[None] for name in findings[0]}
 
-    sharded, replicated = PartitionSpec(AXES), PartitionSpec()
-    in_specs = (placement.specs, sharded, replicated) + (replicated,) * resident
-    check_vma = allreduce.check_vma(strategy)
-    return jax.jit(jax.shard_map(audit, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=check_vma)), facts
-
-
-def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
-    """The audit of a phase. Its reference is that of its strategy."""
-    config, mesh, model = compiler.config_of(phase), compiler.mesh(phase), compiler.model
-    stats, resident = compiler.pixel_stats, compiler.images is not None
-    audit, facts = make_audit(config, model, mesh, pixel_stats=stats, accumulation=phase.accumulation, resident=resident)
-    lowered = audit.lower(*abstract_arguments(config, model, phase, mesh=mesh, images=compiler.images))
-    compiled = lowered.compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
-    strategy = config.reduce.strategy
-    return AuditProgram(
-        compiled=compiler.with_images(compiled, mesh),
-        facts=tuple(facts),
-        strategy=strategy,
-        reference=reference_reduction(strategy, *phase.shape),
-        mesh_shape=phase.shape,
-    )
+    compiled = compiler.compile_mapped(audit, placement, phase, out_specs=PartitionSpec(AXES))
+    return AuditProgram(compiled, tuple(facts), strategy, reference, phase.shape)
 
 
 def _facts(tree: Any, bucket: allreduce.Bucket, parts: int) -> BucketFacts:
@@ -209,7 +184,7 @@ def describe(findings: list[dict[str, Any]], program: AuditProgram, hosts: list[
 
 
 class Audit(Callback):
-    """Audits every `guard.audit_every_steps`-th step (see `make_audit`); attached with this field.
+    """Audits every `guard.audit_every_steps`-th step (see `compile_audit`); attached with this field.
 
     Raises AuditFailed if a reduction differs from its reference; checkpoints later than the last audit are then renamed.
     """
@@ -230,8 +205,7 @@ class Audit(Callback):
 
     def _program(self, run: Run) -> Future[AuditProgram]:
         phase, compiler = run.phase, run.compiler
-        key = ("audit", run.mesh, phase.global_batch, phase.accumulation, phase.image_size)
-        return compiler.once(key, compile_audit, compiler, phase)
+        return compiler.once(("audit", *compiler.key(phase)), compile_audit, compiler, phase)
 
     def _is_due_in_phase(self, run: Run) -> bool:
         """Whether any remaining step of the phase is audited."""

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
-from threading import Lock
 from typing import Any
 
 import jax
@@ -124,16 +123,14 @@ class StepCompiler:
         self.placements: dict[tuple[int, int], Placement] = {}
         self.constants = cache(self._transfer_constants)
         self.futures: dict[tuple, Future] = {}
-        self.resident_images: dict[Mesh, jax.Array] = {}
-        self.lock = Lock()
+        self.resident_images = cache(partial(from_host, images))  # on a mesh; the compiling thread alone calls it
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one: tracing holds the interpreter anyway
 
     def mesh(self, phase: PlannedPhase) -> Mesh:
         """The mesh of a phase; phases of the same shape share one."""
-        mesh = self.meshes.get(shape := phase.shape)
-        if mesh is None:
-            mesh = self.meshes[shape] = mesh_of(phase, self.devices)
-        return mesh
+        if phase.shape not in self.meshes:
+            self.meshes[phase.shape] = mesh_of(phase, self.devices)
+        return self.meshes[phase.shape]
 
     def placement(self, phase: PlannedPhase) -> Placement:
         """Where the state is on the devices during a phase; phases of the same shape share it."""
@@ -164,13 +161,14 @@ class StepCompiler:
 
     def prepare_train(self, phase: PlannedPhase) -> Future[Callable]:
         """Future of the training step of a phase: (state, batch, hyperparameters) -> (state, metrics)."""
-        return self.once(("train", *self._key(phase)), self._compile_train, self.mesh(phase), phase)
+        return self.once(("train", *self.key(phase)), self._compile_train, self.mesh(phase), phase)
 
     def prepare_gradient(self, phase: PlannedPhase) -> Future[Callable]:
         """Future of a function of the step's arguments that returns its mean gradient alone, whole on every device."""
-        return self.once(("gradient", *self._key(phase)), self._compile_gradient, phase)
+        return self.once(("gradient", *self.key(phase)), self._compile_gradient, phase)
 
-    def _key(self, phase: PlannedPhase) -> tuple:
+    def key(self, phase: PlannedPhase) -> tuple:
+        """What the programs of a phase depend on."""
         return self.mesh(phase), phase.global_batch, phase.accumulation, phase.image_size
 
     def prepare_evaluation(self, phase: PlannedPhase) -> Future[Callable]:
@@ -194,11 +192,11 @@ class StepCompiler:
         traced = trace_train_step(config, self.model, phase, mesh=mesh, pixel_stats=self.pixel_stats, images=self.images)
         if reason := inexact_collective_reason(collectives.primitives(traced.jaxpr), mesh.devices.flat[0].platform):
             raise ConfigError("reduce.strategy", config.reduce.strategy, reason=reason)
-        return self.with_images(self._compile(traced.lower(), mesh), mesh)
+        return self._compile(traced.lower(), mesh)
 
     def _compile_gradient(self, phase: PlannedPhase) -> Callable:
-        config, mesh = self.config_of(phase), self.mesh(phase)
-        placement = make_placement(config, self.model, mesh)
+        config = self.config_of(phase)
+        placement = make_placement(config, self.model, self.mesh(phase))
         whole = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
         gradients = step_gradients(whole, placement, pixel_stats=self.pixel_stats, accumulation=phase.accumulation)
 
@@ -207,32 +205,29 @@ class StepCompiler:
         ) -> dict:
             return gradients(state, batch, hyperparameters["seed"], images=images)[0]
 
-        everywhere = PartitionSpec()
+        return self.compile_mapped(gradient, placement, phase, out_specs=PartitionSpec())
+
+    def compile_mapped(self, function: Callable, placement: Placement, phase: PlannedPhase, *, out_specs: Any) -> Callable:
+        """Compile a function of the arguments of a step, mapped over its mesh, to which resident images are added."""
+        config, mesh, everywhere = placement.config, self.mesh(phase), PartitionSpec()
         in_specs = (placement.specs, PartitionSpec(AXES), everywhere) + (everywhere,) * (self.images is not None)
         check_vma = allreduce.check_vma(config.reduce.strategy)
-        mapped = jax.shard_map(gradient, mesh=mesh, in_specs=in_specs, out_specs=everywhere, check_vma=check_vma)
-        lowered = jax.jit(mapped).lower(*abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images))
-        return self.with_images(self._compile(lowered, mesh), mesh)
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
+        arguments = abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images)
+        return self._compile(jax.jit(mapped).lower(*arguments), mesh)
 
-    def _compile_evaluation(self, mesh: Mesh, rows: int) -> jax.stages.Compiled:
+    def _compile_evaluation(self, mesh: Mesh, rows: int) -> Callable:
         config = self.plan.config
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
         state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
         batch[request_flags.BATCH_KEY] = request_flags.abstract(mesh)
-        return self._compile(step.lower(state.params, state.batch_stats, batch), mesh)
+        return self._compile(step.lower(state.params, state.batch_stats, batch), mesh, of_step=False)
 
-    def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh) -> jax.stages.Compiled:
-        return lowered.compile(options.compiler_options(self.plan.config.compile, mesh.devices.flat[0].platform))
-
-    def with_images(self, compiled: jax.stages.Compiled, mesh: Mesh) -> Callable:
-        """A compiled step that takes no images argument. Resident images are transferred to a mesh once."""
-        if self.images is None:
-            return compiled
-        with self.lock:
-            if mesh not in self.resident_images:
-                self.resident_images[mesh] = from_host(self.images, mesh)
-            return _ResidentStep(compiled, self.resident_images[mesh])
+    def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh, *, of_step: bool = True) -> Callable:
+        """A compiled program. of_step: it takes the arguments of a step, to which resident images, if any, are added."""
+        compiled = lowered.compile(options.compiler_options(self.plan.config.compile, mesh.devices.flat[0].platform))
+        return _ResidentStep(compiled, self.resident_images(mesh)) if of_step and self.images is not None else compiled
 
     def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, Any]:
         """Scalars for a step of a phase with this learning rate, which the call of the step transfers."""
