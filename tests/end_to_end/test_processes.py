@@ -4,11 +4,9 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +25,10 @@ from helpers.processes import (
     outcome,
     pids_of,
     place,
+    popen,
     wait_for_exit,
     wait_for_lines,
+    wait_until,
 )
 
 from jaxdp.checkpoint.listing import latest_valid
@@ -331,9 +331,8 @@ def test_the_documented_open_mpi_script_saves_and_stops_on_sigterm(tmp_path):
     script = script.replace("mpirun", "mpirun --allow-run-as-root --oversubscribe").replace("runs/goyal", str(run))
     script = script.replace("python train.py --config imagenet_goyal_256", f"{sys.executable} train.py {tiny}")
     (tmp_path / "job.sh").write_text(script)
-    pipe = subprocess.PIPE
-    job = subprocess.Popen(["bash", tmp_path / "job.sh"], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
-    wait_for_lines(run, 6, job, pause=0.1)
+    job = popen(["bash", tmp_path / "job.sh"])
+    wait_for_lines(run, 6, job)
     job.terminate()
     out, err = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 75, (out, err)
@@ -423,10 +422,8 @@ def test_sigterm_after_the_last_step_stops_a_program_that_would_train_again_on_a
 
 def test_sigterm_while_waiting_for_rank_0_exits_with_75_and_mentions_a_checkpoint(tmp_path, free_port):
     command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | place(1, 2, free_port), stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run/processes/1.json").exists():  # the process waits for rank 0
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    process = popen(command, place(1, 2, free_port))
+    wait_until((tmp_path / "run/processes/1.json").exists, process)  # it waits for rank 0
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75
@@ -450,20 +447,17 @@ def test_train_after_a_failure_of_the_group_raises_and_a_configuration_that_diff
     assert "restarting" not in err
 
 
-def test_a_process_with_a_full_output_pipe_exits_after_a_failure(tmp_path):
+def test_a_process_with_a_full_output_pipe_exits_after_a_failure(tmp_path, free_port):
     """Its pipe is full, so that printing blocks."""
-    script = script_of(tmp_path, f"jaxdp.train(config, {str(tmp_path / 'run')!r}, datasets=(Images(), Images()))")
-    (script,) = script
+    (script,) = script_of(tmp_path, f"jaxdp.train(config, {str(tmp_path / 'run')!r}, datasets=(Images(), Images()))")
     Path(script).write_text(Path(script).read_text().replace("epochs=3.0", "epochs=400.0"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     read, write = os.pipe()
     os.set_blocking(write, False)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     running = [
         subprocess.Popen(
             [sys.executable, script],
-            env=os.environ | place(rank, 2, port),
+            env=os.environ | place(rank, 2, free_port),
             cwd=ROOT,
             **({"stdout": write, "stderr": write} if rank == 0 else quiet),
         )
