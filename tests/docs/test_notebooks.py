@@ -17,7 +17,6 @@ import pytest
 
 import jaxdp
 from jaxdp.config import Mesh, Schedule
-from jaxdp.errors import ConfigError
 
 KERNEL_SECONDS = 1200  # timeout per cell, sufficient on a slow machine
 ROOT = Path(__file__).parents[2]
@@ -44,8 +43,6 @@ def test_second_run_in_a_process_may_use_another_mesh(tiny, tmp_path):
     meshes = [Mesh(2, 2, cpu_devices=4), Mesh(1, 2, cpu_devices=2)]
     results = [jaxdp.train(short(tiny, mesh), tmp_path / str(n)) for n, mesh in enumerate(meshes)]
     assert [result.mesh for result in results] == [(2, 2), (1, 2)]
-    with pytest.raises(ConfigError, match=r"mesh.cpu_devices=16: JAX already runs in this process with 8 CPU devices"):
-        jaxdp.train(dataclasses.replace(tiny, mesh=Mesh(cpu_devices=16)), tmp_path / "more")
 
 
 LONG_RUN = """
