@@ -373,6 +373,28 @@ def test_a_save_that_fails_in_one_process_ends_all_and_names_the_last_checkpoint
     )
 
 
+def test_a_data_source_that_sleeps_during_the_start_is_reported_and_ends_the_run(tmp_path):
+    """Small images are decoded before the first step."""
+    body = f"""
+        from jaxdp.config import Guard
+        from jaxdp.distributed import supervisor
+        class Small(Images):
+            def __getitem__(self, index):
+                time.sleep(10_000 if rank == 1 and index == 40 else 0)
+                return np.full((16, 16, 3), index, np.uint8), index % 10
+        supervisor.LATE_SECONDS = 4.0
+        config = dataclasses.replace(
+            config, data=dataclasses.replace(config.data, image_size=16), guard=Guard(step_minutes=0.3)
+        )
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Small(), Small()))
+    """
+    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 1)
+    reason = r"stuck: no progress for \d+ s; .*script.py:\d+ in __getitem__"
+    for rank in range(2):
+        assert re.search(rf"\[{rank}\] jaxdp: no progress for \d+ s: .*while loading", err), err
+        assert re.search(rf"\[{rank}\] jaxdp: rank 1 on \S+ failed while loading, [^:]*: {reason}", err), err
+
+
 def test_sigterm_while_one_process_opens_its_data_stops_all(tmp_path):
     body = f"""
         from jaxdp.setup import prepare
