@@ -1,10 +1,8 @@
 """The benchmark of training steps between virtual hosts: its account of their links, and its record."""
 
-import importlib.util
 import json
 import math
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,12 +15,11 @@ FORMS = [*((name, "replicated") for name in STRATEGIES), ("torus", "sharded")]
 
 @pytest.fixture
 def network(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS / "cluster"), *sys.path])
-    spec = importlib.util.spec_from_file_location("network", BENCHMARKS / "cluster/network.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.register_layers()
-    return module
+    monkeypatch.syspath_prepend(BENCHMARKS / "cluster")
+    import network
+
+    network.register_layers()
+    return network
 
 
 @pytest.mark.parametrize(("mesh_shape", "wire_dtype"), [((4, 2), "float32"), ((2, 4), "bfloat16")])

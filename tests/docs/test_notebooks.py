@@ -116,14 +116,11 @@ def test_modules_in_the_stored_notebook_classified_more_than_97_percent_of_the_d
     assert min(map(float, accuracies)) > 97
 
 
-def code_of(path) -> str:
-    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    return "\n".join(line for source in cells for line in source.splitlines() if not line.startswith("%"))
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_imports_only_what_jaxdp_requires(path):
-    for node in ast.walk(ast.parse(code_of(path))):
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    code = "\n".join(line for source in cells for line in source.splitlines() if not line.startswith("%"))
+    for node in ast.walk(ast.parse(code)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) else []
         assert {name.split(".")[0] for name in names} <= ALLOWED, path.name
