@@ -31,6 +31,7 @@ import jaxdp
 import jaxdp.data.sources  # noqa: F401 - it implements SOURCES, which tables_as_before copies
 from jaxdp import models
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
+from jaxdp.cli import main
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launch import reserved_port
@@ -124,6 +125,21 @@ def tiny_resnet(tiny, monkeypatch) -> Config:
 def direct_convolutions(monkeypatch) -> None:
     """Convolutions have the form that GPUs use, not matrix products."""
     monkeypatch.setitem(models.CONVOLUTIONS, "cpu", "direct")
+
+
+@pytest.fixture
+def failing(capsys):
+    """failing(*arguments, code=2): what a command that must fail prints, without "jaxdp: ": one line on stderr alone."""
+
+    def run(*arguments, code=2) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main.main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert (stopped.value.code, out, err.count("\n")) == (code, "", 1)
+        assert err.startswith("jaxdp: ")
+        return err[len("jaxdp: ") : -1]
+
+    return run
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """ConfigError as one line with fields, and untrusted text before it is printed."""
 
-import ast
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,20 +29,6 @@ def test_config_error_is_one_line_and_keeps_its_fields_when_pickled(error, line)
 )
 def test_nearest_prefers_the_same_word_then_a_longer_one_then_a_similar_one(word, choice):
     assert nearest(word, ["v100-16gb", "a100-40gb", "a100", "h100", "h200", "--rank"]) == choice
-
-
-def test_every_config_error_in_jaxdp_has_a_field_and_a_reason():
-    """Also where no test raises it. Reasons do not repeat the old catch-all "is not allowed"."""
-    calls = 0
-    for path in sorted((Path(__file__).parent.parent / "jaxdp").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "ConfigError":
-                calls += 1
-                place = f"{path}:{node.lineno}"
-                assert len(node.args) in (1, 2), place
-                assert {keyword.arg for keyword in node.keywords} - {"value"} in ({"reason"}, {"reason", "hint"}), place
-                assert "is not allowed" not in ast.unparse(node), place
-    assert calls > 100
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 
 from jaxdp.cli import main
 from jaxdp.cli.options import EVERYDAY, Launch
-from jaxdp.config import Config
 from jaxdp.recipes import load_config
 from jaxdp.validation import to_json
 
@@ -49,16 +48,12 @@ def test_help_of_train_shows_the_everyday_flags_and_the_groups(capsys, monkeypat
     assert not flags_of(out) & {f"--{field.name}" for field in dataclasses.fields(Launch)}
     groups = re.findall(r"^  ([a-z-]+) ", out.partition("--help GROUP):")[2], re.MULTILINE)
     assert groups == ["general", *(name.replace("_", "-") for name in SECTIONS), "launch", "all"]
-    assert out.count("\n") < 80
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_help_of_a_group_shows_its_flags_only(capsys, monkeypatch, name):
     out = shown(capsys, monkeypatch, "train", "--help", name)
     assert flags_of(out) == config_flags({name: TREE[name]})
-    section = getattr(Config(), name)
-    doc = type(section[0] if isinstance(section, tuple) else section).__doc__
-    assert " ".join(re.split(r"[.;]\s|\.$", doc)[0].split()) in " ".join(out.split())
 
 
 def test_general_group_has_the_flags_of_no_other_group(capsys, monkeypatch):
@@ -77,12 +72,9 @@ def test_help_of_a_group_can_be_spelled_in_several_ways(capsys, monkeypatch, wor
 
 
 @pytest.mark.parametrize(("topic", "near"), [("dta", "data"), ("depth", "model")])
-def test_help_of_an_unknown_group_is_one_line_with_the_nearest(capsys, topic, near):
-    with pytest.raises(SystemExit) as stopped:
-        main.main(["train", "--help", topic])
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"jaxdp: --help {topic}: no such group of options; did you mean {near}? choose from general, data, ")
+def test_help_of_an_unknown_group_is_one_line_with_the_nearest(failing, topic, near):
+    line = failing("train", "--help", topic)
+    assert line.startswith(f"--help {topic}: no such group of options; did you mean {near}? choose from general, data, ")
 
 
 def test_help_command_shows_the_help_of_a_command(capsys, monkeypatch):

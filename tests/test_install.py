@@ -8,19 +8,20 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
+import tomllib
 import zipfile
 from pathlib import Path
 
 import numpy
 import pytest
 import yaml
-from helpers.processes import CACHE_EVERYTHING, RESNET, TIMEOUT, TINY
+from helpers.processes import CACHE_EVERYTHING, RESNET, TIMEOUT, TINY, wait_for_lines
 
 import jaxdp
 from jaxdp.errors import EXIT_STOPPED
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NO_NETWORK = "[Ff]ailed to (fetch|download)|dns error|[Cc]onnection|[Nn]ame resolution|no such host|timeout"
 PYTHONS = ["3.11", "3.13"]  # the oldest and the newest
 
@@ -89,9 +90,7 @@ def test_installed_wheel_trains_as_process_1_saves_on_sigterm_and_resumes(comman
     environment = os.environ | CACHE_EVERYTHING
     contained = ["unshare", "--pid", "--fork", "--mount-proc", str(command), *flags]
     outer = subprocess.Popen(contained, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    log, deadline = outside / "run/metrics.jsonl", time.monotonic() + TIMEOUT
-    while not (log.exists() and log.stat().st_size) and outer.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for_lines(outside / "run", 1, outer)
     child = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text()
     os.kill(int(child), signal.SIGTERM)
     _, errors = outer.communicate(timeout=TIMEOUT)
@@ -118,8 +117,12 @@ def test_extras_for_gpus_resolve(python, uv_cache):
 
 def test_citation_has_the_version_and_license_of_the_package():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    (license_name,) = re.findall(r'^license = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert (citation["version"], citation["license"]) == (jaxdp.__version__, license_name)
+    assert (citation["version"], citation["license"]) == (jaxdp.__version__, PROJECT["license"])
+
+
+def test_every_dependency_has_a_minimum_which_the_job_of_the_oldest_versions_installs():
+    groups = PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()
+    assert [name for group in groups for name in group if ">=" not in name] == []
 
 
 def test_dockerfile_has_no_findings_of_hadolint():

@@ -206,7 +206,3 @@ def test_no_time_is_taken_from_a_clock_that_can_be_set():
 
 def test_the_readme_can_be_read_in_two_minutes():
     assert len((PACKAGE.parent / "README.md").read_text().split()) <= 500
-
-
-def test_the_package_ships_its_types():
-    assert (PACKAGE / "py.typed").exists()

@@ -227,16 +227,10 @@ def test_a_trained_run_needs_only_the_registered_parts_that_are_used(tiny, tmp_p
 
 
 PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text()
+EXAMPLES = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "jaxdp.register" in block]
 
 
-def registered(block):
-    return "-".join(re.findall(r"jaxdp\.register_(\w+)", block))
-
-
-BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)]
-
-
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "jaxdp.register" in block], ids=registered)
+@pytest.mark.parametrize("block", EXAMPLES, ids=lambda block: "-".join(re.findall(r"jaxdp\.register_(\w+)", block)))
 def test_examples_of_the_extending_page_can_be_planned(block):
     names = {}
     exec(block, names)

@@ -4,7 +4,6 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-import jax
 import optax
 import pytest
 
@@ -33,14 +32,6 @@ def test_registered_schedule_gets_the_epoch_in_float64():
     plan = make_plan(config, examples=1437, devices=1)
     for samples in (0, 1, 777, 2000):
         assert plan.learning_rate(samples) == 0.1 + samples / 1437 / 3
-
-
-def test_optax_schedule_by_an_adapter_has_its_rates():
-    one_cycle = optax.cosine_onecycle_schedule(900, 0.5)
-    jaxdp.register_schedule("one_cycle", lambda epoch: one_cycle(epoch * 10))
-    for step in (0, 1, 269, 270, 271, 899, 900):
-        ours = schedules.learning_rate(Schedule(name="one_cycle"), step / 10, epochs=90, global_batch=256)
-        assert ours == pytest.approx(float(jax.jit(one_cycle)(step)), rel=1e-5, abs=1e-9)
 
 
 @pytest.mark.parametrize(

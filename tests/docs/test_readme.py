@@ -46,17 +46,16 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings(page):
+def test_links_lead_to_files_and_headings_and_named_files_exist(page):
     text = page.read_text()
+    for path in re.findall(r"`((?:jaxdp|tests)/[\w/.]+)`", text):
+        assert (ROOT / path).exists(), path
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
         linked = page.parent / target if target else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked.read_text()), f"{target}#{anchor}"
     for source in re.findall(r'src="(?!https?:)([^"]+)"', text):
         assert (page.parent / source).exists(), source
-
-
-PLANNED = ("train", "plan", "bench")  # commands that are parsed and planned; others are only parsed
 
 
 def documented_lines(helps: bool = True):
@@ -70,28 +69,26 @@ def documented_lines(helps: bool = True):
             yield from map(str.strip, examples.splitlines())
 
 
-def documented_commands(others: bool = False, wrapped: bool = False, helps: bool = True, show_help: bool = False):
-    """Documented commands of jaxdp: those in PLANNED, or the others.
-
-    wrapped: instead, those that another program starts on several hosts. helps: see `documented_lines`. show_help: instead,
-    those with --help.
-    """
-    for command in dict.fromkeys(documented_lines(helps)):
-        started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- (?=jaxdp)", "", command)
+def documented_commands(*kinds: str, helps: bool = True):
+    """Documented commands of jaxdp that are "planned", "parsed", "wrapped" (started by another program on several hosts), or
+    show "help". helps: see `documented_lines`."""
+    for line in dict.fromkeys(documented_lines(helps)):
+        started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- (?=jaxdp)", "", line)
         started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- ", "python ", started)
         if within := re.search(r"^(?:srun|mpirun|ssh) .*?(?:python (train)\.py|jaxdp (\w+))([^&\"]*)", started):
-            if wrapped:
-                yield pytest.param(within[1] or within[2], within[3].replace("$rank", "1").split(), id=command)
-        elif not wrapped and (match := re.match(r"(?:python train\.py|jaxdp (\w+))(?![\w:])(.*)", started)):
+            kind, name, flags = "wrapped", within[1] or within[2], within[3].replace("$rank", "1").split()
+        elif match := re.match(r"(?:python train\.py|jaxdp (\w+))(?![\w:])(.*)", started):
             name, flags = match[1] or "train", match[2].split()
-            if show_help if "--help" in flags else not show_help and (name in PLANNED) != others:
-                traces = "--wire" in flags  # a second or more
-                yield pytest.param(name, flags, id=command, marks=pytest.mark.slow if traces else [])
+            kind = "help" if "--help" in flags else "planned" if name in ("train", "plan", "bench") else "parsed"
+        else:
+            continue
+        if kind in kinds:
+            traces = kind == "planned" and "--wire" in flags  # a second or more
+            yield pytest.param(name, flags, id=line, marks=pytest.mark.slow if traces else [])
 
 
 def test_every_documented_shell_line_is_a_tested_command_or_a_known_other():
-    kinds = ({}, {"others": True}, {"wrapped": True}, {"show_help": True})
-    ours = {parameter.id for kind in kinds for parameter in documented_commands(**kind)}
+    ours = {parameter.id for parameter in documented_commands("planned", "parsed", "wrapped", "help")}
     known = r"python3 -m venv |\.venv/bin/(python -m pytest|ruff|pip install|sphinx-build) |\.ci/run$|pip install|source "
     known += r"|nvidia-smi|tmux |tensorboard |sbatch |scancel |tail |cd |srun [^&]*(rsync|apptainer run) |aws s3 "
     known += r"|docker (build|run) |apptainer build |status=|\[ |exit |for |done$|wait$|run=\$!$|trap |while |wait \$run$|$"
@@ -132,7 +129,7 @@ def test_documented_python_uses_existing_names_and_parameters(page):
 def test_documented_training_commands_use_different_directories():
     """A command that found the finished run of an earlier one would not train."""
     directories = []
-    for parameter in documented_commands(helps=False):
+    for parameter in documented_commands("planned", helps=False):
         command, flags = parameter.values
         named = dict(itertools.pairwise(flags))
         if command == "train" and "--resume" not in flags:
@@ -141,7 +138,7 @@ def test_documented_training_commands_use_different_directories():
     assert "runs/digits" not in directories  # of the quick start
 
 
-@pytest.mark.parametrize(("command", "flags"), list(documented_commands()))
+@pytest.mark.parametrize(("command", "flags"), [*documented_commands("planned")])
 def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch, tmp_path):
     """Parsed and planned, with a small network, without training or compiling."""
     from jaxdp import session
@@ -181,7 +178,7 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
     assert planned or capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("command", "flags"), list(documented_commands(show_help=True)))
+@pytest.mark.parametrize(("command", "flags"), [*documented_commands("help")])
 def test_documented_help_is_shown(command, flags, capsys):
     with pytest.raises(SystemExit) as stopped:
         main.main([command, *flags])
@@ -193,9 +190,7 @@ class Parsed(Exception):
     """A command line was parsed; the command stops."""
 
 
-@pytest.mark.parametrize(
-    ("command", "flags"), [*documented_commands(others=True), *documented_commands(others=True, wrapped=True)]
-)
+@pytest.mark.parametrize(("command", "flags"), [*documented_commands("parsed", "wrapped")])
 def test_other_documented_commands_are_parsed(command, flags, monkeypatch):
     """Commands about runs, and those that another program starts on several hosts."""
     from jaxdp import flags as parsing

@@ -1,7 +1,6 @@
 """The manual: its navigation, its generated pages and its strict build."""
 
 import ast
-import dataclasses
 import inspect
 import re
 import shlex
@@ -14,12 +13,10 @@ import pytest
 from pydantic import TypeAdapter
 
 import jaxdp
-from jaxdp.cli.main import COMMANDS, main
 from jaxdp.config import Config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-TOP_FIELDS = [field.name for field in dataclasses.fields(Config)]
 
 
 def module(name: str):
@@ -82,26 +79,6 @@ def test_field_has_type_range_default_and_meaning(generated, field, lines):
     (entry,) = re.findall(rf"\{{confval\}} {re.escape(field)}\n(.*?)````", generated.fields(), re.DOTALL)
     for line in lines:
         assert line in entry
-
-
-def test_commands_page_has_every_command(generated):
-    commands = [f"jaxdp {inner}" for name in COMMANDS for inner in [name, *generated.SUBCOMMANDS.get(name, [])]]
-    assert re.findall(r"^##+ (.+)$", generated.commands(), re.MULTILINE) == commands
-
-
-@pytest.mark.parametrize(("command", "topic"), [("train", ["all"]), ("predict", []), ("launch", []), ("bench step", ["all"])])
-def test_commands_page_documents_the_flags_that_help_shows(command, topic, generated, capsys):
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help", *topic])
-    starts = re.findall(r"^\W (--\w.*)", capsys.readouterr().out, re.MULTILINE)
-    shown = {flag for line in starts for flag in re.findall(r"^--[\w.-]+|(?<=, )--[\w.-]+", line)}
-    page = generated.commands().partition(f" jaxdp {command}\n")[2].partition("\n#")[0]
-    documented = {flag for spellings in re.findall(r"\{option\} (--.*)", page) for flag in re.findall(r"--[\w-]+", spellings)}
-    assert len(documented) > 1
-    config_fields = {
-        flag for flag in shown if "." in flag or flag.removeprefix("--no-").lstrip("-").replace("-", "_") in TOP_FIELDS
-    }
-    assert documented == shown - (config_fields if topic else set()) - {"--help"}
 
 
 def test_api_page_documents_every_public_name(generated):

@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from helpers.doctor import ignore
 from helpers.strategies import replace_strategies
 from jax import lax
 
@@ -21,7 +20,7 @@ SMALL = Config(model=Model(depth=TWO_BLOCKS, width=4, stem="small", classes=6), 
 
 def test_proofs_hold_for_every_strategy_on_the_mesh_of_the_recipe():
     config = dataclasses.replace(SMALL, mesh=Mesh(vertical=4, horizontal=2))
-    proofs = list(verify_sums.proofs(config, jax.devices(), info=ignore, group=ProcessGroup()))
+    proofs = list(verify_sums.proofs(config, jax.devices(), info=print, group=ProcessGroup()))
     assert [proof.name for proof in proofs] == [f"exact sums: {name} on 4x2" for name in STRATEGIES]
     assert [(proof.passed, proof.difference) for proof in proofs] == [(True, 0)] * len(proofs)
     assert f"{4 * model_summary(SMALL)['parameters']:,} bytes of float32" in proofs[0].comparison
@@ -33,7 +32,7 @@ def test_proof_of_a_sum_without_one_element_fails(monkeypatch):
         return lax.psum(jnp.where(lost, 0, vector), AXES)
 
     replace_strategies(monkeypatch, {"torus": (faulty,)})
-    (proof,) = verify_sums.proofs(SMALL, jax.devices()[:2], info=ignore, group=ProcessGroup())
+    (proof,) = verify_sums.proofs(SMALL, jax.devices()[:2], info=print, group=ProcessGroup())
     assert (proof.passed, proof.difference) == (False, verify_sums.CALLS)
 
 

@@ -4,11 +4,9 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +25,10 @@ from helpers.processes import (
     outcome,
     pids_of,
     place,
+    popen,
     wait_for_exit,
     wait_for_lines,
+    wait_until,
 )
 
 from jaxdp.checkpoint.listing import latest_valid
@@ -331,9 +331,8 @@ def test_the_documented_open_mpi_script_saves_and_stops_on_sigterm(tmp_path):
     script = script.replace("mpirun", "mpirun --allow-run-as-root --oversubscribe").replace("runs/goyal", str(run))
     script = script.replace("python train.py --config imagenet_goyal_256", f"{sys.executable} train.py {tiny}")
     (tmp_path / "job.sh").write_text(script)
-    pipe = subprocess.PIPE
-    job = subprocess.Popen(["bash", tmp_path / "job.sh"], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
-    wait_for_lines(run, 6, job, pause=0.1)
+    job = popen(["bash", tmp_path / "job.sh"])
+    wait_for_lines(run, 6, job)
     job.terminate()
     out, err = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 75, (out, err)
@@ -372,6 +371,28 @@ def test_a_save_that_fails_in_one_process_ends_all_and_names_the_last_checkpoint
     assert re.search(
         r"could not be saved \(.*No space left on device\); the same command continues from \S+/checkpoints/64", err
     )
+
+
+def test_a_data_source_that_sleeps_during_the_start_is_reported_and_ends_the_run(tmp_path):
+    """Small images are decoded before the first step."""
+    body = f"""
+        from jaxdp.config import Guard
+        from jaxdp.distributed import supervisor
+        class Small(Images):
+            def __getitem__(self, index):
+                time.sleep(10_000 if rank == 1 and index == 40 else 0)
+                return np.full((16, 16, 3), index, np.uint8), index % 10
+        supervisor.LATE_SECONDS = 4.0
+        config = dataclasses.replace(
+            config, data=dataclasses.replace(config.data, image_size=16), guard=Guard(step_minutes=0.3)
+        )
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Small(), Small()))
+    """
+    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 1)
+    reason = r"stuck: no progress for \d+ s; .*script.py:\d+ in __getitem__"
+    for rank in range(2):
+        assert re.search(rf"\[{rank}\] jaxdp: no progress for \d+ s: .*while loading", err), err
+        assert re.search(rf"\[{rank}\] jaxdp: rank 1 on \S+ failed while loading, [^:]*: {reason}", err), err
 
 
 def test_sigterm_while_one_process_opens_its_data_stops_all(tmp_path):
@@ -423,10 +444,8 @@ def test_sigterm_after_the_last_step_stops_a_program_that_would_train_again_on_a
 
 def test_sigterm_while_waiting_for_rank_0_exits_with_75_and_mentions_a_checkpoint(tmp_path, free_port):
     command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | place(1, 2, free_port), stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run/processes/1.json").exists():  # the process waits for rank 0
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    process = popen(command, place(1, 2, free_port))
+    wait_until((tmp_path / "run/processes/1.json").exists, process)  # it waits for rank 0
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75
@@ -450,20 +469,17 @@ def test_train_after_a_failure_of_the_group_raises_and_a_configuration_that_diff
     assert "restarting" not in err
 
 
-def test_a_process_with_a_full_output_pipe_exits_after_a_failure(tmp_path):
+def test_a_process_with_a_full_output_pipe_exits_after_a_failure(tmp_path, free_port):
     """Its pipe is full, so that printing blocks."""
-    script = script_of(tmp_path, f"jaxdp.train(config, {str(tmp_path / 'run')!r}, datasets=(Images(), Images()))")
-    (script,) = script
+    (script,) = script_of(tmp_path, f"jaxdp.train(config, {str(tmp_path / 'run')!r}, datasets=(Images(), Images()))")
     Path(script).write_text(Path(script).read_text().replace("epochs=3.0", "epochs=400.0"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     read, write = os.pipe()
     os.set_blocking(write, False)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     running = [
         subprocess.Popen(
             [sys.executable, script],
-            env=os.environ | place(rank, 2, port),
+            env=os.environ | place(rank, 2, free_port),
             cwd=ROOT,
             **({"stdout": write, "stderr": write} if rank == 0 else quiet),
         )

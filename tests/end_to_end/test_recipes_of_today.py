@@ -9,11 +9,10 @@ from helpers.images import encode, smooth_image
 from helpers.runs import outcome, train_until
 
 import jaxdp
-from jaxdp.config import Logging, Mesh
+from jaxdp.config import Mesh
 from jaxdp.data import policies
 from jaxdp.models import resnet
 from jaxdp.recipes import load_config
-from jaxdp.validation import validate
 
 pytestmark = pytest.mark.slow
 BATCH, IMAGES, SHRINK = 16, 64, 8
@@ -28,38 +27,17 @@ def small(tmp_path, monkeypatch, request):
             folder = tmp_path / "pictures" / split / str(number % 4)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{number}.jpg").write_bytes(encode(smooth_image(40 + number % 7, 50 - number % 5, seed=number)))
-    config = load_config(request.param)
-    sizes = {
-        name: value // SHRINK
-        for name in ("image_size", "eval_size", "eval_resize")
-        if (value := getattr(config.data, name)) and value > 1
-    }
-    data = dataclasses.replace(config.data, source="folder", directory=str(tmp_path / "pictures"), **sizes)
-    shorten = 3.0 / config.epochs
-    batch = tuple(
-        dataclasses.replace(
-            phase,
-            global_batch=BATCH,
-            per_worker_batch=8,
-            until_epoch=phase.until_epoch and phase.until_epoch * shorten,
-            image_size=phase.image_size and phase.image_size // SHRINK,
-        )
-        for phase in config.batch
-    )
+    config, flags = load_config(request.param), ["--epochs", 3, "--schedule.warmup-epochs", 0.5, "--mesh.cpu-devices", 2]
+    flags += ["--data.source", "folder", "--data.directory", str(tmp_path / "pictures"), "--guard.audit-every-steps", "None"]
+    flags += ["--model.width", 4, "--model.classes", 4, "--model.dtype", "float32", "--logging.every-steps", 1]
+    for name in ("image-size", "eval-size", "eval-resize"):
+        if (value := getattr(config.data, name.replace("-", "_"))) and value > 1:
+            flags += [f"--data.{name}", value // SHRINK]
+    for number, phase in enumerate(config.batch):
+        flags += [f"--batch.{number}.global-batch", BATCH, f"--batch.{number}.per-worker-batch", 8]
+        flags += [f"--batch.{number}.image-size", phase.image_size // SHRINK] if phase.image_size else []
     monkeypatch.setattr(policies, "DRAWS", 1)  # two operations compile for a minute on a CPU
-    return validate(
-        dataclasses.replace(
-            config,
-            epochs=3.0,
-            data=data,
-            batch=batch,
-            model=dataclasses.replace(config.model, width=4, classes=4, dtype="float32"),
-            schedule=dataclasses.replace(config.schedule, warmup_epochs=0.5),
-            mesh=Mesh(cpu_devices=2),
-            guard=dataclasses.replace(config.guard, audit_every_steps=None),
-            logging=Logging(every_steps=1, tensorboard=False),
-        )
-    )
+    return load_config(request.param, [*flags, "--logging.no-tensorboard"])
 
 
 @pytest.mark.parametrize("small", ["imagenet_rsb_a1", "imagenet_ffcv_16"], indirect=True)

@@ -5,16 +5,14 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 from helpers.images import encode, smooth_image
 from helpers.object_storage import REASON, object_storage
-from helpers.processes import TIMEOUT
+from helpers.processes import TIMEOUT, popen, wait_until
 from helpers.remote_data import at_url, upload
-from helpers.runs import Recorder, outcome, train_shown, train_until
+from helpers.runs import Acting, Recorder, outcome, train_shown, train_until
 
 import jaxdp
 from jaxdp.cloud import read_ahead
@@ -79,12 +77,7 @@ def test_training_waits_for_an_outage_and_says_so(storage, url, config, tmp_path
     train_shown(config, tmp_path / "local", screen=Recorder())
     far = at_url(config, url, tmp_path / "cache", gigabytes=1e-6)
 
-    class Outage(Recorder):
-        def step(self, record):
-            if record["step"] == 4:
-                storage.proxy.outage(6)
-
-    train_shown(far, tmp_path / "far", screen=Outage())
+    train_shown(far, tmp_path / "far", screen=Acting({4: lambda: storage.proxy.outage(6)}))
     assert outcome(tmp_path / "far") == outcome(tmp_path / "local")
     lines = [line for line in capfd.readouterr().err.splitlines() if "object storage" in line]
     assert len(lines) == 2, lines
@@ -141,9 +134,7 @@ def test_killed_processes_that_share_copies_resume_bitwise(storage, url, config,
     assert local.returncode == 0
     storage.proxy.add("latency", seconds=0.05)
     processes = [start(storage, tmp_path, run) for run in "ab"]
-    deadline = time.monotonic() + TIMEOUT
-    while len(list((tmp_path / "cache").rglob("copies/*/*"))) < 20 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(list((tmp_path / "cache").rglob("copies/*/*"))) >= 20)
     for process in processes:
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -157,7 +148,4 @@ def test_killed_processes_that_share_copies_resume_bitwise(storage, url, config,
 
 def start(storage, folder, run, config="config.json"):
     command = [sys.executable, "-c", TRAIN, os.path.dirname(os.path.dirname(__file__)), str(folder / config)]
-    environment = os.environ | storage.environment
-    return subprocess.Popen(
-        [*command, str(folder / run)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return popen([*command, str(folder / run)], storage.environment)

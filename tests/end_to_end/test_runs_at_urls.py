@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import threading
-import time
 
 import jax
 import numpy as np
 import pytest
 from helpers.constants import LEASE_SECONDS, short_leases
 from helpers.object_storage import REASON, object_storage
-from helpers.processes import CACHE_EVERYTHING, ONE_PHASE, ROOT, TIMEOUT
-from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars, train_shown
+from helpers.processes import CACHE_EVERYTHING, ONE_PHASE, TIMEOUT, popen, wait_until
+from helpers.runs import Acting, Interrupted, Recorder, outcome, tensorboard_scalars, train_shown
 from PIL import Image
 
 from jaxdp.checkpoint.listing import checkpoint_paths
@@ -99,18 +98,6 @@ def newest_lease(objects):
     return json.loads(objects[max(name for name in objects if name.startswith(".lease/"))])
 
 
-class Acting(Recorder):
-    """Calls a function after steps."""
-
-    def __init__(self, actions):
-        super().__init__()
-        self.actions = actions
-
-    def step(self, record):
-        if record["step"] in self.actions:
-            self.actions[record["step"]]()
-
-
 @pytest.mark.parametrize("storage", ["s3", "gcs"], indirect=True)
 def test_what_the_url_holds_at_any_moment_continues_to_the_uninterrupted_result(config, storage, url, tmp_path):
     """Copies of the objects are what a kill would have left. The copies' leases must expire first."""
@@ -122,11 +109,9 @@ def test_what_the_url_holds_at_any_moment_continues_to_the_uninterrupted_result(
         return any(name.endswith("manifest.json") for name in objects)
 
     def copy(number):
-        end = time.monotonic() + TIMEOUT
+        if number == 14:  # uploads may be slow
+            wait_until(lambda: has_checkpoint(below(storage, url)))
         copies[number] = below(storage, url)
-        while number == 14 and not has_checkpoint(copies[number]) and time.monotonic() < end:  # uploads may be slow
-            time.sleep(0.05)
-            copies[number] = below(storage, url)
 
     train_shown(config, url, screen=Acting({step: (lambda step=step: copy(step)) for step in (1, 14)}))
     assert fetched(url, tmp_path / "whole") == expected
@@ -164,24 +149,11 @@ def test_a_torn_upload_is_never_read_as_a_checkpoint(config, storage, url, monke
 FLAGS = [*ONE_PHASE, "--mesh.cpu-devices", "2", "--checkpoint.every-epochs", "0.5"]
 
 
-def start(url, directory, *flags, lease_seconds):
-    command = [*short_leases(lease_seconds), "train", *FLAGS, "--workdir", url, "--storage.directory", str(directory), *flags]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | CACHE_EVERYTHING, stdout=pipe, stderr=pipe, text=True)
-
-
-def wait_until(condition, process):
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_path, capsys):
     """While it renews its lease, another process is refused. What it still sends after a takeover is ignored."""
     seconds = 10.0  # within which the first process renews its lease even on a busy machine
-    first = start(url, tmp_path / "first", "--epochs", "1000", lease_seconds=seconds)
+    place = ["--workdir", url, "--storage.directory", str(tmp_path / "first")]
+    first = popen([*short_leases(seconds), "train", *FLAGS, *place, "--epochs", "1000"], CACHE_EVERYTHING)
     try:
         wait_until(lambda: any(name.endswith("manifest.json") for name in below(storage, url)), first)
         arguments = ["train", *FLAGS, "--workdir", url, "--storage.directory", str(tmp_path / "second")]

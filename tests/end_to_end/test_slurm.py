@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.processes import CACHE_EVERYTHING, ONE_PHASE, ROOT, TIMEOUT, launch, outcome, wait_for_exit, wait_for_lines
+from helpers.processes import CACHE_EVERYTHING, ONE_PHASE, ROOT, TIMEOUT, launch, outcome, popen, wait_for_exit, wait_for_lines
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 MISSING = [
@@ -47,15 +47,11 @@ class Slurm:
 
     def __init__(self, folder: Path):
         variables = {"PATH": PATH, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(folder / "slurm.conf")}
-        self.environment = os.environ | variables | CACHE_EVERYTHING
-
-    def popen(self, *command: str, **options) -> subprocess.Popen:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True, **options)
+        self.variables = variables | CACHE_EVERYTHING
 
     def run(self, *command: str, **options) -> tuple[str, str]:
         """Run a command that must exit with 0; returns its stdout and stderr."""
-        return wait_for_exit(self.popen(*command, **options))
+        return wait_for_exit(popen(command, self.variables, **options))
 
 
 class Job:

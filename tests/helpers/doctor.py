@@ -1,4 +1,4 @@
-"""Helpers for tests of `jaxdp doctor`."""
+"""Runs a single check of `jaxdp doctor`."""
 
 from jaxdp.doctor.check_result import CheckResult, ResultBuilder
 
@@ -8,7 +8,3 @@ def run_check(check, *args, **kwargs) -> CheckResult:
     builder = ResultBuilder("check")
     check(builder, *args, **kwargs)
     return builder.build()
-
-
-def ignore(text) -> None:
-    """A sink for progress lines."""

@@ -29,15 +29,17 @@ def place(rank, processes, port) -> dict[str, str]:
     }
 
 
+def popen(command, environment=None, *, cwd=ROOT, **options):
+    """A process with pipes for its output. environment: variables beside those of this process."""
+    pipe, variables = subprocess.PIPE, os.environ | (environment or {})
+    return subprocess.Popen(command, cwd=cwd, env=variables, stdout=pipe, stderr=pipe, text=True, **options)
+
+
 def launch(processes, workdir, *more, recipe=ONE_PHASE, devices=None, restarts=0, command=(), environment=None, **options):
     """`jaxdp launch` of a recipe, with eight devices in total."""
     command = command or ["train.py", "--workdir", str(workdir), *recipe, "--mesh.cpu-devices", str(devices or 8 // processes)]
     launcher = [sys.executable, "-m", "jaxdp", "launch", "--processes", str(processes), "--restarts", str(restarts), "--"]
-    environment = os.environ | CACHE_EVERYTHING | (environment or {})
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [*launcher, *command, *more], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, **options
-    )
+    return popen([*launcher, *command, *more], CACHE_EVERYTHING | (environment or {}), **options)
 
 
 def wait_for_exit(process, code=0) -> tuple[str, str]:
@@ -78,10 +80,15 @@ def log_lines(workdir) -> int:
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
-def wait_for_lines(workdir, number, process, pause=0.02) -> None:
-    """Wait until the log of a running process has so many lines."""
+def wait_until(condition, process=None) -> None:
+    """Wait until a condition holds. process: must run until then."""
     deadline = time.monotonic() + TIMEOUT
-    while log_lines(workdir) < number:
-        assert process.poll() is None, process.communicate()
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(pause)
+        time.sleep(0.02)
+
+
+def wait_for_lines(workdir, number, process) -> None:
+    """Wait until the log of a running process has so many lines."""
+    wait_until(lambda: log_lines(workdir) >= number, process)

@@ -36,6 +36,18 @@ class Recorder(Quiet):
             raise Interrupted
 
 
+class Acting(Recorder):
+    """Calls functions after steps: number of the step -> function."""
+
+    def __init__(self, actions):
+        super().__init__()
+        self.actions = actions
+
+    def step(self, record):
+        if record["step"] in self.actions:
+            self.actions[record["step"]]()
+
+
 def train_shown(config, workdir, *, screen=None, signals=None, started=None, **options):
     """`jaxdp.train` with the screen, the signals and the start of a command."""
     started = time.monotonic() if started is None else started

@@ -4,6 +4,7 @@ import struct
 
 from jaxdp.config import Config, Data
 from jaxdp.data import sources
+from jaxdp.data.records import masked_checksum
 
 
 def prepare_miniature(directory, *, name, version, features, splits, configs=()):
@@ -35,18 +36,7 @@ def open_split(name, directory, split):
     return sources.open_split(Config(data=Data(source=name, directory=directory, train_split=split)), split)
 
 
-def crc32c_masked(data: bytes) -> bytes:
-    """TFRecord's checksum, bit by bit: CRC-32C (Castagnoli), rotated right by 15 bits, plus 0xA282EAD8."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
 def frame_record(data: bytes) -> bytes:
     """A TFRecord: length, its checksum, data, its checksum."""
     length = struct.pack("<Q", len(data))
-    return length + crc32c_masked(length) + data + crc32c_masked(data)
+    return length + masked_checksum(length) + data + masked_checksum(data)
