@@ -201,7 +201,7 @@ MUTATIONS = {
         ("positions-from-zero", "cls(first + offsets, repeated", "cls(offsets, repeated"),
     ),
     "data/augment.py": (
-        "data/test_augment.py data/test_pixel_operations.py data/test_evaluation_pixels.py test_augmentations.py",
+        "data/test_augment.py data/test_in_memory.py data/test_pixel_operations.py test_augmentations.py",
         ("std-not-applied", "(images.astype(jnp.float32) - means) * (1.0 / stds)", "(images.astype(jnp.float32) - means)"),
         ("one-key-for-all", "jax.random.key(seed)))(positions)", "jax.random.key(seed)))(0 * positions)"),
         ("crop-not-centered", "= down * (height - crop_height) + (rows + 0.5)", "= down * (height - crop_height) + rows"),

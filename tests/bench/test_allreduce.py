@@ -14,11 +14,6 @@ from jaxdp.parallel.mesh import make_mesh
 from jaxdp.strategies import STRATEGIES
 
 
-@pytest.fixture
-def wrong_torus(monkeypatch):
-    set_stages(monkeypatch, "torus", without_device_three)
-
-
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_fit_times_of_the_model_recovers_latency_and_bandwidth(name):
     network = {"latency": 7e-6, "bandwidth": 3e9}
@@ -41,7 +36,8 @@ def test_fit_of_inconsistent_times_is_never_negative():
     assert bench_allreduce.fit(falling, "ring", (2, 2))["bandwidth"] is None
 
 
-def test_command_with_wrong_sums_names_them_and_exits_with_1(wrong_torus, tiny_resnet, tmp_path, capsys):
+def test_command_with_wrong_sums_names_them_and_exits_with_1(tiny_resnet, tmp_path, capsys, monkeypatch):
+    set_stages(monkeypatch, "torus", without_device_three)
     small = ["--mesh.cpu-devices", "4", "--model.depth", "18", "--model.width", "4", "--data.image-size", "16"]
     command = ["allreduce", *small, "--sizes", "4096", "--dtypes", "float32", "--repeats", "2", "--output", str(tmp_path)]
     with pytest.raises(SystemExit) as exit_:

@@ -1,6 +1,5 @@
 """Random transforms against slow NumPy versions of their formulas, and against what they promise."""
 
-import dataclasses
 import functools
 import itertools
 
@@ -8,14 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.images import assert_like_random_crops
+from helpers.images import assert_like_random_crops, smooth_image
+from helpers.step import PIXELS, compiled_step, hyperparameters, initial_params, linear_config, make_batch, with_parts
 from scipy import ndimage
 
+from jaxdp import models
 from jaxdp.choices import AUGMENTATIONS
 from jaxdp.config import Augment, Config, Data
 from jaxdp.data import augment, policies
 from jaxdp.data.prefetch import to_global
 from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.state import create_state
+from jaxdp.training.step import local_gradient
+
+MIXED = with_parts(linear_config(), data={"mix": "cutmix", "augmentation": "none"})
 
 
 def bilinear(image, row, column):
@@ -66,15 +71,9 @@ def slow_paper_transform(image, out, ranges, u):
     return 255 * result
 
 
-def smooth_image(height, width):
-    rows, columns = np.mgrid[:height, :width]
-    waves = [np.sin(rows / (2 + c) + columns / 3) + np.cos(columns / (4 - c)) for c in range(3)]
-    return 127 + 60 * np.stack(waves, axis=-1)
-
-
 @pytest.mark.parametrize("ranges", [Augment(), Augment(flip=False)])
 def test_paper_transform_matches_its_formulas_in_numpy(ranges):
-    image = smooth_image(20, 28)
+    image = smooth_image(20, 28).astype(np.float64)
     transform = jax.jit(functools.partial(augment.paper_transform, size=14, ranges=ranges))
     for seed in range(4):
         draws = augment.paper_draws(jax.random.key(seed))
@@ -227,26 +226,12 @@ def test_mix_share_follows_the_beta_distribution():
 
 
 def test_mixed_step_has_no_permutation_and_equals_other_meshes(normalized_linear):
-    from helpers.step import BATCH, PER_WORKER, PIXELS, initial_params, linear_config, make_batch
-
-    from jaxdp import models
-    from jaxdp.training.step import make_train_step
-
-    config = dataclasses.replace(
-        linear_config(), data=dataclasses.replace(linear_config().data, mix="cutmix", augmentation="none")
-    )
-    from jaxdp.training.state import create_state
-
     losses = []
     for shape in ((1, 1), (2, 2)):
-        mesh, model = make_mesh(*shape), models.create(config.model)
-        step = make_train_step(
-            config, model, mesh, pixel_stats=PIXELS, accumulation=BATCH // PER_WORKER // (shape[0] * shape[1])
-        )
-        state = create_state(config, model, mesh)._replace(params=initial_params(config)[0])
-        hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
-        arguments = state, to_global(make_batch(), mesh), hyperparameters
-        lowered = step.lower(*arguments)
+        mesh, model = make_mesh(*shape), models.create(MIXED.model)
+        state = create_state(MIXED, model, mesh)._replace(params=initial_params(MIXED)[0])
+        arguments = state, to_global(make_batch(), mesh), hyperparameters(0.1)
+        lowered = compiled_step(MIXED, shape).lower(*arguments)
         assert "collective_permute" not in lowered.as_text()
         _, metrics = lowered.compile()(*arguments)
         losses.append(float(metrics["loss"]))
@@ -261,24 +246,15 @@ def test_random_numbers_of_different_uses_are_different():
 
 def test_mixed_loss_weighs_both_smoothed_targets(normalized_linear):
     """The loss of one worker's batch against NumPy: share x own target + (1 - share) x the partner's, smoothing in both."""
-    from helpers.step import PIXELS, initial_params, linear_config, make_batch
-
-    from jaxdp import models
-    from jaxdp.training.step import local_gradient
-
-    config = dataclasses.replace(
-        linear_config(), data=dataclasses.replace(linear_config().data, mix="cutmix", augmentation="none")
-    )
-    model = models.create(config.model)
-    params, stats = initial_params(config)
+    model, (params, stats) = models.create(MIXED.model), initial_params(MIXED)
     batch = {name: rows[:8] for name, rows in make_batch().items()}
 
     def one(params, batch):
-        return local_gradient(config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, scale=1.0)[1]["loss"]
+        return local_gradient(MIXED, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, scale=1.0)[1]["loss"]
 
     @jax.jit
     def mixed_logits(images, positions):
-        images, partner, share = augment.mix(config, augment.normalize(images, *PIXELS), positions)
+        images, partner, share = augment.mix(MIXED, augment.normalize(images, *PIXELS), positions)
         return model.apply(params, stats, images, train=True)[0], partner, share
 
     logits, partner, share = mixed_logits(batch["images"], batch["positions"])

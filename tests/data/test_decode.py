@@ -7,7 +7,16 @@ import zlib
 import cv2
 import numpy as np
 import pytest
-from helpers.images import assert_like_random_crops, encode, mean_over_areas, noise, png_chunk, sampled_jpeg, smooth_image
+from helpers.images import (
+    assert_like_random_crops,
+    encode,
+    mean_over_areas,
+    noise,
+    png_chunk,
+    published_evaluation,
+    sampled_jpeg,
+    smooth_image,
+)
 from PIL import Image
 
 from jaxdp.config import Augment
@@ -15,7 +24,7 @@ from jaxdp.data import decode
 from jaxdp.data.decode import ImageError
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"optimize": True}])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}])
 def test_decode_jpeg_matches_pillow(options):
     data = encode(smooth_image(), **options)
     ours, pillow = decode.decode(data).astype(int), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
@@ -35,20 +44,13 @@ def test_decode_cmyk_and_palette_as_pillow_and_png_exactly():
         np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.asarray(image.convert("RGB")))
 
 
-@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
-def test_decode_16_bit_gray_takes_upper_eight_bits(form):
-    deep = np.random.default_rng(0).integers(0, 2**16, (20, 30), np.uint16)
-    buffer = io.BytesIO()
-    Image.fromarray(deep).save(buffer, form)
-    np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.repeat(deep[..., None] >> 8, 3, axis=2))
-
-
-@pytest.mark.parametrize("form", ["PNG", "TIFF"])
-def test_decode_16_bit_color_takes_upper_eight_bits(form):
-    deep = np.random.default_rng(0).integers(0, 2**16, (20, 30, 3), np.uint16)
-    written, data = cv2.imencode(f".{form.lower()}", deep[..., ::-1])
+@pytest.mark.parametrize(("suffix", "channels"), [("png", ()), ("tiff", ()), ("pgm", ()), ("png", (3,)), ("tiff", (3,))])
+def test_decode_16_bits_takes_the_upper_eight(suffix, channels):
+    deep = np.random.default_rng(0).integers(0, 2**16, (20, 30, *channels), np.uint16)
+    written, data = cv2.imencode(f".{suffix}", deep[..., ::-1] if channels else deep)
     assert written
-    np.testing.assert_array_equal(decode.decode(data.tobytes()), deep >> 8)
+    expected = np.broadcast_to((deep >> 8).reshape(20, 30, -1), (20, 30, 3))
+    np.testing.assert_array_equal(decode.decode(data.tobytes()), expected)
 
 
 @pytest.mark.parametrize(("form", "options"), [("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})])
@@ -76,14 +78,6 @@ def test_decode_ignores_exif_orientation(form):
     assert decode.decode(encode(smooth_image(), form, exif=exif)).shape == (60, 80, 3)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"no image", b"\xff\xd8\xff", encode(smooth_image())[:-400], encode(smooth_image(), "PNG")[:-300]]
-)
-def test_decode_truncated_or_foreign_data_raises(data):
-    with pytest.raises(ImageError):
-        decode.decode(data)
-
-
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("damage", ["zeros within", "second half zeros", "half and end marker", "half"])
 def test_decode_damaged_jpeg_raises_instead_of_filling_in(progressive, damage):
@@ -97,6 +91,12 @@ def test_decode_damaged_jpeg_raises_instead_of_filling_in(progressive, damage):
     }[damage]
     with pytest.raises(ImageError, match=r"^damaged or truncated JPEG: "):
         decode.decode(damaged)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", b"\xff\xd8\xff"])
+def test_decode_data_that_are_no_image_raises(data):
+    with pytest.raises(ImageError):
+        decode.decode(data)
 
 
 CHROMA = ((1, 1), (1, 1))
@@ -191,11 +191,11 @@ def test_decode_png_ignores_metadata(recwarn):
     assert not recwarn
 
 
-@pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end"])
+@pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end", "cut"])
 def test_decode_refuses_damaged_or_truncated_png_on_one_line(damage, capfd):
     data = bytearray(encode(smooth_image(), "PNG"))
-    if damage == "no end":
-        del data[-12:]
+    if damage in ("no end", "cut"):
+        del data[{"no end": -12, "cut": -300}[damage] :]
     else:
         data[{"length": 33, "IDAT": 60, "checksum": -13}[damage]] ^= 1
     with pytest.raises(ImageError, match=r"^damaged or truncated PNG: .*$") as raised:
@@ -204,30 +204,15 @@ def test_decode_refuses_damaged_or_truncated_png_on_one_line(damage, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def torchvision_evaluation(image, short, out):
-    """torchvision's Resize(short) and CenterCrop(out) of a PIL image."""
-    height, width = image.shape[:2]
-    size = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
-    resized = Image.fromarray(image).resize(size, Image.Resampling.BILINEAR)
-    left, top = round((resized.width - out) / 2), round((resized.height - out) / 2)
-    return np.asarray(resized.crop((left, top, left + out, top + out)))
-
-
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (700, 525), (309, 103), (1200, 900), (256, 300), (100, 120)])
 def test_center_crop_of_noise_matches_pillow_filter(height, width):
-    """Noise tells filters apart: OpenCV's bilinear filter, which does not widen with the reduction, is far from it."""
     image = noise(height, width)
-    expected = torchvision_evaluation(image, 256, 224).astype(int)
+    expected = np.asarray(published_evaluation(Image.fromarray(image), resize=256, crop=224)).astype(int)
     out = np.empty((224, 224, 3), np.uint8)
     decode.center_crop(image, out, 256)
     difference = np.abs(out.astype(int) - expected)
     assert difference.mean() <= 1
     assert difference.max() <= 4
-    if min(height, width) >= 512:
-        scale = 256 / min(height, width)
-        other = cv2.resize(image, (int(width * scale), int(height * scale)), interpolation=cv2.INTER_LINEAR)
-        top, left = round((other.shape[0] - 224) / 2), round((other.shape[1] - 224) / 2)
-        assert np.abs(other[top : top + 224, left : left + 224].astype(int) - expected).mean() > 4
 
 
 def test_center_crop_of_extreme_aspect_ratio_takes_little_memory():

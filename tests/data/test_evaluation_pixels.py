@@ -1,43 +1,22 @@
 """Images prepared for evaluation, compared with the transforms of torchvision and timm that published accuracies assume."""
 
-import dataclasses
 import io
 
-import jax
 import numpy as np
 import pytest
-from helpers.images import encode, folder_config, mean_over_areas, noise, smooth_image
+from helpers.images import encode, folder_config, mean_over_areas, noise, published_evaluation
 from helpers.runs import train_until
-from helpers.saved_run import save_run
-from PIL import Image, ImageOps
+from helpers.served import save_random_run
+from helpers.step import with_parts
+from PIL import Image
 
 import jaxdp
-from jaxdp import models
-from jaxdp.config import Config, Data
-from jaxdp.data import datasets, decode, transforms
-from jaxdp.data.augment import normalize
+from jaxdp.config import Config, Data, Model
+from jaxdp.data import decode, transforms
 from jaxdp.errors import ConfigError
-from jaxdp.inference.predict import make_prediction_step
-from jaxdp.parallel.mesh import make_mesh
 from jaxdp.validation import validate
 
-FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 SIZES = [(375, 501), (501, 333), (225, 224), (224, 225), (99, 101), (224, 224), (17, 340)]
-
-
-def published(image, *, resize, crop, interpolation):
-    """torchvision's documented Resize(resize) and CenterCrop(crop) of a Pillow image, with Pillow alone.
-
-    Resize gives the short side and truncates the long one. CenterCrop pads with black, the odd pixel right and below, where
-    the image is smaller than the crop, and rounds the first row and column to even.
-    """
-    short, long = sorted(image.size)
-    long = int(resize * long / short)
-    image = image.resize((resize, long) if image.width <= image.height else (long, resize), FILTERS[interpolation])
-    missing = [max(0, crop - side) for side in image.size]
-    image = ImageOps.expand(image, (missing[0] // 2, missing[1] // 2, (missing[0] + 1) // 2, (missing[1] + 1) // 2), fill=0)
-    left, top = (round((side - crop) / 2) for side in image.size)
-    return image.crop((left, top, left + crop, top + crop))
 
 
 def prepared(data, **fields):
@@ -62,7 +41,7 @@ def prepared(data, **fields):
 )
 def test_pixels_of_a_ratio_are_those_of_timm_and_of_a_short_side_those_of_torchvision(resize, short, crop, interpolation):
     for shape in [*SIZES, (60, 75), (41, 64), (64, 40), (63, 63)]:
-        expected = published(Image.fromarray(noise(*shape)), resize=short, crop=crop, interpolation=interpolation)
+        expected = published_evaluation(Image.fromarray(noise(*shape)), resize=short, crop=crop, interpolation=interpolation)
         fields = {"image_size": 160, "eval_size": crop, "eval_resize": resize, "eval_interpolation": interpolation}
         np.testing.assert_array_equal(prepared(encode(noise(*shape), "PNG"), **fields), expected)
 
@@ -99,27 +78,6 @@ def test_area_resizes_the_central_square_as_ffcv(fields, share):
         assert np.abs(ours - expected).max() <= 0.51, shape
 
 
-def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
-    """Random weights, an image of odd size, mean and standard deviation of the Inception family."""
-    fields = {"eval_size": 48, "eval_resize": 0.95, "eval_interpolation": "bicubic", "mean": (0.5,) * 3, "std": (0.5,) * 3}
-    config = dataclasses.replace(tiny_resnet, data=Data(source="folder", directory="anywhere", image_size=32, **fields))
-    data = encode(smooth_image(75, 61))
-    image = published(Image.open(io.BytesIO(data)).convert("RGB"), resize=50, crop=48, interpolation="bicubic")
-    expected_input = (np.asarray(image)[None] / 255 - 0.5) / 0.5
-    model = models.create(config.model)
-    params, stats = jax.jit(lambda: model.init(jax.random.key(0), (32, 32, 3)))()
-    out = np.empty((1, 48, 48, 3), np.uint8)
-    transforms.evaluation_transform(config)[0](decode.decode(data), out[0], 0)
-    np.testing.assert_allclose(normalize(out, *datasets.pixel_stats(config)), expected_input, rtol=0, atol=1e-6)
-    step = make_prediction_step(config, model, make_mesh(1, 1), pixel_stats=datasets.pixel_stats(config), top=6)
-    batch = {"images": out, "labels": np.zeros(1, np.int32)}
-    classes, probabilities = step(params, stats, batch)
-    apply = jax.jit(lambda *given: model.apply(*given, train=False)[0])
-    logits = np.asarray(apply(params, stats, expected_input.astype(np.float32)))[0]
-    expected = np.exp(logits) / np.exp(logits).sum()
-    np.testing.assert_allclose(np.asarray(probabilities)[0], expected[np.asarray(classes)[0]], rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("fields", "side"),
     [
@@ -142,13 +100,8 @@ def test_image_that_the_resize_would_make_huge_is_unusable():
 @pytest.fixture
 def fixres(pictures, tiny_resnet) -> Config:
     """A run that trains at 16x16 and evaluates at 24x24."""
-    data = {"image_size": 16, "eval_size": 24, "eval_resize": 0.875, "eval_interpolation": "bicubic"}
-    data = dataclasses.replace(folder_config(pictures).data, **data)
-    return dataclasses.replace(tiny_resnet, data=data, model=dataclasses.replace(tiny_resnet.model, classes=3))
-
-
-def with_eval_size(config, size):
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, eval_size=size))
+    config = with_parts(tiny_resnet, data=folder_config(pictures).data, model={"classes": 3})
+    return with_parts(config, data={"image_size": 16, "eval_size": 24, "eval_resize": 0.875, "eval_interpolation": "bicubic"})
 
 
 @pytest.mark.slow
@@ -158,25 +111,26 @@ def test_run_evaluates_at_another_size_than_it_trains_at(fixres, pictures, tmp_p
     again = jaxdp.evaluate(None, tmp_path / "whole")
     assert (again["eval_accuracy"], again["eval_examples"]) == (result.accuracy, 12)
     assert again["eval_loss"] == pytest.approx(result.loss, rel=1e-5)
-    assert abs(jaxdp.evaluate(with_eval_size(fixres, None), tmp_path / "whole")["eval_loss"] / result.loss - 1) > 3e-5
+    assert (
+        abs(jaxdp.evaluate(with_parts(fixres, data={"eval_size": None}), tmp_path / "whole")["eval_loss"] / result.loss - 1)
+        > 3e-5
+    )
     files = sorted((pictures / "val").glob("*/*"))
     predicted = jaxdp.predict(tmp_path / "whole", files, top=1).classes[:, 0]
     assert np.mean(predicted == [["cat", "dog", "eel"].index(file.parent.name) for file in files]) == result.accuracy
 
     train_until(fixres, tmp_path / "parts", step=3)
     with pytest.raises(ConfigError, match=r"data.eval_size: 24 -> 32"):
-        jaxdp.train(with_eval_size(fixres, 32), tmp_path / "parts")
+        jaxdp.train(with_parts(fixres, data={"eval_size": 32}), tmp_path / "parts")
     assert jaxdp.train(fixres, tmp_path / "parts").loss == pytest.approx(result.loss, rel=1e-6)
 
 
-def test_network_of_one_size_refuses_another_for_evaluation(fixres, tiny, tmp_path):
+def test_network_of_one_size_refuses_another_for_evaluation(fixres, tmp_path):
     """At the start, not at the first evaluation; and in an evaluation of a run's checkpoint."""
-    config = dataclasses.replace(fixres, model=dataclasses.replace(tiny.model, classes=3))
+    config = with_parts(fixres, model=Model(name="normalized_linear", classes=3))
     message = r"^data.eval_size=24: normalized_linear cannot take images of another size than data.image_size \(16\): "
     with pytest.raises(ConfigError, match=message):
         jaxdp.train(config, tmp_path / "run")
-    trained = with_eval_size(config, 16)
-    model = models.create(trained.model)
-    save_run(trained, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (16, 16, 3)))())
+    save_random_run(with_parts(config, data={"eval_size": 16}), tmp_path / "run")
     with pytest.raises(ConfigError, match=message):
         jaxdp.evaluate(config, tmp_path / "run")

@@ -46,8 +46,9 @@ def test_image_damaged_outside_of_its_crop_cannot_be_used(pictures):
     data = damaged.read_bytes()
     damaged.write_bytes(data[:-40] + bytes(38) + data[-2:])
     source = sources.open_datasets(folder_config(pictures)).train
+    message = r"train/dog/4.JPEG cannot be used: damaged or truncated JPEG: .*--data.on-bad-image skip"
     for position in range(8):
-        with pytest.raises(DataError, match=r"train/dog/4.JPEG cannot be used: damaged or truncated JPEG: "):
+        with pytest.raises(DataError, match=message):
             source.batch(np.array([11]), np.array([position]))
 
 
@@ -71,14 +72,6 @@ def test_evaluation_batch_is_center_crop_at_any_position(pictures):
     out = np.empty((32, 32, 3), np.uint8)
     decode.center_crop(decode.decode((pictures / "val/dog/1.JPEG").read_bytes()), out, 37)  # 256 / 224 of 32
     np.testing.assert_array_equal(first[0][0], out)
-
-
-def test_batch_with_damaged_image_raises_with_its_name(pictures):
-    damaged = pictures / "train/dog/4.JPEG"
-    damaged.write_bytes(damaged.read_bytes()[:-300])
-    source = sources.open_datasets(folder_config(pictures)).train
-    with pytest.raises(DataError, match=r"train/dog/4.JPEG cannot be used: .*--data.on-bad-image skip"):
-        source.batch(np.array([0, 11]), np.array([0, 1]))
 
 
 @pytest.mark.parametrize("pixels", [np.zeros((3, 8, 8), np.float32), np.zeros((3, 8, 8), np.uint8)])

@@ -1,13 +1,8 @@
 """Batches on their way to the devices: order, chunks, padding, memory."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from helpers.runs import outcome, outcome_of_whole_run, train_until
 
-import jaxdp
-from jaxdp.config import Augment
 from jaxdp.data import prefetch
 from jaxdp.data.loader import ArraySource
 from jaxdp.data.sampler import sample_ids
@@ -58,16 +53,6 @@ def test_repeated_images_are_on_different_workers_with_positions_of_their_own(me
     np.testing.assert_array_equal(resumed["images"], batches[2]["images"])
 
 
-@pytest.mark.slow
-def test_run_with_repeats_and_random_operations_resumes_exactly(tiny, tmp_path):
-    data = dataclasses.replace(tiny.data, repeats=2)
-    config = dataclasses.replace(tiny, data=data, augment=Augment(color_jitter=(0.0, 0.4), erase_probability=0.5))
-    train_until(config, tmp_path / "cut", step=8)
-    for name in ("cut", "whole"):
-        jaxdp.train(config, tmp_path / name)
-    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
-
-
 def test_evaluation_batches_contain_every_example_once():
     source = ArraySource(np.arange(23)[:, None, None, None].repeat(3, -1), np.arange(23))
     for batch, rows in ((4, 4), (5, 8), (23, 24), (40, 40), (1, 8)):
@@ -84,11 +69,3 @@ def test_train_batch_returns_fresh_memory():
     first, second = (prefetch.train_batch(source, seed=0, first_sample=0, global_batch=4) for _ in range(2))
     assert not np.shares_memory(first["images"], second["images"])
     assert not np.shares_memory(first["images"], source.images)
-
-
-def test_train_in_chunks_is_bitwise_identical(tiny, tmp_path, monkeypatch):
-    whole = outcome_of_whole_run(tiny)
-    image = 3 * 16 * 16
-    monkeypatch.setattr("jaxdp.data.chunks.AHEAD_BYTES", 3 * 4 * image)  # one image a device at a time
-    jaxdp.train(tiny, tmp_path / "chunks")
-    assert outcome(tmp_path / "chunks") == whole

@@ -1,6 +1,5 @@
 """array_record and TFRecord files: equal examples, checksums, and damage that is found when they are opened."""
 
-import dataclasses
 import shutil
 import struct
 import subprocess
@@ -8,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.step import with_parts
 from helpers.tfds_miniature import open_split
 
 from jaxdp.config import Config, Data
@@ -54,7 +54,7 @@ def test_damaged_tfrecord_is_named_or_skipped(imagenet_tfrecord):
     source = sources.open_datasets(config).train
     with pytest.raises(DataError, match=r"record 13 of imagenet2012, train cannot be used: checksum mismatch in .*"):
         source.batch(np.array([13]), np.array([0]))
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, on_bad_image="skip"))
+    config = with_parts(config, data={"on_bad_image": "skip"})
     source = sources.open_datasets(config).train
     source.batch(np.arange(20), np.arange(20))
     assert list(source.bad_images) == ["record 13 of imagenet2012, train"]

@@ -8,14 +8,6 @@ import pytest
 from jaxdp.data.sampler import permutation, repeated_positions, sample_ids
 
 
-def test_sample_ids_shuffle_every_epoch_differently():
-    ids = sample_ids(5, np.arange(3 * 101), 101).reshape(3, 101)
-    for epoch in ids:
-        np.testing.assert_array_equal(np.sort(epoch), np.arange(101))
-    assert not np.array_equal(ids[0], ids[1])
-    assert not np.array_equal(ids[0], sample_ids(6, np.arange(101), 101))
-
-
 def test_sample_ids_do_not_depend_on_grouping_into_batches():
     whole = sample_ids(1, np.arange(1000), 77)
     cuts = [0, 13, 77, 80, 250, 777, 1000]

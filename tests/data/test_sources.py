@@ -21,6 +21,8 @@ from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import load_config
 from jaxdp.setup import prepare
 
+GIVEN = Config(data=Data(source="given", image_size=32))
+
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_open_datasets_with_another_number_of_classes_than_the_model_raises_with_both_numbers(pictures, classes):
@@ -42,8 +44,7 @@ def test_number_of_classes_follows_from_a_folder_and_from_arrays(pictures):
     planned, examples = sources.inspect(config)
     assert (planned.model.classes, examples) == (3, 24)
     arrays = [(np.zeros((len(labels), 8, 8), np.uint8), np.array(labels)) for labels in ([0, 1, 2], [4, 0])]
-    given = dataclasses.replace(config, data=Data(source="given", image_size=32))
-    assert sources.open_datasets(given, arrays).class_count == 5
+    assert sources.open_datasets(GIVEN, arrays).class_count == 5
 
 
 def test_one_source_for_both_sets_is_trained_on_as_training_images(tiny):
@@ -54,32 +55,30 @@ def test_one_source_for_both_sets_is_trained_on_as_training_images(tiny):
 
 
 def test_labels_that_do_not_count_from_0_are_warned_about():
-    images, config = np.zeros((3, 8, 8), np.uint8), Config(data=Data(source="given", image_size=32))
-    one_based = sources.open_datasets(config, [(images, np.array([1, 2, 3]))] * 2)
+    images = np.zeros((3, 8, 8), np.uint8)
+    one_based = sources.open_datasets(GIVEN, [(images, np.array([1, 2, 3]))] * 2)
     (warning,) = one_based.warnings
     assert warning == "no training image has the label 0, and labels count from 0; if your labels count from 1, subtract 1"
-    assert sources.open_datasets(config, [(images, np.array([0, 1, 2]))] * 2).warnings == ()
+    assert sources.open_datasets(GIVEN, [(images, np.array([0, 1, 2]))] * 2).warnings == ()
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("bool", (-1,)), ("uint8", (-1, 1)), ("int64", (-1,))])
 def test_labels_of_integer_and_boolean_types_are_accepted(dtype, shape):
     """Keras has uint8 of shape [N, 1]."""
     images, labels = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 1, 0], dtype).reshape(shape)
-    config = Config(data=Data(source="given", image_size=32))
-    opened = sources.open_datasets(config, [(images, labels)] * 2)
+    opened = sources.open_datasets(GIVEN, [(images, labels)] * 2)
     assert (opened.class_count, opened.warnings) == (2, ())
     assert opened.train.batch(np.arange(4))[1].tolist() == [0, 1, 1, 0]
     with pytest.raises(ConfigError, match=r"^model.classes=4294967296: the data set has more than 1,000,000 classes"):
-        sources.open_datasets(config, [(images, np.full(4, 2**32 - 1, np.uint32))] * 2)
+        sources.open_datasets(GIVEN, [(images, np.full(4, 2**32 - 1, np.uint32))] * 2)
 
 
 def test_number_of_classes_that_no_source_states_is_required():
-    config = Config(data=Data(source="given", image_size=32))
     pair = [[(smooth_image(), label) for label in (0, 1)] for _ in range(2)]
     with pytest.raises(ConfigError, match=r"model.classes=None: the data set does not state .*'--model.classes', 'N'"):
-        sources.open_datasets(config, pair)
+        sources.open_datasets(GIVEN, pair)
     with pytest.raises(ConfigError, match=r"model.classes=1: data.source='given' has only one class"):
-        sources.open_datasets(config, [(np.zeros((2, 8, 8), np.uint8), np.zeros(2, int))] * 2)
+        sources.open_datasets(GIVEN, [(np.zeros((2, 8, 8), np.uint8), np.zeros(2, int))] * 2)
 
 
 def test_flag_for_another_source_drops_the_number_of_classes_of_the_recipes_source():

@@ -5,7 +5,7 @@ import struct
 import zlib
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from jaxdp.config import Config, Data, Model
 
@@ -74,6 +74,24 @@ class GraySquares:
     def __getitem__(self, index):
         label = index % 3
         return np.full((20, 24), 80 * label, np.uint8), label
+
+
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+def published_evaluation(image: Image.Image, *, resize: int, crop: int, interpolation: str = "bilinear") -> Image.Image:
+    """torchvision's documented Resize(resize) and CenterCrop(crop) of a Pillow image, with Pillow alone.
+
+    Resize gives the short side and truncates the long one. CenterCrop pads with black, the odd pixel right and below, where
+    the image is smaller than the crop, and rounds the first row and column to even.
+    """
+    short, long = sorted(image.size)
+    long = int(resize * long / short)
+    image = image.resize((resize, long) if image.width <= image.height else (long, resize), FILTERS[interpolation])
+    missing = [max(0, crop - side) for side in image.size]
+    image = ImageOps.expand(image, (missing[0] // 2, missing[1] // 2, (missing[0] + 1) // 2, (missing[1] + 1) // 2), fill=0)
+    left, top = (round((side - crop) / 2) for side in image.size)
+    return image.crop((left, top, left + crop, top + crop))
 
 
 def mean_over_areas(image: np.ndarray, size: int) -> np.ndarray:

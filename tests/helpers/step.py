@@ -38,10 +38,12 @@ def linear_config(**changes) -> Config:
 
 
 def with_parts(config, **parts):
-    """The config with fields of its parts changed: model={"dtype": ...}."""
-    return dataclasses.replace(
-        config, **{name: dataclasses.replace(getattr(config, name), **fields) for name, fields in parts.items()}
-    )
+    """The config with fields of its parts changed, model={"dtype": ...}, or with a whole part."""
+    changed = {
+        name: dataclasses.replace(getattr(config, name), **part) if isinstance(part, dict) else part
+        for name, part in parts.items()
+    }
+    return dataclasses.replace(config, **changed)
 
 
 def hyperparameters(rate, momentum=0.9, seed=0):

@@ -73,16 +73,3 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
     kept = sorted({56, best.samples, 160})
     assert [(row["samples"], row["error"]) for row in list_checkpoints(tmp_path)] == [(samples, None) for samples in kept]
     assert jaxdp.train(config, tmp_path) == result  # finished, and not confused by what is missing
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda path: list_checkpoints(path / "none"), "it holds no run"),
-        (lambda path: choose_checkpoint(path), "it holds no run"),
-        (lambda path: export(path, path / "w.bin"), "must end in .safetensors"),
-    ],
-)
-def test_missing_run_or_checkpoint_raises_config_error(tmp_path, call, message):
-    with pytest.raises(ConfigError, match=message):
-        call(tmp_path)

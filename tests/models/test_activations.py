@@ -29,27 +29,23 @@ class TwoProducts:
         return hidden @ params["second"], {}
 
 
-@pytest.fixture
-def registered():
-    def register(activation):
-        register_model("two_products", lambda config: TwoProducts(activation, config.classes))
-        return Model(name="two_products", classes=3)
-
-    return register
+def two_products(activation) -> Model:
+    register_model("two_products", lambda config: TwoProducts(activation, config.classes))
+    return Model(name="two_products", classes=3)
 
 
 IMAGE = 4 * SIDE * SIDE * 3  # bytes of an image in float32
 HIDDEN = 4 * CHANNELS
 
 
-def test_activations_are_the_operands_of_products(registered):
+def test_activations_are_the_operands_of_products():
     """The gradient of each weight needs the left operand of its product: the image, and the hidden layer."""
-    assert activation_bytes(registered(lambda x: x), (SIDE, SIDE, 3)) == IMAGE + HIDDEN
+    assert activation_bytes(two_products(lambda x: x), (SIDE, SIDE, 3)) == IMAGE + HIDDEN
 
 
-def test_elementwise_operations_before_a_product_keep_one_more_array_at_most(registered):
+def test_elementwise_operations_before_a_product_keep_one_more_array_at_most():
     """XLA recomputes the chain of tanh from the output of the first product, which is one array however long the chain is."""
-    longest = registered(lambda x: jnp.tanh(jnp.tanh(jnp.tanh(jnp.tanh(x)))))
+    longest = two_products(lambda x: jnp.tanh(jnp.tanh(jnp.tanh(jnp.tanh(x)))))
     assert activation_bytes(longest, (SIDE, SIDE, 3)) <= IMAGE + 2 * HIDDEN
 
 

@@ -1,6 +1,5 @@
 """Batch normalization with ReLU: separate, folded into 1x1 convolutions, with a factor on a branch; against Flax in float64."""
 
-import dataclasses
 from functools import partial
 
 import flax.linen as nn
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.step import assert_close
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -19,8 +17,8 @@ from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moment
 from jaxdp.models.bn_relu import bn_relu, centered_bn_relu, fused_bn_relu, relu_by_sqrt
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
-from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.models.squeeze_excitation import mean_over_positions, squeeze
+from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.parallel.mesh import AXES, make_mesh
 
 SMALL, LARGE = (16, 5, 4, 7), (64, 8, 32, 128)  # batch, side, channels in and out
@@ -275,9 +273,6 @@ def test_bias_is_float32_where_convolutions_are_products(dtype, std):
     assert errors([found], [expected])[0] <= float(jnp.finfo(dtype).eps)
 
 
-round_to_bfloat16 = partial(rounded_to, jnp.bfloat16)
-
-
 def orthogonal_case(mean, constant_channels=0):
     """A folded term whose kernel is orthogonal to the mean of its input, and a cotangent that correlates with its result."""
     rng = np.random.default_rng(0)
@@ -317,7 +312,7 @@ def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
     h = jnp.asarray(term["tensor"], jnp.bfloat16)
     projection = Projection(h, jnp.asarray(term["kernel"], jnp.float32))
     mean, square = InputMoments.of(h).projected(jax.jit(lambda: projection.rounded_kernel)())
-    x = np.asarray(h, np.float64) @ round_to_bfloat16(term["kernel"])
+    x = np.asarray(h, np.float64) @ rounded_to(jnp.bfloat16, term["kernel"])
     np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(square, (x * x).mean((0, 1, 2)), rtol=1e-5)
 
@@ -358,35 +353,8 @@ def test_products_in_float32_state_their_precision():
 def jaxpr_equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
-        for value in eqn.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from jaxpr_equations(inner)
-
-
-@pytest.mark.parametrize("depth", [TWO_BLOCKS, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("direct_convolutions")
-def test_model_gives_the_same_logits_moments_and_gradient_as_separate(monkeypatch, depth):
-    monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1, 1))
-    images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)
-    config = Model(depth=depth, width=8, classes=5)
-    separate, folded = (models.create(dataclasses.replace(config, batch_norm=form)) for form in ("separate", "folded"))
-    params, stats = jax.jit(lambda: separate.init(jax.random.key(0), (32, 32, 3)))()
-    rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda p: np.asarray(p) + np.float32(0.1) * rng.normal(size=p.shape).astype(np.float32), params)
-
-    def gradient(model):
-        def loss(params):
-            logits, moments = model.apply(params, stats, images, train=True)
-            return jnp.sin(logits).sum(), (logits, moments)
-
-        return jax.jit(jax.grad(loss, has_aux=True))(params)
-
-    (grads, aux), (wanted, wanted_aux) = gradient(folded), gradient(separate)
-    assert jax.tree.structure((grads, aux)) == jax.tree.structure((wanted, wanted_aux))
-    for one, other in zip(jax.tree.leaves(aux), jax.tree.leaves(wanted_aux), strict=True):
-        assert np.linalg.norm(one - other) <= 1e-4 * np.linalg.norm(other) + 1e-6
-    assert_close(grads, jax.tree.map(np.float64, wanted), 1e-4)
+        for inner in inner_jaxprs(eqn):
+            yield from jaxpr_equations(inner)
 
 
 def flax_gated(terms, shortcut, gate, squeezes=False):

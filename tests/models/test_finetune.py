@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.runs import Interrupted, Recorder, outcome, train_shown, train_until
-from helpers.step import BATCH, PIXELS, assert_close, distributed_gradients, initial_params, make_batch, step_config
+from helpers.runs import Recorder, outcome, train_shown, train_until
+from helpers.step import BATCH, PIXELS, assert_close, distributed_gradients, initial_params, make_batch, step_config, with_parts
 from helpers.torch_layout import write_tiny_weights
 from jax import lax
 from parallel.test_overlap import is_convolution, walk
@@ -28,9 +28,8 @@ from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.setup.run_dir import run_config
 from jaxdp.sizes import model_summary
-from jaxdp.training import loop
 from jaxdp.training.state import make_optimizer
-from jaxdp.training.step_compiler import StepCompiler, trace_train_step
+from jaxdp.training.step_compiler import trace_train_step
 from jaxdp.validation import to_json
 
 
@@ -47,30 +46,14 @@ def short(config):
 
 
 @pytest.mark.parametrize("classes", [6, 9])
-def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, monkeypatch, classes):
+def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, start, classes):
     """The classifier is initialized from the seed if it has other classes."""
     file, tensors = write_tiny_weights(tmp_path / "w.safetensors", classes)
-    states = []
-
-    def cut(run, *_):
-        states.append(run.state)
-        raise Interrupted
-
-    monkeypatch.setattr(loop, "_train_phase", cut)
-    monkeypatch.setattr(StepCompiler, "prepare_train", lambda *_: None)
-    screen = Recorder()
-    for config, name in ((tiny_resnet, "random"), (finetuned(tiny_resnet, weights=file), "finetuned")):
-        with pytest.raises(Interrupted):
-            train_shown(config, tmp_path / name, screen=screen)
-    random, initial = (
-        {torch_name(n): to_torch_layout(np.asarray(x)) for n, x in named_tensors(s.params, s.batch_stats).items()}
-        for s in states
-    )
-    assert initial.keys() == tensors.keys()
+    (random, _), (initial, line) = start(tiny_resnet), start(finetuned(tiny_resnet, weights=file))
+    assert {torch_name(name) for name in initial} == tensors.keys()
     for name, value in initial.items():
-        new = (classes != 6) and name.startswith("fc.")
-        np.testing.assert_array_equal(value, random[name] if new else tensors[name], err_msg=name)
-    (line,) = [text for text in screen.lines if "starting from" in text]
+        expected = to_torch_layout(random[name]) if classes != 6 and "fc_" in name else tensors[torch_name(name)]
+        np.testing.assert_array_equal(to_torch_layout(value), expected, err_msg=name)
     assert f"{classes} classes" in line
     assert ("new for 6 classes: 'params/fc_bias', 'params/fc_kernel'" in line) == (classes != 6)
 
@@ -120,7 +103,7 @@ def test_frozen_parts_of_given_parameters_stay_as_given_and_resume_without_them(
 def test_plan_refuses_an_initial_bias_of_a_given_classifier(tiny_resnet, tmp_path, capsys):
     file, _ = write_tiny_weights(tmp_path / "w.safetensors")
     config = finetuned(tiny_resnet, weights=file)
-    biased = dataclasses.replace(config, model=dataclasses.replace(config.model, classifier_bias="class_frequency"))
+    biased = with_parts(config, model={"classifier_bias": "class_frequency"})
     (tmp_path / "config.json").write_text(to_json(biased))
     with pytest.raises(SystemExit) as stopped:
         main.main(["plan", "--config", str(tmp_path / "config.json")])
@@ -161,8 +144,9 @@ def test_resume_without_the_weights_file_succeeds(tiny_resnet, tmp_path):
 @pytest.mark.parametrize(("frozen_stages", "accumulation"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_gradient_with_frozen_parts_equals_the_gradient_of_the_trained_parts(frozen_stages, accumulation):
     """Reference: one worker at a time on one device, frozen parts constant and in evaluation mode."""
-    config = finetuned(step_config(), weights="any", frozen_stages=frozen_stages)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, augmentation="none"))
+    config = with_parts(
+        step_config(), finetune={"weights": "any", "frozen_stages": frozen_stages}, data={"augmentation": "none"}
+    )
     model, workers = models.create(config.model), 8 * accumulation
     size = BATCH // workers
     params, stats = initial_params(config)
@@ -190,8 +174,7 @@ def test_gradient_with_frozen_parts_equals_the_gradient_of_the_trained_parts(fro
 @pytest.mark.parametrize("frozen_stages", [2, 5])
 @pytest.mark.usefixtures("direct_convolutions")
 def test_frozen_parts_have_no_backward_pass_and_send_nothing(tiny_resnet, frozen_stages):
-    config = finetuned(tiny_resnet, weights="any", frozen_stages=frozen_stages)
-    config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum"))
+    config = with_parts(tiny_resnet, finetune={"weights": "any", "frozen_stages": frozen_stages}, reduce={"strategy": "psum"})
     model, phase = models.create(config.model), make_plan(config, examples=50, devices=4).phases[0]
     summary = model_summary(config)
     sent = sum(collective.operand_bytes * collective.count for collective in step_traffic(config, phase).collectives)
@@ -242,7 +225,7 @@ def test_head_multiplier_scales_the_learning_rate_of_the_classifier(tiny_resnet)
 def test_train_with_invalid_finetuning_raises_before_the_run_has_a_directory(tiny_resnet, tmp_path, changes, model, message):
     file, _ = write_tiny_weights(tmp_path / "w")
     changes = {name: file if value == "{file}" else value for name, value in changes.items()}
-    config = dataclasses.replace(finetuned(tiny_resnet, **changes), model=dataclasses.replace(tiny_resnet.model, **model))
+    config = with_parts(tiny_resnet, finetune=changes, model=model)
     with pytest.raises(ConfigError, match=message):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

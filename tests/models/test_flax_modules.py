@@ -25,9 +25,11 @@ from helpers.step import (
     PIXELS,
     assert_replicated,
     distributed_gradients,
+    hyperparameters,
     initial_params,
     make_batch,
     step_config,
+    with_parts,
 )
 
 from jaxdp import models, register_model
@@ -112,34 +114,22 @@ def test_synchronized_gradient_equals_that_of_flax_with_the_whole_batch(name, st
     compare_with_flax(name, (2, 4), norm="synchronized", strategy=strategy)
 
 
-def states_after(config, mesh_shape, batches, rate=0.0):
-    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
-    accumulation = config.batch[0].global_batch // config.batch[0].per_worker_batch // (mesh_shape[0] * mesh_shape[1])
-    step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
-    state = create_state(config, model, mesh)
-    start = jax.tree.map(np.asarray, state)
-    for batch in batches:
-        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
-        state, _ = step(state, prefetch.to_global(batch, mesh), hyperparameters)
-    return start, state
-
-
-@pytest.mark.parametrize("momentum", [0.6])
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
-def test_running_statistics_on_one_device_are_those_of_flax_with_the_same_momentum(kind, momentum):
+def test_running_statistics_on_one_device_are_those_of_flax_with_the_same_momentum(kind):
     """The layers' own momentum, Flax's default of 0.99, plays no part."""
+    momentum = 0.6
     nets = {"linen": lambda config: LinenNet(momentum=0.99), "nnx": lambda config, rngs: NnxNet(momentum=0.99, rngs=rngs)}
     register_model(kind, nets[kind])
-    config = dataclasses.replace(config_of(kind), batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH),))
-    config = dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, augmentation="none"),
-        model=dataclasses.replace(config.model, norm_momentum=momentum),
-    )
+    config = with_parts(config_of(kind), data={"augmentation": "none"}, model={"norm_momentum": momentum})
+    config = dataclasses.replace(config, batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH),))
     batches = [make_batch() | {"images": make_batch()["images"][::-1] // shade} for shade in (1, 2, 3)]
-    start, state = states_after(config, (1, 1), batches)
+    mesh, model = make_mesh(1, 1), models.create(config.model)
+    step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=1)
+    state = create_state(config, model, mesh)
+    params, stats = by_path(state.params), by_path(state.batch_stats)
+    for batch in batches:
+        state, _ = step(state, prefetch.to_global(batch, mesh), hyperparameters(0.0))
     ours = by_path(state.batch_stats)
-    params, stats = by_path(start.params), by_path(start.batch_stats)
     if kind == "linen":
         variables = {"params": nested(params), "batch_stats": nested(stats)}
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx, traverse_util
-from helpers.flax_nets import LinenNet, NnxNet, StagedLinenNet, StagedNnxNet
+from helpers.flax_nets import BUILDERS, LinenNet, NnxNet
 from helpers.processes import ROOT, launch, wait_for_exit
 from helpers.runs import Interrupted, Recorder, outcome, train_shown, train_until
 from safetensors.numpy import load_file, save_file
@@ -20,17 +20,9 @@ from jaxdp import ConfigError, train
 from jaxdp.config import Checkpoint, Finetune, Model, Optimizer, Phase
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.inference.export import export
-from jaxdp.models.weights import named_tensors
 from jaxdp.setup.run_dir import run_config
 from jaxdp.training import loop
-from jaxdp.training.step_compiler import StepCompiler
 
-NETS = {
-    "linen": lambda config: LinenNet(config.classes),
-    "linen_stages": lambda config: StagedLinenNet(config.classes),
-    "nnx": lambda config, rngs: NnxNet(config.classes, rngs=rngs),
-    "nnx_stages": lambda config, rngs: StagedNnxNet(config.classes, rngs=rngs),
-}
 HEAD, NORM = "params/net/head/Dense_0/", "batch_stats/net/blocks_0/BatchNorm_0/"  # of linen
 
 
@@ -52,30 +44,8 @@ def flax_tensors(kind, classes=6):
 
 
 def with_net(config, kind, **finetuned):
-    jaxdp.register_model(kind, NETS[kind])
+    jaxdp.register_model(kind, BUILDERS[kind])
     return dataclasses.replace(config, model=Model(name=kind, classes=6), finetune=Finetune(**finetuned))
-
-
-@pytest.fixture
-def start(tmp_path, monkeypatch):
-    """A function that starts a run; returns its tensors before the first step and the line about them."""
-
-    def cut(run, *_):
-        states.append(run.state)
-        raise Interrupted
-
-    monkeypatch.setattr(loop, "_train_phase", cut)
-    monkeypatch.setattr(StepCompiler, "prepare_train", lambda *_: None)
-    states = []
-
-    def start(config, **options):
-        screen, number = Recorder(), len(states)
-        with pytest.raises(Interrupted):
-            train_shown(config, tmp_path / f"run-{number}", screen=screen, **options)
-        found = {name: np.asarray(leaf) for name, leaf in named_tensors(states[-1].params, states[-1].batch_stats).items()}
-        return found, "".join(text for text in screen.lines if "starting from" in text)
-
-    return start
 
 
 def set_variables(module, variables):

@@ -14,17 +14,10 @@ from safetensors.numpy import save_file
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
 from jaxdp.config import Model
-from jaxdp.models import resnet, weights
+from jaxdp.models import weights
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.models.summary import summary
 from jaxdp.models.torch_weights import COUNTER, to_torch
-
-
-@pytest.fixture
-def two_blocks(monkeypatch):
-    """Reduce ResNet-18 and ResNet-50 to two blocks."""
-    monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1))
-    monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
 
 
 def random_images(count=2, size=33, seed=0):

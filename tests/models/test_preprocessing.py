@@ -4,24 +4,25 @@ import dataclasses
 import io
 import json
 
-import jax
 import numpy as np
 import pytest
 from helpers import torch_layout
-from helpers.images import encode, noise, smooth_image
-from helpers.saved_run import save_run
+from helpers.images import encode, noise, published_evaluation, smooth_image
+from helpers.served import save_random_run, softmax
+from helpers.step import with_parts
 from PIL import Image
 from safetensors.numpy import save_file
 
 import jaxdp
-from jaxdp import ConfigError, models
+from jaxdp import ConfigError
 from jaxdp.cli import main
 from jaxdp.config import Data, Preprocessing
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import weights_config
-from jaxdp.models import preprocessing, resnet
+from jaxdp.models import preprocessing
 
+pytestmark = pytest.mark.usefixtures("two_blocks")
 A1 = {  # of timm/resnet50.a1_in1k on the Hugging Face hub
     "tag": "a1_in1k",
     "custom_load": False,
@@ -39,12 +40,6 @@ A1 = {  # of timm/resnet50.a1_in1k on the Hugging Face hub
 SMALL = {"input_size": [3, 32, 32], "test_input_size": [3, 40, 40], "crop_pct": 0.8, "interpolation": "bicubic"}
 SMALL |= {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.25, 0.5]}
 IN_FILE = Preprocessing(eval_size=40, eval_resize=0.8, eval_interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 0.5))
-
-
-@pytest.fixture(autouse=True)
-def two_blocks(monkeypatch):
-    """Reduce ResNet-18 to two blocks."""
-    monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1))
 
 
 @pytest.fixture
@@ -73,10 +68,8 @@ def pictures(tmp_path):
 def timm_logits(tensors, data, *, size, ratio):
     """Logits of an encoded image by timm's definition, with Pillow and NumPy."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    short, side = min(image.size), int(size / ratio)
-    image = image.resize([int(side * length / short) for length in image.size], Image.Resampling.BICUBIC)
-    left, top = (round((length - size) / 2) for length in image.size)
-    pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float64) / 255
+    image = published_evaluation(image, resize=int(size / ratio), crop=size, interpolation="bicubic")
+    pixels = np.asarray(image, np.float64) / 255
     pixels = (pixels - SMALL["mean"]) / SMALL["std"]
     return torch_layout.logits(tensors, pixels[None].transpose(0, 3, 1, 2))[0]
 
@@ -145,7 +138,7 @@ def test_predictions_and_evaluation_are_those_of_published_preprocessing(file, t
         out, err = capsys.readouterr()
         assert f"evaluated at {size}x{size} from a short side of {size / 0.8:g}, bicubic, mean 0.5" in err
         logits = timm_logits(tensors, image.read_bytes(), size=size, ratio=0.8)
-        expected = np.exp(logits) / np.exp(logits).sum()
+        expected = softmax(logits)
         (row,) = json.loads(out)["predictions"]
         for entry in row["top"]:
             assert entry["probability"] == pytest.approx(expected[entry["class"]], rel=1e-4)
@@ -155,35 +148,28 @@ def test_predictions_and_evaluation_are_those_of_published_preprocessing(file, t
     result = json.loads(capsys.readouterr().out)
     images = [path.read_bytes() for path in sorted((pictures / "val").glob("*/*"))]
     logits = np.stack([timm_logits(tensors, data, size=40, ratio=0.8) for data in images])
-    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(6), np.arange(6)]
+    losses = -np.log(softmax(logits)[np.arange(6), np.arange(6)])
     assert result["eval_loss"] == pytest.approx(losses.mean(), rel=1e-4)
     assert result["eval_accuracy"] == (logits.argmax(-1) == np.arange(6)).mean()
 
 
 def test_flag_of_an_evaluation_replaces_the_resize_of_the_run(tiny_resnet, pictures, tmp_path, capsys):
     data = Data(source="folder", directory=str(pictures), image_size=16, eval_resize=0.8, train_split="val")
-    config = dataclasses.replace(tiny_resnet, data=data, model=dataclasses.replace(tiny_resnet.model, classes=6))
-    model = models.create(config.model)
-    save_run(config, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (16, 16, 3)))())
+    config = dataclasses.replace(tiny_resnet, data=data)
+    save_random_run(config, tmp_path / "run")
     flags = ["evaluate", "--workdir", str(tmp_path / "run"), "--data.eval-resize", "48"]
     main.main([*flags, "--json"])
     resized = json.loads(capsys.readouterr().out)["eval_loss"]
-    cropped = jaxdp.evaluate(dataclasses.replace(config, data=dataclasses.replace(data, eval_resize=16 / 48)), tmp_path / "run")
+    cropped = jaxdp.evaluate(with_parts(config, data={"eval_resize": 16 / 48}), tmp_path / "run")
     assert resized == pytest.approx(cropped["eval_loss"], rel=1e-6)
 
 
 def test_exported_weights_are_evaluated_as_their_run(tiny_resnet, tmp_path):
-    model = models.create(tiny_resnet.model)
-    save_run(tiny_resnet, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (16, 16, 3)))())
+    logits_of_run = save_random_run(tiny_resnet, tmp_path / "run")
     export(tmp_path / "run", tmp_path / "w.safetensors")
     config = weights_config(tmp_path / "w.safetensors")
     pair = [(np.stack([noise(16, 16) for _ in range(4)]), np.array([0, 1, 2, 5]))] * 2
-    given = dataclasses.replace(config, data=dataclasses.replace(config.data, threads=1))
-    result, words = evaluate_weights(tmp_path / "w.safetensors", given, datasets=pair)
+    result, words = evaluate_weights(tmp_path / "w.safetensors", with_parts(config, data={"threads": 1}), datasets=pair)
     assert "evaluated at 16x16 from a short side of 16, bilinear, mean 0.5 0.5 0.5, std 0.203922" in words
-    images = (pair[0][0] - 127.5) / 52
-    params, stats = jaxdp.inference.load_run.load_run(tmp_path / "run").state.evaluated
-    apply = jax.jit(lambda *given: model.apply(*given, train=False)[0])
-    logits = np.asarray(apply(params, stats, images.astype(np.float32)), np.float64)
-    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(4), pair[0][1]]
-    assert result["eval_loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    expected = -np.log(softmax(logits_of_run(pair[0][0]))[np.arange(4), pair[0][1]]).mean()
+    assert result["eval_loss"] == pytest.approx(expected, rel=1e-5)

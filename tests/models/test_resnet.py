@@ -138,22 +138,6 @@ def test_both_convolutions_agree_in_logits_moments_and_gradients(monkeypatch, de
         assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(a) + 1e-6 * whole
 
 
-@pytest.mark.usefixtures("direct_convolutions")
-def test_stride_is_on_the_3x3_convolution(monkeypatch):
-    monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
-    config = Model(depth=50, width=4, classes=3)
-    model, params, stats = abstract_params(config, 64)
-    assert params["layer2_0"]["conv2"]["kernel"].shape == (3, 3, 8, 8)
-    traced = jax.make_jaxpr(lambda p, s: model.apply(p, s, jnp.zeros((1, 64, 64, 3)), train=False)[0])(params, stats)
-    strides = {
-        (e.invars[1].aval.shape[0], e.params["window_strides"])
-        for e in traced.jaxpr.eqns
-        if e.primitive.name == "conv_general_dilated" and e.invars[1].aval.shape[2] == e.invars[1].aval.shape[3]
-    }
-    assert (3, (2, 2)) in strides
-    assert (1, (2, 2)) not in strides
-
-
 def test_init_is_he_with_small_classifier_and_zero_last_scales(monkeypatch):
     monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1))
     _, params, stats = initialize(Model(depth=50, classes=1000))

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from jaxdp import models
 from jaxdp.cli import main
 from jaxdp.config import Model
-from jaxdp.models import resnet, weights
+from jaxdp.models import weights
 from jaxdp.models.drop_path import block_rate, branch_factor
 from jaxdp.models.torch_weights import to_torch
 
@@ -70,7 +70,6 @@ def test_weights_of_timm_score_equal_and_go_back_unchanged(timm, name, tmp_path)
     with torch.no_grad():
         expected = network(torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))).numpy()
     assert np.abs(expected).max() > 0.3
-    print(f"{name}: {np.abs(logits - expected).max():.2e} of {np.abs(expected).max():.2f}")
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
 
     exported = to_torch(weights.named_tensors(read.params, read.batch_stats), steps=0)
@@ -80,61 +79,55 @@ def test_weights_of_timm_score_equal_and_go_back_unchanged(timm, name, tmp_path)
     assert load_file(ours).keys() == weights.named_tensors(read.params, read.batch_stats).keys()
 
 
-class TestTrainingStep:
-    """A training step of two blocks against timm's network in float64, with FFCV's and Composer's layers restated in torch."""
+@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"squeeze_excitation": True},
+        {"blur_pool": "activations"},
+        {"blur_pool": "convolutions"},
+        {"blur_pool": "convolutions_and_pool"},
+        {"drop_path": 0.5},
+        {"squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
+        {"drop_path": 0.5, "batch_norm": "folded"},
+        {"stem": "deep", "shortcut": "pooled"},
+        {"stem": "deep", "shortcut": "pooled", "batch_norm": "folded"},
+    ],
+    ids=lambda variant: ", ".join(map(str, variant.values())),
+)
+def test_gradient_equals_torch_in_float64(timm, two_blocks, tmp_path, variant, depth):
+    """Against timm's network, with FFCV's and Composer's layers restated in torch.
 
-    @pytest.fixture(autouse=True)
-    def two_blocks(self, monkeypatch):
-        monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1))
-        monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
+    Of one of four batches: where a sum is zero up to rounding, the ReLU or the maximum of float32 may differ.
+    """
+    import torch
 
-    @pytest.mark.parametrize("depth", [18, 50])
-    @pytest.mark.parametrize(
-        "variant",
-        [
-            {"squeeze_excitation": True},
-            {"blur_pool": "activations"},
-            {"blur_pool": "convolutions"},
-            {"blur_pool": "convolutions_and_pool"},
-            {"drop_path": 0.5},
-            {"squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
-            {"drop_path": 0.5, "batch_norm": "folded"},
-            {"stem": "deep", "shortcut": "pooled"},
-            {"stem": "deep", "shortcut": "pooled", "batch_norm": "folded"},
-        ],
-        ids=lambda variant: ", ".join(map(str, variant.values())),
-    )
-    def test_gradient_equals_torch_in_float64(self, timm, tmp_path, variant, depth):
-        """Of one of four batches: where a sum is zero up to rounding, the ReLU or the maximum of float32 may differ."""
-        import torch
+    key = jax.random.key(5)
+    factor = branch_factor(jax.random.split(key, 8), variant.get("drop_path", 0.0), 1)
+    assert len(np.unique(factor)) == 1 + ("drop_path" in variant)
+    network = torch_network(timm, depth, variant, np.asarray(factor))
+    tensors = {name.replace(".conv.", "."): value.float().numpy() for name, value in network.state_dict().items()}
+    save_file(tensors, tmp_path / "w.safetensors")
+    read = weights.read(tmp_path / "w.safetensors", blur_pool=variant.get("blur_pool", "none"))
+    model = models.create(dataclasses.replace(read.model, **variant))
 
-        key = jax.random.key(5)
-        factor = branch_factor(jax.random.split(key, 8), variant.get("drop_path", 0.0), 1)
-        assert len(np.unique(factor)) == 1 + ("drop_path" in variant)
-        network = torch_network(timm, depth, variant, np.asarray(factor))
-        tensors = {name.replace(".conv.", "."): value.float().numpy() for name, value in network.state_dict().items()}
-        save_file(tensors, tmp_path / "w.safetensors")
-        read = weights.read(tmp_path / "w.safetensors", blur_pool=variant.get("blur_pool", "none"))
-        model = models.create(dataclasses.replace(read.model, **variant))
+    @jax.jit
+    @jax.grad
+    def gradient(params, images):
+        return jnp.sin(model.apply(params, read.batch_stats, images, train=True, key=key)[0]).sum()
 
-        @jax.jit
-        @jax.grad
-        def gradient(params, images):
-            return jnp.sin(model.apply(params, read.batch_stats, images, train=True, key=key)[0]).sum()
+    def largest_error(seed):
+        images = np.random.default_rng(seed).normal(size=(8, 20, 20, 3))
+        network.zero_grad()
+        torch.sin(network(torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))))).sum().backward()
+        wanted = {name.replace(".conv.", "."): value.grad.numpy() for name, value in network.named_parameters()}
+        found = jax.device_get(gradient(read.params, images.astype(np.float32)))
+        found = to_torch(weights.named_tensors(found, {}), steps=0)
+        assert found.keys() == wanted.keys()
+        return max(np.linalg.norm(found[name] - wanted[name]) / np.linalg.norm(wanted[name]) for name in wanted)
 
-        def largest_error(seed):
-            images = np.random.default_rng(seed).normal(size=(8, 20, 20, 3))
-            network.zero_grad()
-            torch.sin(network(torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))))).sum().backward()
-            wanted = {name.replace(".conv.", "."): value.grad.numpy() for name, value in network.named_parameters()}
-            found = jax.device_get(gradient(read.params, images.astype(np.float32)))
-            found = to_torch(weights.named_tensors(found, {}), steps=0)
-            assert found.keys() == wanted.keys()
-            return max(np.linalg.norm(found[name] - wanted[name]) / np.linalg.norm(wanted[name]) for name in wanted)
-
-        errors = list(map(largest_error, range(4)))
-        print(errors)
-        assert min(errors) <= 3e-5
+    errors = list(map(largest_error, range(4)))
+    assert min(errors) <= 3e-5
 
 
 def torch_network(timm, depth, variant, factor):

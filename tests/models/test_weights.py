@@ -18,29 +18,19 @@ from jaxdp import ConfigError, models
 from jaxdp.cli import main
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
-from jaxdp.models import resnet, weights
+from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch_layout, torch_name
 
+pytestmark = pytest.mark.usefixtures("two_blocks")
 SIZES = {"width": 4, "classes": 6}
 BASIC = ((1, 1), False)
 UNSTATED = "the file does not name its BlurPool; assumed: none"
-
-
-@pytest.fixture(autouse=True)
-def two_blocks(monkeypatch):
-    """Reduce ResNet-18 and ResNet-50 to two blocks."""
-    monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1))
-    monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
 
 
 def write(path, tensors, **changes):
     """Write a file of these tensors with some replaced (None: omitted); its path."""
     save_file({name: value for name, value in (tensors | changes).items() if value is not None}, path)
     return path
-
-
-def random_images(seed=0, count=3, size=24):
-    return np.random.default_rng(seed).normal(size=(count, size, size, 3)).astype(np.float32)
 
 
 def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet, tmp_path, capsys):
@@ -56,7 +46,7 @@ def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet,
     assert {int(value) for value in steps.values()} == {STEPS}
     assert {name: value.shape for name, value in tensors.items()} == torch_layout.tensor_shapes(*BASIC, **SIZES, stem=3)
     params, batch_stats = load_run(tmp_path / "run")[0].evaluated
-    images = random_images(size=16)
+    images = np.random.default_rng(0).normal(size=(3, 16, 16, 3)).astype(np.float32)
     model = models.create(tiny_resnet.model)
     ours = jax.jit(lambda: model.apply(params, batch_stats, images, train=False)[0])()
     expected = torch_layout.logits(tensors, images.transpose(0, 3, 1, 2), small_stem=True)

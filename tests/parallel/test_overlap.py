@@ -72,13 +72,13 @@ def flax_modules_with_stages():
         register_model(name, build)
 
 
-def step_of(strategy="psum", **changes):
+def step_of(**changes):
     """The equations of a traced step inside `shard_map`, on 2x4 devices."""
     config = Config(
         data=Data(source="synthetic", image_size=8),
         model=RESNET,
         batch=(Phase(global_batch=16),),
-        reduce=Reduce(strategy=strategy, bucket_bytes=None),
+        reduce=Reduce(strategy="psum", bucket_bytes=None),
     )
     config = dataclasses.replace(config, **changes)
     phase = make_plan(config, examples=64, devices=8).phases[0]

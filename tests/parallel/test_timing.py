@@ -65,12 +65,8 @@ def test_reduction_over_odd_device_counts_is_exact_in_16_bits(dtype, devices):
         assert reduction.is_exact(reduction())
 
 
-@pytest.fixture
-def wrong_torus(monkeypatch):
+def test_fastest_strategy_excludes_wrong_sums(monkeypatch):
     set_stages(monkeypatch, "torus", without_device_three)
-
-
-def test_fastest_strategy_excludes_wrong_sums(wrong_torus):
     fastest, medians = timing.fastest_strategy(make_mesh(2, 2), {"w": jnp.zeros(1000)}, repeats=2)
     assert fastest != "torus"
     assert medians.keys() == {*auto_candidates(4)} - {"torus"}

@@ -8,54 +8,40 @@ import jax
 import numpy as np
 import pytest
 from helpers.doctor import run_check
-from helpers.runs import train_shown
+from helpers.runs import Recorder, train_shown
+from helpers.step import with_parts
 from safetensors.numpy import load_file
 
 import jaxdp
 from jaxdp import models
-from jaxdp.config import Finetune, Optimizer, Phase, Reduce
+from jaxdp.config import Finetune, Phase
 from jaxdp.doctor import cuda
 from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
+from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.records import read_log
 from jaxdp.training.step_compiler import mesh_of, trace_train_step
 from jaxdp.xla.jax_options import OWN, own_options, set_aside
 
 pytestmark = pytest.mark.usefixtures("own_programs")
 
-OTHERS = {
-    "jax_enable_x64": True,
+NOT_BOOLEAN = {
     "jax_numpy_dtype_promotion": "strict",
     "jax_numpy_rank_promotion": "raise",
     "jax_default_matmul_precision": "bfloat16",
     "jax_default_prng_impl": "rbg",
-    "jax_threefry_partitionable": False,
-    "jax_enable_custom_prng": True,
     "jax_legacy_prng_key": "error",
-    "jax_softmax_custom_jvp": True,
-    "jax_allow_f16_reductions": False,
-    "jax_auto_pcast": False,
-    "jax_remove_size_one_mesh_axis_from_type": True,
-    "jax_default_device": None,  # a device, which `others` fills in
-    "jax_disable_jit": True,
-    "jax_debug_nans": True,
-    "jax_debug_infs": True,
-    "jax_debug_key_reuse": True,
-    "jax_check_tracer_leaks": True,
-    "jax_thread_guard": True,
-    "jax_transfer_guard": "disallow_explicit",
-    "jax_transfer_guard_host_to_device": "disallow_explicit",
-    "jax_transfer_guard_device_to_device": "disallow_explicit",
-    "jax_transfer_guard_device_to_host": "disallow_explicit",
 }
 
 
 def others():
     """A value other than jaxdp's for every option that has no effect on a run."""
-    return OTHERS | {"jax_default_device": jax.devices()[1]}
+    guards = {name: "disallow_explicit" for name in OWN if name.startswith("jax_transfer_guard")}
+    booleans = {name: not value for name, value in OWN.items() if isinstance(value, bool)}
+    return booleans | guards | NOT_BOOLEAN | {"jax_default_device": jax.devices()[1]}
 
 
 @contextlib.contextmanager
@@ -96,13 +82,8 @@ def outcome(config, path):
     return digest.hexdigest(), losses, evaluated["eval_loss"], evaluated["eval_accuracy"]
 
 
-def test_others_name_every_option_and_differ():
-    assert others().keys() == OWN.keys()
-    assert all(value != OWN[name] for name, value in others().items())
-    assert set_aside() == {}
-
-
 def test_run_is_the_same_to_the_bit_with_every_option_set(tiny, tmp_path):
+    assert others().keys() == OWN.keys()
     expected = outcome(tiny, tmp_path / "plain")
     for where in (set_globally, set_for_this_thread):
         with where(others()):
@@ -123,45 +104,32 @@ def test_fine_tuning_is_the_same_to_the_bit_with_every_option_set(tiny_resnet, t
 
 
 CONFIGS = {
-    "lars": {"optimizer": Optimizer(name="lars", average_decay=0.9, label_smoothing=0.1, clip_norm=1.0)},
+    "lars": {"optimizer": {"average_decay": 0.9, "label_smoothing": 0.1, "clip_norm": 1.0}},
     "lamb, float16": {
-        "optimizer": Optimizer(name="lamb", loss="binary", label_smoothing=0.1, loss_scale="dynamic"),
-        "model.dtype": "float16",
+        "optimizer": {"name": "lamb", "loss": "binary", "label_smoothing": 0.1, "loss_scale": "dynamic"},
+        "model": {"dtype": "float16"},
     },
-    "sgd, drop-path": {"optimizer": Optimizer(name="sgd"), "model.drop_path": 0.2, "model.squeeze_excitation": True},
-    "ring": {"reduce": Reduce(strategy="ring")},
-    "sharded": {"reduce": Reduce(strategy="torus", update="sharded")},
+    "sgd, drop-path": {"optimizer": {"name": "sgd"}, "model": {"drop_path": 0.2, "squeeze_excitation": True}},
+    "ring": {"reduce": {"strategy": "ring"}},
+    "sharded": {"reduce": {"strategy": "torus", "update": "sharded"}},
     "accumulation, mixup": {
         "batch": (Phase(global_batch=16, per_worker_batch=2),),
-        "data.augmentation": "digits",
-        "data.mix": "mixup",
+        "data": {"augmentation": "digits", "mix": "mixup"},
     },
     "adamw, bfloat16, cutmix": {
-        "optimizer": Optimizer(name="adamw"),
-        "model.dtype": "bfloat16",
-        "data.augmentation": "paper",
-        "data.mix": "cutmix",
+        "optimizer": {"name": "adamw"},
+        "model": {"dtype": "bfloat16"},
+        "data": {"augmentation": "paper", "mix": "cutmix"},
     },
     "crop, RandAugment": {
-        "data.augmentation": "random_resized_crop",
-        "data.stored_size": 20,
-        "data.auto_augment": "rand_augment",
+        "data": {"augmentation": "random_resized_crop", "stored_size": 20, "auto_augment": "rand_augment"},
     },
-    "padding, TrivialAugment": {"data.augmentation": "pad_and_crop", "data.auto_augment": "trivial_augment"},
+    "padding, TrivialAugment": {"data": {"augmentation": "pad_and_crop", "auto_augment": "trivial_augment"}},
     "timm's RandAugment, jitter, erasing": {
-        "data.auto_augment": "rand_augment_increasing",
-        "augment.color_jitter": (0.4, 0.4, 0.4, 0.1),
-        "augment.erase_probability": 0.5,
+        "data": {"auto_augment": "rand_augment_increasing"},
+        "augment": {"color_jitter": (0.4, 0.4, 0.4, 0.1), "erase_probability": 0.5},
     },
 }
-
-
-def replaced(config, changes):
-    for name, value in changes.items():
-        part, _, field = name.partition(".")
-        value = dataclasses.replace(getattr(config, part), **{field: value}) if field else value
-        config = dataclasses.replace(config, **{part: value})
-    return config
 
 
 def float64_values(jaxpr):
@@ -170,22 +138,19 @@ def float64_values(jaxpr):
         for variable in equation.outvars:
             if getattr(variable.aval, "dtype", None) == np.float64 and not variable.aval.weak_type:
                 yield variable.aval, equation.primitive.name
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from float64_values(inner)
+        for inner in inner_jaxprs(equation):
+            yield from float64_values(inner)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(changes, id=name, marks=pytest.mark.slow if "data.auto_augment" in changes else [])
+        pytest.param(changes, id=name, marks=pytest.mark.slow if "auto_augment" in changes.get("data", {}) else [])
         for name, changes in CONFIGS.items()
     ],
 )
 def test_every_array_of_a_step_states_its_dtype(tiny_resnet, changes):
-    config = replaced(tiny_resnet, changes)
-    plan = jaxdp.plan(config, 4)
+    plan = jaxdp.plan(with_parts(tiny_resnet, **changes), 4)
     with jax.enable_x64(True):  # inside of the context that sets it aside
         mesh = mesh_of(plan.phases[0], jax.devices()[:4])
         traced = trace_train_step(plan.config, models.create(plan.config.model), plan.phases[0], mesh=mesh)
@@ -212,15 +177,10 @@ def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(
 
 
 def test_run_and_doctor_name_the_options_without_effect(tiny, tmp_path):
-    lines = []
-
-    class Lines(Quiet):
-        def info(self, text):
-            lines.append(text)
-
+    screen = Recorder()
     with jax.enable_x64(True), jax.debug_nans(True):
-        train_shown(tiny, tmp_path, screen=Lines())
+        train_shown(tiny, tmp_path, screen=screen)
         message = run_check(cuda.check_variables).message
     line = "these options of JAX have no effect on a run: jax_enable_x64=True, jax_debug_nans=True"
-    assert lines.count(line) == 1
+    assert screen.lines.count(line) == 1
     assert line in message
