@@ -115,10 +115,10 @@ class Hosts:
         set_up_host = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
         return subprocess.Popen([*enter, "sh", "-c", set_up_host, self.name(host), str(HOSTS_FILE), *command], **options)
 
-    def rate(self, rate: str | None, host: int | None = None) -> None:
-        """Limit the link of a host, or all links, in both directions; None removes the limit."""
+    def rate(self, rate: str | None) -> None:
+        """Limit all links, in both directions; None removes the limit."""
         limit = ["tbf", "rate", rate, "burst", BURST, "latency", QUEUE] if rate else ["noqueue"]
-        for name in map(self.name, range(self.number) if host is None else [host]):
+        for name in map(self.name, range(self.number)):
             _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *limit)
             _run("tc", "-n", SWITCH, "qdisc", "replace", "dev", name, "root", *limit)
 

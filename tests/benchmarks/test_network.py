@@ -1,7 +1,6 @@
 """The benchmark of training steps between virtual hosts: its account of their links, and its record."""
 
 import importlib.util
-import json
 import math
 import statistics
 import sys
@@ -51,7 +50,7 @@ def test_expected_bytes_of_a_torus_and_a_server_are_their_multiples_of_the_gradi
 
 def test_model_predicts_most_steps_of_the_record_and_the_account_their_bytes(network):
     """99 of the 108 steps are within 15 %; the others are those of the torus, whose lost packets the model does not have."""
-    record = json.loads(network.RESULT.read_text())["steps"]
+    record = network.read("network")["steps"]
     assert len(record["rows"]) == len(network.MESHES) * len(network.FORMS) * len(network.RATES) * len(FORMS)
     errors = {"torus": [], "others": []}
     for row in record["rows"]:
