@@ -119,17 +119,6 @@ class Images:
         return np.full((80, 80, 3), index % 256, np.uint8), index % 10
 
 
-class Linear:
-    def __init__(self, config):
-        self.classes = config.classes
-
-    def init(self, key, image_shape):
-        return {"kernel": np.zeros((int(np.prod(image_shape)), self.classes), np.float32)}, {}
-
-    def apply(self, params, batch_stats, images, train):
-        return images.reshape(len(images), -1) @ params["kernel"], {}
-
-
 def train(case: str, workdir: Path, faulty: int) -> None:
     """A process of the run. Its output goes to RANK.err of workdir, whoever has started it."""
     from jaxdp.distributed import launchers
@@ -142,6 +131,8 @@ def train(case: str, workdir: Path, faulty: int) -> None:
     if fails and case == "missing":
         mark(workdir, "failed")
         time.sleep(10_000)
+    from helpers.linear import NormalizedLinear
+
     import jaxdp
     from jaxdp.config import Config, Data, Guard, Logging, Mesh, Model, Optimizer, Phase, Schedule
     from jaxdp.distributed import supervisor
@@ -149,7 +140,7 @@ def train(case: str, workdir: Path, faulty: int) -> None:
     supervisor.LATE_SECONDS = LATE_SECONDS
     if "slow directory" in case:
         slow_down()
-    jaxdp.register_model("linear", Linear)
+    jaxdp.register_model("linear", NormalizedLinear)
     jaxdp.register_dataset("slow", lambda data: (Images(case, workdir, fails), Images("", workdir)))
     config = Config(
         name="fails",
