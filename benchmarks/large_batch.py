@@ -101,7 +101,7 @@ def draw(record: dict) -> None:
 
 
 def main():
-    seeds, made = arguments(__doc__, seeds=[0, 1, 2]).seeds, provenance()
+    seeds = arguments(__doc__, seeds=[0, 1, 2]).seeds
     sgd = chosen(SGD_RATES, lambda rate: config_for("SGD alone", SMALLEST, rate, 0.0, tuning=True))
     lars = {
         batch: chosen(LARS_RATES, lambda rate, batch=batch: config_for("+ LARS", batch, sgd, rate, tuning=True))
@@ -115,7 +115,7 @@ def main():
             rows.append({"batch": batch, "technique": technique, "accuracies": scores})
             print(batch, technique, scores, flush=True)
     settings = dataclasses.asdict(config_for("+ batch-size control", LADDER[-1], sgd, lars[LADDER[-1]]))
-    record = {"provenance": made, "rates": {"sgd": sgd, "lars": lars}, "rows": rows, "last_config": settings}
+    record = {"provenance": provenance(), "rates": {"sgd": sgd, "lars": lars}, "rows": rows, "last_config": settings}
     write("large_batch", record, table)
     draw(read("large_batch"))
 
