@@ -118,16 +118,14 @@ def cuts(times: int, stages: list[str], directories: list[str], kept: list[dict]
     draw, rows = random.Random(0), [row for row in kept if row.get("directory") in set(DIRECTORY) - set(directories)]
     with tempfile.TemporaryDirectory() as cache, Hosts(HOSTS, rate="1gbit") as hosts:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
-        for number in range(times):
-            for directory in directories:
-                for chosen in stages:
-                    victim = draw.randrange(1, HOSTS) if number else 0
-                    with tempfile.TemporaryDirectory() as made:
-                        row = cut(hosts, victim, chosen=chosen, directory=directory, folder=Path(made), draw=draw)
-                    made_with = provenance(("jax", "numpy"))
-                    rows.append(row | {"commit": made_with["commit"]})
-                    print(json.dumps(row), flush=True)
-                    yield {"provenance": made_with, "hosts": HOSTS, "rate": "1gbit", "limits": GUARD, "rows": rows}
+        for number, directory, chosen in itertools.product(range(times), directories, stages):
+            victim = draw.randrange(1, HOSTS) if number else 0
+            with tempfile.TemporaryDirectory() as made:
+                row = cut(hosts, victim, chosen=chosen, directory=directory, folder=Path(made), draw=draw)
+            made_with = provenance(("jax", "numpy"))
+            rows.append(row | {"commit": made_with["commit"]})
+            print(json.dumps(row), flush=True)
+            yield {"provenance": made_with, "hosts": HOSTS, "rate": "1gbit", "limits": GUARD, "rows": rows}
 
 
 def cuts_table(record: dict) -> str:
