@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
-from common import ROOT, made_on, markdown, options, read, trained, write
+from common import arguments, markdown, read, trained, write
 
 import jaxdp
 from jaxdp import models
@@ -49,7 +49,6 @@ TITLES = {
     "digits": "ResNet-50, handwritten digits, 1,437 images",
     "fashion": "ResNet-50 of width 8, Fashion-MNIST, 60,000 images",
 }
-TRAINERS = "jaxdp", "PyTorch"
 BLOCKS, WIDTH, CLASSES = (2, 2, 2, 2), 8, 10  # ResNet-18
 SIZE, MEAN, STD = 32, 0.286, 0.353
 EPOCHS, WARMUP, BATCH = 3, 0.5, 96  # 60,000 images are 625 batches
@@ -97,12 +96,10 @@ def config(seed: int) -> Config:
 def by_torch(seed: int) -> float:
     """The accuracy of a run of PyTorch."""
     import torch
+    from helpers.torch_layout import torch_network
     from PIL import Image
     from torch.nn.functional import cross_entropy
     from torchvision import transforms
-
-    sys.path.insert(0, str(ROOT / "tests"))
-    from helpers.torch_layout import torch_network
 
     torch.manual_seed(seed)
     network = torch_network(BLOCKS, False, WIDTH, CLASSES, stem=3)
@@ -162,44 +159,34 @@ def compare(rows: list[dict], field: str, names: tuple[str, str]) -> tuple[str, 
     return (*shown, f"{abs(first - second) / error if error else 0.0:.1f}")
 
 
-def by(record: dict) -> str:
-    return f"By `benchmarks/accuracy.py` on {made_on(record['runs'][0])}."
-
-
 def forms_table(record: dict) -> str:
     rows = []
     for case, title in TITLES.items():
-        runs = [row for row in record["runs"] if row["case"] == case]
-        if {row["form"] for row in runs} == {*FORMS}:
-            rows.append((title, *compare(runs, "form", FORMS)))
+        rows.append((title, *compare([row for row in record["runs"] if row["case"] == case], "form", FORMS)))
     seeds = len({row["seed"] for row in record["runs"]})
     columns = "training in bfloat16", *FORMS, "difference in standard errors"
-    return markdown(columns, rows, f"Held-out accuracy: mean and range of {seeds} seeds.", by(record))
+    return markdown(columns, rows, f"Held-out accuracy: mean and range of {seeds} seeds.")
 
 
 def pytorch_table(record: dict) -> str:
     rows = record["runs"]
     versions, seeds = rows[0]["provenance"]["versions"], len({row["seed"] for row in rows})
     return markdown(
-        ("", *TRAINERS, "difference in standard errors"),
-        [(f"ResNet-18 of width {WIDTH}, {EPOCHS} epochs", *compare(rows, "trainer", TRAINERS))],
+        ("", "jaxdp", "PyTorch", "difference in standard errors"),
+        [(f"ResNet-18 of width {WIDTH}, {EPOCHS} epochs", *compare(rows, "trainer", ("jaxdp", "PyTorch")))],
         f"Fashion-MNIST, accuracy on 10,000 test images: mean and range of {seeds} seeds. PyTorch {versions['torch']}, "
         f"torchvision {versions['torchvision']}.",
-        by(record),
     )
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("study", choices=("forms", "pytorch"))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    args = parser.parse_args()
-    if args.study == "forms":
+    given = arguments(__doc__, study={"forms": "", "pytorch": ""}, seeds=[0, 1, 2])
+    if given.study == "forms":
         name, packages, table = "batch_norm_training", PACKAGES, forms_table
         runs = [
             ({"case": case, "form": form, "seed": seed, "eval_examples": images}, partial(with_form, case, form, seed))
             for case, images in (("digits", 360), ("fashion", 10_000))
-            for seed in args.seeds
+            for seed in given.seeds
             for form in FORMS
         ]
     else:
@@ -207,7 +194,7 @@ def main():
         trainers = {"jaxdp": lambda seed: trained(config(seed), fashion()).accuracy, "PyTorch": by_torch}
         runs = [
             ({"trainer": trainer, "seed": seed, "eval_examples": 10_000}, lambda one=one, seed=seed: {"accuracy": one(seed)})
-            for seed in args.seeds
+            for seed in given.seeds
             for trainer, one in trainers.items()
         ]
     for facts, run in runs:

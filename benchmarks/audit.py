@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, made_on, markdown, options, read, write
+from common import ROOT, arguments, markdown, read, write
 
 from jaxdp.strategies import STRATEGIES
 
@@ -41,14 +41,13 @@ COMBINATIONS = tuple(
 )
 TENSORS = 12  # number of tensors of the gradient that are sent, starting with the head's
 KINDS = ("none", "bit", "lost", "stale")
-SMALL = [
-    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "512", "--data.eval-examples", "32"),
-    *("--model.depth", "18", "--model.width", "4", "--model.stem", "small", "--batch.0.global-batch", "16"),
-    *("--batch.1.global-batch", "16"),
-    *("--schedule.warmup-epochs", "1", "--schedule.learning-rate", "0.01", "--optimizer.name", "sgd"),
-    *("--logging.no-tensorboard", "--logging.every-steps", "1000", "--evaluation.every-epochs", "None"),
+RUN = [  # of `cost`
+    *("--data.source", "synthetic", "--data.image-size", "32", "--data.train-examples", "512", "--data.eval-examples", "32"),
+    *("--model.depth", "18", "--model.width", "16", "--model.stem", "small", "--optimizer.name", "sgd"),
+    *("--batch.0.global-batch", "32", "--batch.0.until-epoch", "1.5", "--batch.1.global-batch", "32", "--epochs", "3"),
+    *("--schedule.warmup-epochs", "1", "--schedule.learning-rate", "0.01", "--evaluation.every-epochs", "None"),
+    *("--logging.no-tensorboard", "--logging.every-steps", "1000", "--guard.audit-every-steps", "4"),
 ]
-MEDIUM = ["--data.image-size", "32", "--model.width", "16", "--batch.0.global-batch", "32", "--batch.1.global-batch", "32"]
 
 
 def gradients(steps: int) -> list[list[np.ndarray]]:
@@ -200,25 +199,19 @@ def clean(make, steps, audits: int) -> dict:
     return {"audits": done, "reported": reported, "buckets_an_audit": buckets, "largest_share_of_bound": shares}
 
 
-def run(flags: list[str], epochs: float, processes: int) -> dict:
-    """The result of `jaxdp train`, by several processes."""
-    epochs = ["--epochs", str(epochs), "--batch.0.until-epoch", str(epochs / 2)]
-    with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, "-m", "jaxdp", "launch", "--processes", str(processes), "--", "train.py"]
-        done = subprocess.run([*line, "--workdir", f"{folder}/run", *flags, *epochs], cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return json.loads(Path(folder, "run/result.json").read_text())
-
-
 def cost() -> list[dict]:
     """An audit beside a step, in runs on images of 32x32: seconds of each, and the share of the time at the default."""
     from jaxdp.config import Guard
 
     results = []
     for processes in (1, 2):
-        flags = [*SMALL, *MEDIUM, "--mesh.cpu-devices", str(4 // processes), "--guard.audit-every-steps", "4"]
-        result = run(flags, 3, processes)
+        with tempfile.TemporaryDirectory() as folder:
+            line = [sys.executable, "-m", "jaxdp", "launch", "--processes", str(processes), "--", "train.py", *RUN]
+            line += ["--workdir", f"{folder}/run", "--mesh.cpu-devices", str(4 // processes)]
+            done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            result = json.loads(Path(folder, "run/result.json").read_text())
         audit, step = result["audit_seconds"] / result["audits"], result["training_seconds"] / result["steps"]
         every = Guard().audit_every_steps
         results.append({"processes": processes, "devices": 4, "audits": result["audits"], "audit_seconds": audit})
@@ -247,17 +240,11 @@ def table(record: dict) -> str:
         rows,
         f"False alarms: {checked['reported']} of {checked['audits']:,} audits; the largest difference was, as a share of its "
         f"bound, {shares}.\nAn audit takes, with {costs}.",
-        f"By `benchmarks/audit.py` on {made_on(record)}.",
     )
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--trials", type=int, default=100, help="certain corruptions of each kind")
-    parser.add_argument("--clean", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=["corrupted", "clean", "cost"])
-    args = parser.parse_args()
+    given = arguments(__doc__, trials=100, clean=1000, only=["corrupted", "clean", "cost"])
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 
@@ -266,15 +253,15 @@ def main():
 
     record = read("audit", {})
     record["provenance"] = provenance()
-    if {"corrupted", "clean"} & set(args.only):
-        steps = gradients(-(-args.clean // len(COMBINATIONS)) + 1)
+    if {"corrupted", "clean"} & set(given.only):
+        steps = gradients(-(-given.clean // len(COMBINATIONS)) + 1)
         make = cache(lambda *combination: Audited(*combination, steps[0]))
-        if "clean" in args.only:
-            record["clean"] = clean(make, steps, args.clean)
+        if "clean" in given.only:
+            record["clean"] = clean(make, steps, given.clean)
             print(record["clean"], flush=True)
-        if "corrupted" in args.only:
-            record["corrupted"] = corruptions(make, steps, args.trials, random.Random(args.seed))
-    if "cost" in args.only:
+        if "corrupted" in given.only:
+            record["corrupted"] = corruptions(make, steps, given.trials, random.Random(0))
+    if "cost" in given.only:
         record["cost"] = cost()
     write("audit", record)
     if record.keys() >= {"corrupted", "clean", "cost"}:

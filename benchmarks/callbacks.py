@@ -10,7 +10,6 @@ are many short pairs: the result is the median of their differences. Writes benc
 table.
 """
 
-import dataclasses
 import statistics
 import tempfile
 import time
@@ -19,11 +18,11 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
-from common import markdown, options, write
+from common import arguments, markdown, write
 
 import jaxdp
 from jaxdp.bench.environment import provenance
-from jaxdp.config import Checkpoint, Config, Data, Evaluation, Guard, Mesh, Model, Optimizer, Phase
+from jaxdp.config import Checkpoint, Config, Data, Evaluation, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.loggers.console import Quiet
 from jaxdp.records import LOG, scan_log
 from jaxdp.session import Command, run_session
@@ -58,11 +57,10 @@ def config_of(steps):
             model=Model(name="perceptron", classes=10),
             batch=(Phase(BATCH),),
             optimizer=Optimizer(name="sgd"),
-            schedule=dataclasses.replace(Config().schedule, learning_rate=0.01, warmup_epochs=0.0),
+            schedule=Schedule(learning_rate=0.01, warmup_epochs=0.0),
             mesh=Mesh(cpu_devices=1),
             evaluation=Evaluation(every_epochs=None),
             checkpoint=Checkpoint(every_epochs=None),
-            guard=Guard(),
         )
     )
 
@@ -106,28 +104,24 @@ def table(record):
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--pairs", type=int, default=25)
-    parser.add_argument("--steps", type=int, default=2000)
-    arguments = parser.parse_args()
-    config = config_of(arguments.steps)
+    given = arguments(__doc__, pairs=25, steps=2000)
+    config = config_of(given.steps)
     time_steps(config), time_run(config)
     pairs = []
-    for number in range(arguments.pairs):
+    for number in range(given.pairs):
         order = (time_steps, time_run) if number % 2 else (time_run, time_steps)
         times = {function.__name__: 1e6 * function(config) for function in order}
         pairs.append((times["time_steps"], times["time_run"]))
         print(f"steps alone {pairs[-1][0]:7.1f} us, run {pairs[-1][1]:7.1f} us", flush=True)
     alone, run = (statistics.median(column) for column in zip(*pairs, strict=True))
     low, difference, high = statistics.quantiles((run - alone for alone, run in pairs), n=4)
-    result = {
+    record = {
         "microseconds": {"step alone": alone, "step of a run": run, "difference": difference, "quartiles": [low, high]},
         "pairs": pairs,
-        "steps": arguments.steps,
+        "steps": given.steps,
         "provenance": provenance(),
     }
-    write("callbacks", result)
-    print(table(result))
+    write("callbacks", record, table)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
 """The step of a recipe, with one option changed at a time, timed alternately with the unchanged step.
 
-    python benchmarks/changes.py [--config digits] [--base FLAGS] [--batch 128] [--rounds 9] [-- "--reduce.no-overlap" ...]
+    python benchmarks/changes.py [--config digits] [--batch 128] [--rounds 9] [-- "--reduce.no-overlap" ...]
 
-A change is one or more flags of `jaxdp train`; --base: flags of every step. Writes benchmarks/results/changes_CONFIG.json, or
-changes_OUTPUT.json, and prints a table.
+A change is one or more flags of `jaxdp train`. Writes benchmarks/results/changes_CONFIG.json and prints a table.
 To measure the effect of overlap on several GPUs: `--config imagenet_goyal_8k --batch N -- --reduce.no-overlap`.
 """
 
-import argparse
 import os
 from functools import partial
 from pathlib import Path
 
 import turns
-from common import made_on, markdown, options, write
+from common import arguments, markdown, write
 
 UNCHANGED = "unchanged"
 CHANGES = (
@@ -53,36 +51,24 @@ def table(record: dict) -> str:
         change = name if name == UNCHANGED else f"`{name}`"
         rows.append((change, f"{1e3 * row['step_seconds']:.0f} ms", spread, f"{rate:.0f}", f"{speed:.2f}"))
     columns = "change", "step", "slowest to fastest round", "images/s", "speed"
-    return markdown(columns, rows, f"By `benchmarks/changes.py` on {made_on(record)}.")
+    return markdown(columns, rows)
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("changes", nargs="*", default=CHANGES)
-    parser.add_argument("--config", default="digits")
-    parser.add_argument("--base", default="", help="flags of every step")
-    parser.add_argument("--batch", type=int, default=128, help="global batch")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=3.0, help="seconds per round of a contender")
-    parser.add_argument("--output", help="name of the record, after changes_")
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.work is not None:
-        turns.serve(partial(step_of, args.config, [*args.base.split(), *args.work.split()], args.batch))
-        return
-    line = [__file__, "--config", args.config, f"--base={args.base}", "--batch", str(args.batch)]
-    makers = {name: partial(turns.Contender, name, [*line, f"--work={name}"]) for name in args.changes}
-    makers = {UNCHANGED: partial(turns.Contender, UNCHANGED, [*line, "--work="])} | makers
+    args = arguments(__doc__, changes=CHANGES, config="digits", batch=128, rounds=9, seconds=3.0, work=str)
+    if args.work:
+        flags = [] if args.work == UNCHANGED else args.work.split()
+        return turns.serve(partial(step_of, args.config, flags, args.batch))
+    line = [__file__, "--config", args.config, "--batch", str(args.batch)]
+    makers = {name: partial(turns.Contender, name, [*line, f"--work={name}"]) for name in (UNCHANGED, *args.changes)}
     rows, failed = turns.time_alternately(makers, args.batch, args.rounds, args.seconds)
     if UNCHANGED not in rows:
         raise SystemExit(f"nothing to compare with: {failed[UNCHANGED]}")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads the versions
     from jaxdp.bench.environment import provenance
 
-    record = {"provenance": provenance(), "config": args.config, "base": args.base, "batch": args.batch, "rounds": args.rounds}
-    record |= {"rows": rows, "failed": failed}
-    write(f"changes_{args.output or Path(args.config).stem}", record)
-    print(table(record))
+    record = {"provenance": provenance(), "config": args.config, "batch": args.batch, "rounds": args.rounds}
+    write(f"changes_{Path(args.config).stem}", record | {"rows": rows, "failed": failed}, table)
 
 
 if __name__ == "__main__":

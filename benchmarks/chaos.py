@@ -23,12 +23,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from common import ROOT, markdown, options, write
+from common import ROOT, arguments, markdown, started, write
+from helpers.processes import outcome
 
 from jaxdp.bench.environment import provenance
-from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.errors import EXIT_STOPPED
-from jaxdp.records import RESUMING, TIMING, read_log
+from jaxdp.records import RESUMING
 
 EPOCH = 512
 TRAINING = [
@@ -47,9 +47,7 @@ def start(workdir: Path, processes: int) -> subprocess.Popen:
     train = ["-m", "jaxdp", "train", "--workdir", str(workdir), *TRAINING]
     if processes > 1:
         train = ["-m", "jaxdp", "launch", "--processes", str(processes), "--", "jaxdp", *train[2:]]
-    environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    with open(workdir.with_suffix(".out"), "w") as out:
-        return subprocess.Popen([sys.executable, "-u", *train], cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    return started([sys.executable, "-u", *train], workdir.with_suffix(".out"))
 
 
 def members(process: subprocess.Popen, processes: int) -> list[int]:
@@ -129,17 +127,14 @@ def interrupt(pid: int, name: str) -> None:
             time.sleep(SUSPENDED_SECONDS)
 
 
-def train_to_the_end(workdir: Path, processes: int) -> dict:
+def train_to_the_end(workdir: Path, processes: int) -> tuple:
     """Run the last session; returns what the run leaves that does not depend on time."""
     process = start(workdir, processes)
     assert process.wait() == 0, workdir.with_suffix(".out").read_text()
-    result = json.loads((workdir / "result.json").read_text())
-    log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
-    last = latest_valid(workdir / "checkpoints")
-    return {"arrays": last.arrays, "log": log, "accuracy": result["accuracy"], "loss": result["loss"], "steps": result["steps"]}
+    return outcome(workdir)
 
 
-def interrupted_run(folder: Path, number: int, *, seed: int, processes: int = 1, kills: int = 7) -> tuple[list[dict], dict]:
+def interrupted_run(folder: Path, number: int, *, seed: int, processes: int = 1, kills: int = 7) -> tuple[list[dict], tuple]:
     """(the interruptions of a run, its outcome)."""
     draw = random.Random(f"{seed} {number}")
     workdir = folder / f"run-{number}"
@@ -160,33 +155,26 @@ def table(record: dict) -> str:
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--processes", nargs="*", type=int, default=[1, 2, 3], help="of the runs, in turn")
-    parser.add_argument("--interruptions", type=int, default=7, help="of each run")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, runs=10, processes=[1, 2, 3], interruptions=7, seed=0)
     with tempfile.TemporaryDirectory() as made:
-        folder, expected = Path(made), dict[int, dict]()
+        folder, expected = Path(made), dict[int, tuple]()
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
         interruptions, different = [], []
-        for number in range(arguments.runs):
-            processes = arguments.processes[number % len(arguments.processes)]
+        for number in range(given.runs):
+            processes = given.processes[number % len(given.processes)]
             if processes not in expected:
                 expected[processes] = train_to_the_end(folder / f"uninterrupted-{processes}", processes)
-            chosen = {"seed": arguments.seed, "processes": processes, "kills": arguments.interruptions}
-            hits, outcome = interrupted_run(folder, number, **chosen)
+            settings = {"processes": processes, "kills": given.interruptions}
+            hits, left = interrupted_run(folder, number, seed=given.seed, **settings)
             interruptions.append(hits)
-            if outcome != expected[processes]:
-                different.append(number)
+            different += [number] if left != expected[processes] else []
             points = ", ".join(f"{hit['signal']} {hit['stage']} ({hit['exit']})" for hit in hits)
-            is_equal = "DIFFERS" if outcome != expected[processes] else "equal"
-            print(f"run {number} on {processes}: {points}: {is_equal}", flush=True)
+            print(f"run {number} on {processes}: {points}: {'DIFFERS' if number in different else 'equal'}", flush=True)
             record = {
                 "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),
-                "seed": arguments.seed,
+                "seed": given.seed,
                 "runs": len(interruptions),
-                "processes": ", ".join(map(str, arguments.processes)),
+                "processes": ", ".join(map(str, given.processes)),
                 "equal": len(interruptions) - len(different),
                 "different": different,
                 "interruptions": interruptions,

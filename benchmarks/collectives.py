@@ -9,20 +9,19 @@ reduce-scatter: with JAX 0.10 `lax.psum_scatter` is wrong (https://github.com/ja
 by call. Adds to benchmarks/results/collectives_JAX.json.
 """
 
-import argparse
+import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from statistics import median
 
-from common import RESULTS, ROOT, made_on, markdown, options
+from common import ROOT, arguments, made_on, markdown, read, write
+from helpers.object_storage import free_port
 
-LAYOUTS = ("1x8", "2x1", "2x2", "4x1", "2x4")
-SIZES = (65_536, 524_288, 2_097_152, 8_388_608, 25_165_824, 104_857_600)
+LAYOUTS = ["1x8", "2x1", "2x2", "4x1", "2x4"]
+SIZES = [65_536, 524_288, 2_097_152, 8_388_608, 25_165_824, 104_857_600]
 MOST_BYTES = 2 * 2**30  # size of a call, over all devices, up to which a session repeats it
 
 
@@ -106,9 +105,7 @@ def member(rank: int, processes: int, devices: int, port: int, names: list[str],
 def session(layout: str, names, sizes, calls: int) -> list[dict]:
     """All forms and sizes in new processes."""
     processes, devices = map(int, layout.split("x"))
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     flags = ["--sizes", *map(str, sizes), "--calls", str(calls), "--only", *names]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     running = [
@@ -174,33 +171,23 @@ def table(records: list[dict]) -> str:
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--only", nargs="+")
-    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
-    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    parser.add_argument("--calls", type=int, default=20)
-    parser.add_argument("--sessions", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--member", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    names = arguments.only or list(forms())
-    if arguments.member:
-        return member(*map(int, arguments.member.split(",")), names, arguments.sizes, arguments.calls)
+    given = arguments(__doc__, only=[*forms()], layouts=LAYOUTS, sizes=SIZES, calls=20, sessions=3, member=str)
+    if given.member:
+        return member(*map(int, given.member.split(",")), given.only, given.sizes, given.calls)
     import jax
 
     from jaxdp.bench.environment import provenance
 
-    out = arguments.out or RESULTS / f"collectives_{jax.__version__}.json"
-    rows = json.loads(out.read_text())["rows"] if out.exists() else []
-    for number in range(arguments.sessions):
-        for layout in arguments.layouts:
-            found = session(layout, names, arguments.sizes, arguments.calls)
-            rows += found
-            out.write_text(json.dumps({"provenance": provenance(), "rows": rows}, indent=1) + "\n")
-            for name in names:
-                mine = [row for row in found if row["form"] == name]
-                wrong, calls = sum(row["wrong"] for row in mine), sum(row["calls"] for row in mine)
-                print(f"session {number} {layout} {name:28} wrong {wrong:4} of {calls:5}", flush=True)
+    name = f"collectives_{jax.__version__}"
+    rows = read(name, {"rows": []})["rows"]
+    for number, layout in itertools.product(range(given.sessions), given.layouts):
+        found = session(layout, given.only, given.sizes, given.calls)
+        rows += found
+        write(name, {"provenance": provenance(), "rows": rows})
+        for form in given.only:
+            mine = [row for row in found if row["form"] == form]
+            wrong, calls = sum(row["wrong"] for row in mine), sum(row["calls"] for row in mine)
+            print(f"session {number} {layout} {form:28} wrong {wrong:4} of {calls:5}", flush=True)
 
 
 if __name__ == "__main__":

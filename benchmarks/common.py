@@ -1,18 +1,40 @@
-"""What the scripts of this folder share: their options, records in results/, Markdown tables, and runs for their accuracy."""
+"""What the scripts of this folder share: their arguments, records in results/, Markdown tables, and runs."""
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
+sys.path.insert(0, str(ROOT / "tests"))  # for its helpers
 
 
-def options(text: str) -> argparse.ArgumentParser:
-    """A parser whose help is the text of a script."""
-    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(text: str, **defaults) -> argparse.Namespace:
+    """The arguments of a script, whose help is its text. defaults: by name; what stands there says what an argument takes."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        flag = f"--{name.replace('_', '-')}"
+        match default:
+            case dict():  # the name of a value
+                parser.add_argument(name, choices=default)
+            case tuple():  # any number of values without a flag
+                parser.add_argument(name, nargs="*", type=type(default[0]), default=default)
+            case list():  # several values; of texts, those of the list
+                kind = type(default[0])
+                parser.add_argument(flag, nargs="+", type=kind, choices=default if kind is str else None, default=default)
+            case bool():  # nothing
+                parser.add_argument(flag, action="store_true")
+            case type():  # a value, without a default
+                parser.add_argument(flag, type=default)
+            case _:
+                parser.add_argument(flag, type=type(default), default=default)
+    return parser.parse_args()
 
 
 def read(name: str, default: object = None):
@@ -21,8 +43,15 @@ def read(name: str, default: object = None):
     return json.loads(path.read_text()) if path.exists() else default
 
 
-def write(name: str, record: object) -> None:
+def write(name: str, record: object, table: Callable | None = None) -> None:
+    """Write a record, and print the table of it."""
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    if table:
+        print(table(read(name)))
+
+
+def commit_of(checkout: Path, name: str = "HEAD") -> str:
+    return subprocess.check_output(["git", "-C", checkout, "rev-parse", "--short", name], text=True).strip()
 
 
 def made_on(record: dict) -> str:
@@ -44,6 +73,16 @@ def mean_and_deviation(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f}" + (f" +- {statistics.stdev(values):.2f}" if len(values) > 1 else "")
 
 
+def alternate(calls: dict[str, Callable], rounds: int) -> dict[str, list]:
+    """The results of each call, by name, of rounds in which all are called one after the other."""
+    results: dict[str, list] = {name: [] for name in calls}
+    for number in range(rounds):
+        for name, call in calls.items():
+            results[name].append(call())
+            print(number, name, results[name][-1], flush=True)
+    return results
+
+
 def trained(config, datasets: tuple | None = None):
     """The result of a run; None if its loss was not finite."""
     import jaxdp
@@ -55,6 +94,37 @@ def trained(config, datasets: tuple | None = None):
             return run_session(config, Path(folder) / "run", datasets=datasets, command=Command(screen=Quiet()))
         except jaxdp.TrainingError:
             return None
+
+
+def accuracy_of(config) -> float | None:
+    """The accuracy of a run; None if it diverged."""
+    result = trained(config)
+    return result.accuracy if result else None
+
+
+def narrow_resnet(name: str, tuning: bool, **fields):
+    """The config of a narrow ResNet-18 (8 channels in its first stage) on the digits, evaluated once, at the end.
+
+    tuning: trained and evaluated on parts of the training digits.
+    """
+    from jaxdp.config import Config, Data, Evaluation, Logging, Model
+
+    split = {"train_split": "fit", "eval_split": "validation"} if tuning else {}
+    return Config(
+        name=name,
+        data=Data(augmentation="digits", **split),
+        model=Model(depth=18, width=8, classes=10, norm_momentum=0.7),
+        evaluation=Evaluation(every_epochs=None),
+        logging=Logging(every_steps=1000, tensorboard=False),
+        **fields,
+    )
+
+
+def started(command: list[str], out: Path, start=subprocess.Popen, **environment: str) -> subprocess.Popen:
+    """A process whose programs are all cached and whose output goes to a file. start: makes it."""
+    with open(out, "w") as file:
+        variables = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | environment
+        return start(command, cwd=ROOT, env=variables, stdout=file, stderr=subprocess.STDOUT)
 
 
 def draw_accuracies(path: Path, series: dict[str, tuple], *, baseline: tuple[float, str] | None = None, **axis) -> None:

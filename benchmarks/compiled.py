@@ -22,7 +22,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 import jax
-from common import made_on, markdown, options, read, write
+from common import arguments, markdown, read, write
 from jax.experimental import topologies
 from jax.sharding import PartitionSpec
 
@@ -230,12 +230,10 @@ def memory_table(record: dict) -> str:
         rows.append((row["case"], f"{estimated:.1f}", f"{compiled:.1f}", f"{(fixed + 256e6 * estimated) / 1e9:.1f}"))
     columns = "network, 224x224", "MB per image, estimated", "compiled", "GB for 256 images, estimated"
     made = f"Compiled for an {record['results'][0]['gpu']}; nothing was run on a GPU."
-    return markdown(columns, rows, made, f"By `benchmarks/compiled.py` on {made_on(record)}.")
+    return markdown(columns, rows, made)
 
 
 STUDIES = {"strategies": strategies, "updates": updates, "bytes": bytes_of_kernels, "memory": memory_of_step}
 
 if __name__ == "__main__":
-    parser = options(__doc__)
-    parser.add_argument("study", choices=STUDIES)
-    STUDIES[parser.parse_args().study]()
+    STUDIES[arguments(__doc__, study=STUDIES).study]()

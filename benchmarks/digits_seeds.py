@@ -1,26 +1,23 @@
 """Accuracy and duration of the default run for ten seeds, with XLA's code for this processor and for an older one.
 
-    python benchmarks/digits_seeds.py [--seeds 0 1 ...] [--codes native AVX2]      # accuracy
-    python benchmarks/digits_seeds.py --as "8 devices" --codes native         # on another mesh, or split
-    python benchmarks/digits_seeds.py --time                                  # seconds, on an idle machine
+    python benchmarks/digits_seeds.py [--seeds 0 1 ...] [--kinds default ...]   # accuracy
+    python benchmarks/digits_seeds.py --time                                   # seconds, on an idle machine
 
 Other vector instructions add in another order, so the results differ as they do for another seed. --time measures
 durations with an empty and with a full compilation cache. Adds to benchmarks/results/digits_seeds.json and skips runs already
 there. The plot of seed 0 becomes docs/digits.png.
 """
 
-import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 from statistics import median
 
-from common import ROOT, markdown, options, read, write
+from common import ROOT, arguments, markdown, read, write
 
 from jaxdp import load_config
 from jaxdp.bench.environment import provenance
@@ -30,11 +27,12 @@ NAME = "digits_seeds"
 ASKED_FOR = dict(os.environ)
 NATIVE = "native"  # code for this processor
 FIRST_VECTORS = "AVX-512"  # of the processor of rows without "vectors"
-# What a run is measured as: the default run; on the mesh of CI's run of two processes; on the split on which it was chosen.
-AS = {
-    "default": [],
-    "8 devices": ["--mesh.cpu-devices", "8"],
-    "validation split": ["--data.train-split", "fit", "--data.eval-split", "validation"],
+# What a run is measured as, its codes and flags: the default run; on the mesh of CI's run of two processes; on the split on
+# which it was chosen.
+KINDS = {
+    "default": ((NATIVE, "AVX2"), []),
+    "8 devices": ((NATIVE,), ["--mesh.cpu-devices", "8"]),
+    "validation split": ((NATIVE,), ["--data.train-split", "fit", "--data.eval-split", "validation"]),
 }
 KEPT = ("accuracy", "top5", "loss", "eval_examples", "steps", "epochs", "devices", "device_kind", "mesh")
 TIMED = ("accuracy", "wall_seconds", "seconds_to_first_step", "training_seconds", "evaluation_seconds", "images_per_second")
@@ -42,14 +40,13 @@ TIMED = ("accuracy", "wall_seconds", "seconds_to_first_step", "training_seconds"
 
 def started(flags: list[str], workdir: Path, cache: Path, code: str = NATIVE) -> dict:
     """The JSON result of `python train.py` with these flags."""
-    isa_flags = [] if code == NATIVE else [f"--xla_cpu_max_isa={code}"]
-    environment = ASKED_FOR | {"XLA_FLAGS": " ".join([ASKED_FOR.get("XLA_FLAGS", ""), *isa_flags]).strip()}
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    environment = ASKED_FOR | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+    if code != NATIVE:
+        environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} --xla_cpu_max_isa={code}".strip()
     command = [sys.executable, "train.py", "--json", "--workdir", str(workdir), *flags]
     return json.loads(subprocess.check_output(command, cwd=ROOT, text=True, env=environment))
 
 
-@cache
 def widest_vectors() -> str:
     """The widest vector instructions of this processor."""
     features = set(Path("/proc/cpuinfo").read_text().split())
@@ -60,43 +57,30 @@ def vectors_of(row: dict) -> str:
     return row.get("vectors", FIRST_VECTORS)
 
 
-@cache
-def made_with() -> dict:
-    return provenance()
-
-
-def record() -> dict:
-    config = json.loads(to_json(load_config("digits")))
-    return read(NAME, {"command": "python train.py --seed S", "config": config, "runs": [], "timed": []})
-
-
-def add(part: str, row: dict) -> None:
-    write(NAME, record() | {part: [*record()[part], row]})
-
-
-def accuracies(seeds: list[int], codes: list[str], kind: str, folder: Path) -> None:
-    """The runs that the record does not have yet."""
-    here = [row for row in record()["runs"] if row["as"] == kind and vectors_of(row) == widest_vectors()]
-    known = {(row["seed"], row["code"]) for row in here}
-    for seed, code in itertools.product(seeds, codes):
-        if (seed, code) in known:
+def accuracies(record: dict, seeds: list[int], kinds: list[str], *, folder: Path, made: dict) -> None:
+    """Add the runs that the record does not have yet."""
+    for seed, kind, code in [(seed, each, code) for seed in seeds for each in kinds for code in KINDS[each][0]]:
+        facts = {"as": kind, "seed": seed, "code": code, "vectors": widest_vectors()}
+        if any(facts.items() <= (row | {"vectors": vectors_of(row)}).items() for row in record["runs"]):
             continue
-        workdir = folder / f"{seed}-{code}"
-        result = started(["--seed", str(seed), *AS[kind]], workdir, folder / "cache", code)
+        workdir = folder / f"{kind}-{seed}-{code}"
+        result = started(["--seed", str(seed), *KINDS[kind][1]], workdir, folder / "cache", code)
         if (kind, seed, code) == ("default", 0, NATIVE):
             shutil.copy(workdir / "training.png", ROOT / "docs/digits.png")
         shutil.rmtree(workdir)
-        facts = {"as": kind, "seed": seed, "code": code, "vectors": widest_vectors(), "cores": len(os.sched_getaffinity(0))}
-        add("runs", facts | {name: result[name] for name in KEPT} | {"provenance": made_with()})
-        print(f"seed {seed}, code {code}: {100 * result['accuracy']:.2f} %, loss {result['loss']:.4f}", flush=True)
+        facts["cores"] = len(os.sched_getaffinity(0))
+        record["runs"].append(facts | {name: result[name] for name in KEPT} | {"provenance": made})
+        write(NAME, record)
+        print(f"{kind}, seed {seed}, code {code}: {100 * result['accuracy']:.2f} %, loss {result['loss']:.4f}", flush=True)
 
 
-def times(folder: Path) -> None:
-    """The duration with an empty compilation cache, and then with a full one."""
+def times(record: dict, *, folder: Path, made: dict) -> None:
+    """Add the duration with an empty compilation cache, and then with a full one."""
     for cache_state in ("empty", "filled"):
         result = started([], folder / cache_state, folder / "cache")
         row = {"recipe": "now", "cache": cache_state} | {key: result[key] for key in TIMED}
-        add("timed", row | {"provenance": made_with()})
+        record["timed"].append(row | {"provenance": made})
+        write(NAME, record)
         print(f"{cache_state} cache: {row['wall_seconds']:.0f} s, accuracy {100 * row['accuracy']:.2f} %", flush=True)
 
 
@@ -129,20 +113,17 @@ def table(record: dict) -> str:
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
-    parser.add_argument("--codes", nargs="+", default=[NATIVE, "AVX2"])
-    parser.add_argument("--as", dest="kind", choices=AS, default="default")
-    parser.add_argument("--time", action="store_true")
-    arguments = parser.parse_args()
+    given = arguments(__doc__, seeds=[*range(10)], kinds=[*KINDS], time=False)
+    config = json.loads(to_json(load_config("digits")))
+    record = read(NAME, {"command": "python train.py --seed S", "config": config, "runs": [], "timed": []})
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only records the environment
-    made_with()  # before the record itself changes
-    with tempfile.TemporaryDirectory() as directory:
-        if arguments.time:
-            times(Path(directory))
+    made = provenance()  # before the record itself changes
+    with tempfile.TemporaryDirectory() as folder:
+        if given.time:
+            times(record, folder=Path(folder), made=made)
         else:
-            accuracies(arguments.seeds, arguments.codes, arguments.kind, Path(directory))
-    print(table(record()))
+            accuracies(record, given.seeds, given.kinds, folder=Path(folder), made=made)
+    print(table(record))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import made_on, markdown, options, read, write
+from common import arguments, markdown, write
 from jax import lax
 
 from jaxdp.bench.environment import provenance
@@ -99,11 +99,11 @@ def table(record: dict) -> str:
             errors = (f"{row[name]:.1e}" for name in QUANTITIES)
             rows.append((row["dtype"], row["bias"], f"{row['mean']:g}", row["form"], *errors))
     columns = "activations", "bias", "mean", "form", "output", "gradient of h", "of the kernel", "of the scale"
-    return markdown(columns, rows, f"By `benchmarks/folded_precision.py` on {made_on(record)}.")
+    return markdown(columns, rows)
 
 
 def main():
-    options(__doc__).parse_args()
+    arguments(__doc__)
     rows = [
         measured(form, dtype, mean=mean, bias_kind=bias_kind)
         for dtype in DTYPES
@@ -111,8 +111,7 @@ def main():
         for mean in means
         for form in FORMS
     ]
-    write("folded_precision", {"provenance": provenance(), "results": rows})
-    print(table(read("folded_precision")))
+    write("folded_precision", {"provenance": provenance(), "results": rows}, table)
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+from common import RESULTS, ROOT
 from step_vs_pytorch import VARIANTS
 
 from jaxdp.bench.environment import provenance
 from jaxdp.xla import options
 
-ROOT = Path(__file__).parent.parent
 STEP = ["-m", "jaxdp", "bench", "step", "--config", "imagenet_goyal_256", "--model.dtype", "bfloat16"]
 STEP += ["--optimizer.label-smoothing", "0.1"]
 MORE = {"position": ["--kernels", "--no-starts", "--repeats", "5"], "start": ["--repeats", "1"]}
@@ -60,7 +60,8 @@ START_SECONDS = dict.fromkeys(COMPARED, 90) | {"modes": 400}  # of a contender, 
 def started(words, out: Path | None = None) -> None:
     """One command of this checkout; its failure ends the call. out: a file for its stdout, with suffix .part until it ends."""
     print(f"$ python {' '.join(words)}", file=sys.stderr, flush=True)
-    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory())} | os.environ | {"PYTHONPATH": searched()}
+    searched = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # this checkout first
+    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory())} | os.environ | {"PYTHONPATH": searched}
     part = out.with_suffix(".part") if out else None
     with part.open("wb") if part else nullcontext() as stdout:  # no pipe: its end would be lost if this process were stopped
         done = subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False, stdout=stdout)
@@ -75,11 +76,6 @@ def sized(case: str) -> list[str]:
     size, stem, batch = case.split(":")
     sizes = ["--data.image-size", size, "--model.stem", stem]
     return [*sizes, "--batch-size", batch, "--batch.0.global-batch", batch, "--batch.0.per-worker-batch", batch]
-
-
-def searched() -> str:
-    """PYTHONPATH with this checkout first."""
-    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def first(results: Path, cases: list[str]) -> None:
@@ -107,7 +103,7 @@ def first(results: Path, cases: list[str]) -> None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("call", choices=("first", "verify", "run", *MORE, *COMPARED))
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--cases", nargs="*", help="SIZE:STEM:BATCH, in place of the call's own")
     args = parser.parse_args()
     out = args.results.absolute() / f"gpu_{args.call}.json"

@@ -9,10 +9,21 @@ digits. Writes benchmarks/results/large_batch.json and docs/large_batch.png.
 
 import dataclasses
 
-from common import ROOT, draw_accuracies, made_on, markdown, mean_and_deviation, options, read, trained, write
+from common import (
+    ROOT,
+    accuracy_of,
+    arguments,
+    draw_accuracies,
+    made_on,
+    markdown,
+    mean_and_deviation,
+    narrow_resnet,
+    read,
+    write,
+)
 
 from jaxdp.bench.environment import provenance
-from jaxdp.config import Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.config import Config, Mesh, Optimizer, Phase, Schedule
 
 EPOCHS, WARM_UP, SMALLEST = 12.0, 3.0, 64
 LADDER = (64, 356, 1424)  # up to the training set but for 13 images, so that four devices share it and its quarter evenly
@@ -29,7 +40,6 @@ TECHNIQUES = {  # -> color
 def config_for(technique: str, batch: int, sgd_rate: float, lars_rate: float, seed=0, tuning=False) -> Config:
     """One run; every technique has those before it, LARS in place of SGD's scaled rate."""
     level = list(TECHNIQUES).index(technique)
-    split = {"train_split": "fit", "eval_split": "validation"} if tuning else {}
     phases = (Phase(batch),)
     if level >= 4 and batch > SMALLEST:  # a quarter of the batch for the first half of the run
         phases = (Phase(batch // 4, until_epoch=EPOCHS / 2), Phase(batch))
@@ -41,25 +51,16 @@ def config_for(technique: str, batch: int, sgd_rate: float, lars_rate: float, se
         schedule = Schedule("cosine", sgd_rate, warmup_epochs=0.0)
         if level == 1:
             schedule = Schedule("cosine", sgd_rate * batch / SMALLEST, warmup_epochs=WARM_UP, start=sgd_rate)
-    return Config(
-        name="large-batch",
+    return narrow_resnet(
+        "large-batch",
+        tuning,
         seed=seed,
         epochs=EPOCHS,
-        data=Data(augmentation="digits", **split),
-        model=Model(depth=18, width=8, classes=10, norm_momentum=0.7),
         batch=phases,
         optimizer=optimizer,
         schedule=schedule,
         mesh=Mesh(cpu_devices=4),
-        evaluation=Evaluation(every_epochs=None),
-        logging=Logging(every_steps=1000, tensorboard=False),
     )
-
-
-def accuracy_of(config: Config) -> float | None:
-    """None for a run that diverged."""
-    result = trained(config)
-    return result.accuracy if result else None
 
 
 def chosen(rates, make) -> float:
@@ -100,9 +101,7 @@ def draw(record: dict) -> None:
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    seeds, made = parser.parse_args().seeds, provenance()
+    seeds = arguments(__doc__, seeds=[0, 1, 2]).seeds
     sgd = chosen(SGD_RATES, lambda rate: config_for("SGD alone", SMALLEST, rate, 0.0, tuning=True))
     lars = {
         batch: chosen(LARS_RATES, lambda rate, batch=batch: config_for("+ LARS", batch, sgd, rate, tuning=True))
@@ -116,10 +115,9 @@ def main():
             rows.append({"batch": batch, "technique": technique, "accuracies": scores})
             print(batch, technique, scores, flush=True)
     settings = dataclasses.asdict(config_for("+ batch-size control", LADDER[-1], sgd, lars[LADDER[-1]]))
-    write("large_batch", {"provenance": made, "rates": {"sgd": sgd, "lars": lars}, "rows": rows, "last_config": settings})
-    record = read("large_batch")
-    draw(record)
-    print(table(record))
+    record = {"provenance": provenance(), "rates": {"sgd": sgd, "lars": lars}, "rows": rows, "last_config": settings}
+    write("large_batch", record, table)
+    draw(read("large_batch"))
 
 
 if __name__ == "__main__":

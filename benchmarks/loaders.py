@@ -25,7 +25,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import simplejpeg
-from common import made_on, markdown, options, read, write
+from common import alternate, arguments, made_on, markdown, read, write
 from PIL import Image
 
 from jaxdp.bench.environment import provenance
@@ -48,28 +48,21 @@ FORMS = {(375, 500): 10, (1500, 2000): 2}  # height, width: batches
 PACKAGES = ("jax", "numpy", "simplejpeg", "opencv-python-headless", "pillow", "torch")
 
 
-class Bytes:
-    """The files over and over, as (bytes, label)."""
+def encoded(data, position):
+    return data
 
-    def __init__(self, folder, batches=WARM_UP + COUNTED):
-        self.source, self.batches = ImageFolder.open(folder), batches
+
+class Images:
+    """The files over and over, as (transform(bytes, position), label)."""
+
+    def __init__(self, folder, transform=encoded, batches=WARM_UP + COUNTED):
+        self.source, self.transform, self.batches = ImageFolder.open(folder), transform, batches
 
     def __len__(self):
         return BATCH * self.batches
 
     def __getitem__(self, index):
-        return self.source[int(index) % len(self.source)]
-
-
-class TorchBytes(Bytes):
-    """The same as a PyTorch data set: a transform of bytes and position."""
-
-    def __init__(self, folder, transform):
-        super().__init__(folder)
-        self.transform = transform
-
-    def __getitem__(self, index):
-        data, label = super().__getitem__(index)
+        data, label = self.source[int(index) % len(self.source)]
         return self.transform(data, index), label
 
 
@@ -96,7 +89,7 @@ def by_torch(folder, transform, repeated=False):
     """repeated: with timm's sampler of repeated augmentation."""
     from torch.utils.data import DataLoader
 
-    data, order = TorchBytes(folder, transform), {"shuffle": True}
+    data, order = Images(folder, transform), {"shuffle": True}
     if repeated:
         from timm.data.distributed_sampler import RepeatAugSampler
 
@@ -107,7 +100,7 @@ def by_torch(folder, transform, repeated=False):
 def by_grain(folder, transform, batches=WARM_UP + COUNTED):
     import grain
 
-    data = grain.MapDataset.source(Bytes(folder, batches)).seed(0).shuffle()
+    data = grain.MapDataset.source(Images(folder, batches=batches)).seed(0).shuffle()
     data = data.map_with_index(lambda index, item: {"image": transform(item[0], index), "label": item[1]}).batch(BATCH)
     return iter(data.to_iter_dataset(grain.ReadOptions(num_threads=default_threads(), prefetch_buffer_size=4)))
 
@@ -126,8 +119,8 @@ def by_dali(folder, batches):
 
 
 def one_by_one(folder, transform, batches):
-    data = Bytes(folder, batches)
-    return ([transform(data[n][0], n) for n in range(first, first + BATCH)] for first in range(0, len(data), BATCH))
+    data = Images(folder, transform, batches)
+    return ([data[n] for n in range(first, first + BATCH)] for first in range(0, len(data), BATCH))
 
 
 @cache
@@ -161,7 +154,7 @@ def region_alone(data: bytes, position: int) -> np.ndarray:
 
 def check_regions(folder) -> None:
     """That regions have the pixels of the whole, bit for bit."""
-    files = Bytes(folder)
+    files = Images(folder)
     for position in range(8):
         data, _ = files[position]
         *_, (top, left, height, width) = drawn(data, position)
@@ -313,13 +306,9 @@ def rate_of_a_core(batches, images: int) -> float:
     return images / (time.process_time() - began)
 
 
-def alternating_rounds(contenders: dict, rounds: int, measured=rate) -> dict:
+def rounds_of(contenders: dict, rounds: int, measured=rate) -> dict:
     """The rates of alternating rounds, by contender, and their medians. contenders: name -> function that returns batches."""
-    rates = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, batches in contenders.items():
-            rates[name].append(measured(batches()))
-            print(name, f"{rates[name][-1]:.0f}", flush=True)
+    rates = alternate({name: lambda make=make: measured(make()) for name, make in contenders.items()}, rounds)
     return {"rates": rates, "medians": {name: statistics.median(values) for name, values in rates.items()}}
 
 
@@ -327,30 +316,27 @@ def main():
     studies = {"decoders": (decoders, ["grain"]), "torchvision": (of_torchvision, ["torchvision"])}
     studies["timm"] = of_timm, ["torchvision", "timm"]
     studies["cores"] = of_cores, ["grain", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120"]
-    parser = options(__doc__)
-    parser.add_argument("study", choices=studies)
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, study=studies, repeats=5)
     import torch
 
     torch.set_num_threads(1)
-    contenders, packages = studies[arguments.study]
+    contenders, packages = studies[given.study]
     record = {
         "provenance": provenance([*PACKAGES, *packages]),
         "workers": default_threads(),
         "load_average": os.getloadavg()[1],
     }
-    if arguments.study == "cores":
-        write("input_cores", record | {"forms": [cores(*form, arguments.repeats) for form in FORMS.items()]})
+    if given.study == "cores":
+        write("input_cores", record | {"forms": [cores(*form, given.repeats) for form in FORMS.items()]}, cores_table)
         return
     with tempfile.TemporaryDirectory() as made:
         record["file_bytes"] = make_images(Path(made), FILES)
-        record |= alternating_rounds(contenders(Path(made)), arguments.repeats)
-    if arguments.study == "decoders":
-        write("input_vs_peers", record)
+        record |= rounds_of(contenders(Path(made)), given.repeats)
+    if given.study == "decoders":
+        write("input_vs_peers", record, decoders_table)
     else:
         before = read("loader_augmentations", {})
-        write("loader_augmentations", before | ({"timm": record} if arguments.study == "timm" else record))
+        write("loader_augmentations", before | ({"timm": record} if given.study == "timm" else record))
 
 
 def cores(sides: tuple[int, int], batches: int, repeats: int) -> dict:
@@ -360,7 +346,7 @@ def cores(sides: tuple[int, int], batches: int, repeats: int) -> dict:
         size = make_images(Path(made), BATCH, height=height, width=width)
         check_regions(Path(made))
         measured = partial(rate_of_a_core, images=BATCH * batches)
-        rounds = alternating_rounds(of_cores(Path(made), batches), repeats, measured)
+        rounds = rounds_of(of_cores(Path(made), batches), repeats, measured)
     return {"height": height, "width": width, "file_bytes": size} | rounds
 
 

@@ -8,7 +8,7 @@ evaluated on the validation split. Writes benchmarks/results/lr_range.json, and 
 
 from statistics import mean
 
-from common import ROOT, made_on, markdown, options, read, trained, write
+from common import ROOT, accuracy_of, arguments, markdown, write
 
 import jaxdp
 from jaxdp.bench import lr
@@ -27,8 +27,8 @@ MULTIPLES = {1 / 16: "times 1/16", 1 / 4: "times 1/4", 1: "suggestion", 4: "time
 
 
 def accuracy(flags: list[str], seed: int, rate: float) -> float:
-    result = trained(jaxdp.load_config("digits", [*flags, "--seed", str(seed), "--schedule.learning-rate", f"{rate:g}"]))
-    return result.accuracy if result else 0.0
+    flags = [*flags, "--seed", str(seed), "--schedule.learning-rate", f"{rate:g}"]
+    return accuracy_of(jaxdp.load_config("digits", flags)) or 0.0
 
 
 def measured(case: str, seeds: list[int]) -> dict:
@@ -50,18 +50,14 @@ def table(record: dict) -> str:
         suggestion = next(run["learning_rate"] for run in row["runs"] if run["multiple"] == 1)
         rows.append((row["case"], f"{suggestion:.2g}", *(f"{100 * mean(run['accuracies']):.1f} %" for run in row["runs"])))
     below = f"Validation accuracy with multiples of the suggested rate; seeds {', '.join(map(str, record['seeds']))}."
-    by = f"By `benchmarks/lr_range.py` on {made_on(record)}."
-    return markdown(("digits, ResNet-18 with 16 channels", "suggested", *MULTIPLES.values()), rows, below, by)
+    return markdown(("digits, ResNet-18 with 16 channels", "suggested", *MULTIPLES.values()), rows, below)
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    seeds = parser.parse_args().seeds
+    seeds = arguments(__doc__, seeds=[0, 1]).seeds
     results = [measured(case, seeds) for case in CASES]
-    write("lr_range", {"provenance": provenance(), "common": COMMON, "seeds": seeds, "results": results})
+    write("lr_range", {"provenance": provenance(), "common": COMMON, "seeds": seeds, "results": results}, table)
     lr.draw(results[0]["test"], ROOT / "docs/lr.png")
-    print(table(read("lr_range")))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, options, read, write
+from common import ROOT, arguments, commit_of, read, write
 
 LIMIT = 1800  # seconds; a mutation that makes the tests hang is found
 # File below jaxdp/ -> its tests below tests/, and (name, text that occurs once in it, replacement).
@@ -288,12 +288,9 @@ def found_by(path: Path, old: str, new: str, *, checkout: Path, near: list[str],
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--only", nargs="*", help="names of mutations")
-    parser.add_argument("--commit", default="HEAD")
-    parser.add_argument("--near-only", action="store_true", help="do not run the whole test command")
-    arguments = parser.parse_args()
-    commit = subprocess.check_output(["git", "-C", ROOT, "rev-parse", "--short", arguments.commit], text=True).strip()
+    names = [name for _, *mutations in MUTATIONS.values() for name, *_ in mutations]
+    given = arguments(__doc__, only=names, commit="HEAD", near_only=False)
+    commit = commit_of(ROOT, given.commit)
     records = read("mutations", {})
     of_commit = records.setdefault(commit, {})
     with tempfile.TemporaryDirectory() as folder:
@@ -304,10 +301,10 @@ def main() -> None:
             path = checkout / "jaxdp" / file
             near = [f"tests/{test}" for test in tests.split() if (checkout / "tests" / test).exists()]
             for name, old, new in mutations:
-                if (arguments.only and name not in arguments.only) or not path.exists() or path.read_text().count(old) != 1:
+                if name not in given.only or not path.exists() or path.read_text().count(old) != 1:
                     continue
                 began = time.monotonic()
-                by = found_by(path, old, new, checkout=checkout, near=near, near_only=arguments.near_only)
+                by = found_by(path, old, new, checkout=checkout, near=near, near_only=given.near_only)
                 of_commit[name] = {"found": by is not None, "by": by, "seconds": round(time.monotonic() - began)}
                 write("mutations", records)
                 print(file, name, by or "NOT FOUND", flush=True)

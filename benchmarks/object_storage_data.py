@@ -1,30 +1,30 @@
 """Throughput of the loader with images on a local disk and at a URL, with 50 ms for each request.
 
     apt-get install haproxy && pip install -e '.[cloud,cloud-test]'
-    python benchmarks/object_storage_data.py [--repeats 5] [--kinds gcs s3]
+    python benchmarks/object_storage_data.py [--repeats 5]
 
 JPEGs of 400x350 pixels in a folder to random crops of 224x224 in batches of 64. The loader has one core. The server, and
 haproxy, which delays every request, have another one, so that they take no time from it, as on a machine of their own. Rounds
 alternate between the disk, the URL without local copies ("cold"), with copies of all images ("warm"), and with a cache of a
 quarter of the data ("small cache"), each with a consumer that takes as many images as it gets and with one of a fixed rate.
-Then single objects are read as fast as possible, with and without obstore. Writes benchmarks/results/object_storage_data.json,
-in which kinds that were not measured stay as they are.
+Then single objects are read as fast as possible, with and without obstore. Writes benchmarks/results/object_storage_data.json
+and prints the first table.
 """
 
 import dataclasses
 import functools
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, made_on, markdown, options, read, write
+from common import alternate, arguments, markdown, write
+from delay_proxy import DelayProxy
+from helpers.object_storage import object_storage
+from helpers.remote_data import upload
 
 import jaxdp
 from jaxdp.bench.environment import provenance
@@ -35,35 +35,25 @@ from jaxdp.data import prefetch, sources
 from jaxdp.data.loader import DecodedImages
 from jaxdp.data.transforms import training_transform
 
-sys.path.insert(0, str(ROOT / "tests"))
-from delay_proxy import DelayProxy
-from helpers.object_storage import object_storage
-from helpers.remote_data import upload
-
 IMAGES, BATCH = 6144, 64
 WARM_UP = 32  # batches until the images that were read ahead during the start are used up
 SERVERS = {"gcs": "fake-gcs-server", "s3": "rclone"}
-LATENCY, PACED = 0.05, 400  # seconds for each request; images/s of the paced consumer
+LATENCY = 0.05  # seconds for each request
+PACES = {"full speed": None, "paced": 400}  # images/s that the consumer takes
 
 
-def prepare(folder: Path) -> None:
-    """Write the images."""
-    make_images(folder / "folder/train", IMAGES)
-    make_images(folder / "folder/val", 4)
-
-
-def measure(directory: str, cache: Path, *, gigabytes: float, pace: float | None, threads: int) -> dict:
+def measure(directory: str, cache: Path, *, gigabytes: float, pace: float | None) -> dict:
     """Images a second of one epoch from the end of the warm-up on, and seconds until the first batch.
 
     pace: images a second that the consumer takes, None for as many as it gets.
     """
-    flags = ["--data.source", "folder", "--data.directory", f"{directory}/folder", "--data.threads", str(threads)]
+    flags = ["--data.source", "folder", "--data.directory", f"{directory}/folder", "--data.threads", "1"]
     config = jaxdp.load_config("imagenet_goyal_256", flags)
     config = dataclasses.replace(config, storage=Storage(directory=str(cache), cache_gigabytes=gigabytes))
     began, cpu = time.perf_counter(), time.process_time()
     opened = sources.open_split(config, "train")
     transform, size = training_transform(config)
-    loader = DecodedImages(opened, transform=transform, size=size, classes=2, threads=threads)
+    loader = DecodedImages(opened, transform=transform, size=size, classes=2, threads=1)
     rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) // BATCH * BATCH).reshape(-1, BATCH)]
     prefetch.read_ahead(loader, (prefetch.sample_ids(0, row.order, len(loader)) for row in rows))
     batches = prefetch.Prefetcher(lambda row: prefetch.load_images(loader, 0, row), rows)
@@ -87,7 +77,7 @@ def measure(directory: str, cache: Path, *, gigabytes: float, pace: float | None
     }
 
 
-def compare(folder: Path, storage, *, pace: float | None, threads: int) -> dict[str, dict]:
+def compare(folder: Path, storage, pace: float | None) -> dict[str, dict]:
     """Name of a case -> measurement, one after the other. All of a case's requests are counted."""
     data = sum(file.stat().st_size for file in (folder / "folder").rglob("*") if file.is_file()) / 1e9
     results = {}
@@ -101,7 +91,7 @@ def compare(folder: Path, storage, *, pace: float | None, threads: int) -> dict[
         }
         for name, (directory, local, gigabytes) in cases.items():
             storage.proxy.forget()
-            results[name] = measure(directory, Path(local), gigabytes=gigabytes, pace=pace, threads=threads)
+            results[name] = measure(directory, Path(local), gigabytes=gigabytes, pace=pace)
             results[name]["requests"] = storage.proxy.requests()
     return results
 
@@ -153,7 +143,6 @@ def table(record: dict) -> str:
         f"Images/s of an epoch of {record['images']:,} images, medians of {len(next(iter(record['rounds'].values())))} "
         f"alternating rounds, with {1000 * record['latency_seconds']:.0f} ms for each request. The loader has one core; server "
         "and proxy have another.",
-        f"By `benchmarks/object_storage_data.py` on {made_on(record)}.",
     )
 
 
@@ -168,49 +157,45 @@ def reads_table(record: dict) -> str:
         ("storage", "client", "objects/s", "processor time for each"),
         rows,
         f"Objects of {row['kilobytes']:.0f} kB on average, {CONNECTIONS} at a time, {latency}.",
-        f"By `benchmarks/object_storage_data.py` on {made_on(record)}.",
     )
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--kinds", nargs="+", choices=["s3", "gcs"], default=["gcs", "s3"])
-    arguments = parser.parse_args()
-    rounds, reads = defaultdict(list), defaultdict(list)
-    record = read("object_storage_data", {"rounds": {}, "reads": {}})
-    rounds.update((name, row) for name, row in record["rounds"].items() if name.partition(",")[0] not in arguments.kinds)
-    kept = {name: row for name, row in record["reads"].items() if name.partition(",")[0] not in arguments.kinds}
+    repeats = arguments(__doc__, repeats=5).repeats
+    rounds, reads = {}, {}
     own, servers = sorted(os.sched_getaffinity(0))[:2]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder)
+        make_images(folder / "folder/train", IMAGES)
+        make_images(folder / "folder/val", 4)
         pin(os.getpid(), {own})
-        for kind in arguments.kinds:
+        for kind in SERVERS:
             make_proxy = functools.partial(DelayProxy, seconds=LATENCY)
             with object_storage(kind, make_proxy=make_proxy, rclone=kind == "s3") as storage:
                 pin(storage.process.pid, {servers})
                 pin(storage.proxy.process.pid, {servers})
                 os.environ.update(storage.environment)
                 upload(folder / "folder", storage, "folder")
-                for number, pace in product(range(arguments.repeats), (None, PACED)):
-                    for case, result in compare(folder, storage, pace=pace, threads=1).items():
-                        name = f"{kind}, {'paced' if pace else 'full speed'}, {case}"
-                        rounds[name].append(result)
-                        print(number, name, {key: round(value, 2) for key, value in result.items()}, flush=True)
-                for number in range(arguments.repeats):
-                    for client, result in read_objects(storage).items():
-                        reads[f"{kind}, {client}"].append(result)
-                        print(number, kind, client, {key: round(value, 2) for key, value in result.items()}, flush=True)
-    settings = {"images": IMAGES, "batch": BATCH, "latency_seconds": LATENCY, "paced_rate": PACED}
-    record = settings | {
+                paces = {f"{kind}, {pace}": functools.partial(compare, folder, storage, rate) for pace, rate in PACES.items()}
+                rounds |= by_case(alternate(paces, repeats))
+                reads |= by_case(alternate({kind: functools.partial(read_objects, storage)}, repeats))
+    record = {
+        "images": IMAGES,
+        "batch": BATCH,
+        "latency_seconds": LATENCY,
+        "paced_rate": PACES["paced"],
         "medians": {name: median_of(results) for name, results in rounds.items()},
-        "reads": kept | {name: median_of(results) for name, results in reads.items()},
+        "reads": {name: median_of(results) for name, results in reads.items()},
         "rounds": rounds,
         "load_average": os.getloadavg()[0],
         "provenance": provenance(),
     }
-    write("object_storage_data", record)
+    write("object_storage_data", record, table)
+
+
+def by_case(rounds: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """name -> [{case: result}] as "name, case" -> [result]."""
+    return {f"{name}, {case}": [one[case] for one in results] for name, results in rounds.items() for case in results[0]}
 
 
 def median_of(results: list[dict]) -> dict:

@@ -2,10 +2,11 @@
 
     python benchmarks/object_storage_runs.py [--parts kills outages throughput] [--kills 30] [--runs 6] [--seed 0]
 
-kills: training runs are killed (SIGKILL) in random stages while the proxy injects errors. After every kill the local copy is
-removed: the next session has only the URL. The last parameters, the log and the accuracy at the URL must equal those of an
-uninterrupted run. outages: the proxy refuses or ignores all connections for a minute, in which training must go on.
-throughput: training with a local working directory and with a URL, alternated; bytes and requests of a checkpoint.
+kills: training runs are killed (SIGKILL) in random stages while the proxy injects errors; so many kills over so many runs, and
+more runs if some end before. After every kill the local copy is removed: the next session has only the URL. The last
+parameters, the log and the accuracy at the URL must equal those of an uninterrupted run. outages: the proxy refuses or ignores
+all connections for a minute, in which training must go on. throughput: training with a local working directory and
+with a URL, alternated; bytes and requests of a checkpoint.
 
 Writes benchmarks/results/object_storage_runs.json, in which parts that were not measured stay as they are. Needs the extras
 cloud and cloud-test.
@@ -19,14 +20,16 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-from common import ROOT, made_on, markdown, options, read, write
+from common import arguments, markdown, read, started, write
+from helpers.constants import short_leases
+from helpers.fault_proxy import ProxyProcess
+from helpers.object_storage import object_storage
+from helpers.processes import log_lines
 
 from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
@@ -35,8 +38,6 @@ from jaxdp.cloud.remote_run import download_checkpoint, read_run_file
 from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import TIMING
 
-sys.path.insert(0, str(ROOT / "tests"))
-PARTS = ("kills", "outages", "throughput")
 KINDS = ("s3", "gcs")
 LATENCY = 0.05  # seconds
 WRITES = ["PUT", "POST"]
@@ -67,13 +68,13 @@ LARGE = [
 
 def start(workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
     """A training process whose local copies are in `folder`/copies and whose output goes to `folder`/out."""
-    copies = ["--storage.directory", str(folder / "copies")]
-    from helpers.constants import short_leases
+    command = [*short_leases(), "train", "--workdir", str(workdir), "--storage.directory", str(folder / "copies"), *training]
+    return started(command, folder / "out", **environment)
 
-    command = [*short_leases(), "train", "--workdir", str(workdir), *copies, *training]
-    environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | environment
-    with open(folder / "out", "w") as out:
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+
+def train(workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """The whole run."""
+    assert start(workdir, training, folder, environment).wait() == 0, (folder / "out").read_text()
 
 
 def outcome(url: str, folder: Path) -> dict:
@@ -93,8 +94,7 @@ def described(arrays: dict, log: str, result: dict) -> dict:
 def uninterrupted(folder: Path) -> dict:
     """The outcome of the run in a local directory."""
     folder.mkdir()
-    process = start(folder / "run", KILLED, folder, {})
-    assert process.wait() == 0, (folder / "out").read_text()
+    train(folder / "run", KILLED, folder, {})
     log, result = ((folder / "run" / name).read_text() for name in ("metrics.jsonl", "result.json"))
     return described(latest_valid(folder / "run/checkpoints").arrays, log, json.loads(result))
 
@@ -145,15 +145,7 @@ def finish(url: str, folder: Path, storage) -> int:
     raise RuntimeError((folder / "out").read_text())
 
 
-def inject(proxy) -> None:
-    proxy.add("latency", seconds=LATENCY)
-    for fault, how in FAULTS:
-        proxy.add(fault, **how)
-
-
 def measure_kills(folder: Path, *, kills: int, runs: int, seed: int) -> dict:
-    from helpers.object_storage import object_storage
-
     expected = uninterrupted(folder / "uninterrupted")
     points: list[list[dict]] = []
     different: list[int] = []
@@ -165,7 +157,9 @@ def measure_kills(folder: Path, *, kills: int, runs: int, seed: int) -> dict:
         here.mkdir()
         with object_storage(KINDS[number % len(KINDS)]) as storage:
             os.environ.update(storage.environment)
-            inject(storage.proxy)
+            storage.proxy.add("latency", seconds=LATENCY)
+            for fault, how in FAULTS:
+                storage.proxy.add(fault, **how)
             url = f"{storage.url}/runs/{number}"
             points.append([])
             while len(points[-1]) < wanted:
@@ -197,19 +191,8 @@ def newest_lease_text(storage) -> bytes:
     return contents[max(name for name in contents if "/.lease/" in name)]
 
 
-def lines_of(log: Path) -> int:
-    return log.read_bytes().count(b"\n") if log.exists() else 0
-
-
-def measure_outages(folder: Path) -> list[dict]:
-    return [measure_outage(folder, kind, mode) for kind in KINDS for mode in ("refuse", "ignore")]
-
-
 def measure_outage(folder: Path, kind: str, mode: str) -> dict:
     """Steps a second before and during an outage, and whether the URL holds everything after a stop signal."""
-    from helpers.fault_proxy import ProxyProcess
-    from helpers.object_storage import object_storage
-
     here = folder / f"{kind}-{mode}"
     here.mkdir()
     with object_storage(kind, make_proxy=ProxyProcess) as storage:
@@ -218,14 +201,16 @@ def measure_outage(folder: Path, kind: str, mode: str) -> dict:
         url = f"{storage.url}/runs/outage"
         process = start(url, LONG, here, storage.environment)
         try:
-            wait_until(lambda: any(here.glob("copies/runs/*/checkpoints/[1-9]*")), process, here)
+            while not any(here.glob("copies/runs/*/checkpoints/[1-9]*")):
+                assert process.poll() is None, (here / "out").read_text()
+                time.sleep(0.1)
             log = next(here.glob("copies/runs/*/metrics.jsonl"))
-            counts = [lines_of(log)]
+            counts = [log_lines(log.parent)]
             for seconds in PERIODS:
                 if seconds == OUTAGE_SECONDS:
                     storage.proxy.outage(OUTAGE_SECONDS, mode)
                 time.sleep(seconds)
-                counts.append(lines_of(log))
+                counts.append(log_lines(log.parent))
             process.terminate()
             code = process.wait()
         finally:
@@ -245,17 +230,8 @@ def measure_outage(folder: Path, kind: str, mode: str) -> dict:
     return row
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen, folder: Path) -> None:
-    while not condition():
-        assert process.poll() is None, (folder / "out").read_text()
-        time.sleep(0.1)
-
-
 def measure_throughput(folder: Path, rounds: int) -> dict:
     """Images a second with a local directory and with a URL, alternated, and what a checkpoint costs."""
-    from helpers.fault_proxy import ProxyProcess
-    from helpers.object_storage import object_storage
-
     training = [*LARGE, "--epochs", "4", "--checkpoint.every-minutes", str(MINUTES), "--checkpoint.every-epochs", "9999"]
     rates: dict[str, list[float]] = {"local": [], **{kind: [] for kind in KINDS}}
     costs = {}
@@ -264,14 +240,14 @@ def measure_throughput(folder: Path, rounds: int) -> dict:
             here = folder / f"{name}-{number}"
             here.mkdir()
             if name == "local":
-                assert start(here / "run", training, here, {}).wait() == 0, (here / "out").read_text()
+                train(here / "run", training, here, {})
                 result = json.loads((here / "run/result.json").read_text())
             else:
                 with object_storage(name, make_proxy=ProxyProcess) as storage:
                     os.environ.update(storage.environment)
                     storage.proxy.add("latency", seconds=LATENCY)
                     url = f"{storage.url}/runs/x"
-                    assert start(url, training, here, storage.environment).wait() == 0, (here / "out").read_text()
+                    train(url, training, here, storage.environment)
                     result = json.loads(read_run_file(url, "result.json") or b"")
                     costs[name] = cost(storage, url, here)
             if number:
@@ -320,34 +296,23 @@ def table(record: dict) -> str:
         f"Medians of {len(throughput['rates']['local'])} alternating rounds, a checkpoint of "
         f"{costs['s3']['state_bytes'] / 1e6:,.1f} MB every {throughput['seconds_between_checkpoints']:.0f} s. The server "
         "shares the cores of the training.",
-        f"By `benchmarks/object_storage_runs.py` on {made_on(record)}.",
     )
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--runs", type=int, default=6, help="that the kills are divided among; more if some end before")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=5, help="of throughput, after one that compiles")
-    given = parser.parse_args()
+    given = arguments(__doc__, parts=["kills", "outages", "throughput"], kills=30, runs=6, seed=0, rounds=5)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
         measure = {
             "kills": lambda: measure_kills(folder, kills=given.kills, runs=given.runs, seed=given.seed),
-            "outages": lambda: measure_outages(folder),
+            "outages": lambda: [measure_outage(folder, kind, mode) for kind in KINDS for mode in ("refuse", "ignore")],
             "throughput": lambda: measure_throughput(folder, given.rounds),
         }
         for part in given.parts:
-            measured = measure[part]()
-            record = read("object_storage_runs", {})
             made_by = provenance(("jax", "orbax-checkpoint", "fsspec", "s3fs", "gcsfs", "moto"))
-            record = {"provenance": made_by} | record | {part: measured}
-            write("object_storage_runs", record)
-    if record.keys() >= {*PARTS}:
-        print(table(record))
+            record = {"provenance": made_by} | read("object_storage_runs", {}) | {part: measure[part]()}
+            write("object_storage_runs", record, table if record.keys() >= measure.keys() else None)
 
 
 if __name__ == "__main__":

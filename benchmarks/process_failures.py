@@ -1,20 +1,22 @@
 """Measures how soon a run of several processes ends after one has failed or got stuck, and whether its last line says why.
 
-    python benchmarks/process_failures.py [--cases killed ...] [--processes 2 3] [--starters direct launch srun mpirun]
-        [--ranks 0 1] [--times 1] [--load 4] [--suspend-seconds 150]
+    python benchmarks/process_failures.py [--cases killed ...] [--processes 2 3] [--starters direct launch mpirun srun]
+        [--times 1] [--load 2]
 
 Each case trains a small model with `jaxdp.train` from a slow source, lets one process fail, and waits until the last one has
 ended. Starters: `direct` starts the processes as ssh would, the others are `jaxdp launch`, Open MPI's `mpirun` and Slurm's
-`srun`, which needs a Slurm (bash benchmarks/cluster/slurm.sh start FOLDER; SLURM_CONF=FOLDER/slurm.conf). Records whether the
+`srun`; srun needs a Slurm (bash benchmarks/cluster/slurm.sh start FOLDER; SLURM_CONF=FOLDER/slurm.conf). Records whether the
 last lines name the cause; the rank at fault, its host, step and activity; and a place in a file. Prints a table. Results are
 kept in benchmarks/results/process_failures.json, by case, processes, starter and rank, so that parts can be run on their own.
 """
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -26,10 +28,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, markdown, options, read, write
+from common import ROOT, arguments, markdown, read, write
+from helpers.object_storage import free_port
 
 FAILS_AT, EVERY_IMAGE = 200, 0.02  # images that a process has read; seconds for each
 SECONDS = 600  # of a run that does not end
+SUSPENDED_SECONDS = 150  # of a whole run
 LATE_SECONDS = 6.0  # in place of the 30 s of jaxdp
 GUARD = {"step_minutes": 0.25, "silence_seconds": 8.0, "start_minutes": 0.5}
 SILENT = r"sent no sign of life"
@@ -54,44 +58,33 @@ CASES = {
     "killed, slow directory": (rf"exited without a message|{SILENT}", 1),
     "directory gone": (CUT_OFF, 1),  # for good: the next exchange of objects, at an evaluation, needs it
 }
-KEY_CASES = ("killed", "suspended", "GIL held", "stuck in data", "exception in data", "other config", "missing")
-WITHOUT_STEP = (
-    "other config",
-    "other seed",
-    "missing",
-    "port taken",
-    "unequal devices",
-    "SIGTERM",
-    "directory gone",
-)
+WITHOUT_STEP = ("missing", "directory gone")
 HANGS = ("suspended", "GIL held", "missing")  # the process at fault does not end by itself; a launcher or a person ends it
-NAMED_ONCE = (
-    "SIGTERM",
-    "other config",
-    "other seed",
-    "unequal devices",
-    "port taken",
-    "directory gone",
-)  # by rank 0, or by the one at fault
-ONLY_DIRECT = ("port taken",)  # the others choose the port
 
 
-def hold_the_gil() -> None:
+def hold_the_gil(workdir: Path) -> None:
     ctypes.PyDLL(None).sleep(10_000)
 
 
-def on_fire() -> None:
+def on_fire(workdir: Path) -> None:
     raise RuntimeError("the disk is on fire")
 
 
+def remove_directory(workdir: Path) -> None:
+    folder = workdir / "run" / "processes"
+    folder.rename(folder.with_name("gone"))
+    folder.write_text("")
+
+
 FAILURES = {
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "killed, slow directory": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "suspended": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "killed": lambda workdir: os.kill(os.getpid(), signal.SIGKILL),
+    "killed, slow directory": lambda workdir: os.kill(os.getpid(), signal.SIGKILL),
+    "suspended": lambda workdir: os.kill(os.getpid(), signal.SIGSTOP),
     "GIL held": hold_the_gil,
-    "stuck in data": lambda: time.sleep(10_000),
+    "stuck in data": lambda workdir: time.sleep(10_000),
     "exception in data": on_fire,
-    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGTERM": lambda workdir: os.kill(os.getpid(), signal.SIGTERM),
+    "directory gone": remove_directory,
 }
 
 
@@ -121,25 +114,9 @@ class Images:
         if self.fails and self.read >= FAILS_AT and self.case in FAILURES:
             self.fails = False
             mark(self.workdir, "failed")
-            FAILURES[self.case]()
-        if self.fails and self.read == FAILS_AT and self.case == "directory gone":
-            mark(self.workdir, "failed")
-            folder = self.workdir / "run" / "processes"
-            folder.rename(folder.with_name("gone"))
-            folder.write_text("")
+            FAILURES[self.case](self.workdir)
         time.sleep(EVERY_IMAGE)
         return np.full((80, 80, 3), index % 256, np.uint8), index % 10
-
-
-class Linear:
-    def __init__(self, config):
-        self.classes = config.classes
-
-    def init(self, key, image_shape):
-        return {"kernel": np.zeros((int(np.prod(image_shape)), self.classes), np.float32)}, {}
-
-    def apply(self, params, batch_stats, images, train):
-        return images.reshape(len(images), -1) @ params["kernel"], {}
 
 
 def train(case: str, workdir: Path, faulty: int) -> None:
@@ -154,6 +131,8 @@ def train(case: str, workdir: Path, faulty: int) -> None:
     if fails and case == "missing":
         mark(workdir, "failed")
         time.sleep(10_000)
+    from helpers.linear import NormalizedLinear
+
     import jaxdp
     from jaxdp.config import Config, Data, Guard, Logging, Mesh, Model, Optimizer, Phase, Schedule
     from jaxdp.distributed import supervisor
@@ -161,7 +140,7 @@ def train(case: str, workdir: Path, faulty: int) -> None:
     supervisor.LATE_SECONDS = LATE_SECONDS
     if "slow directory" in case:
         slow_down()
-    jaxdp.register_model("linear", Linear)
+    jaxdp.register_model("linear", NormalizedLinear)
     jaxdp.register_dataset("slow", lambda data: (Images(case, workdir, fails), Images("", workdir)))
     config = Config(
         name="fails",
@@ -200,12 +179,6 @@ def slow_down() -> None:
         setattr(Directory, name, slow)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def start(starter: str, count: int, arguments: list[str], port: int) -> list[subprocess.Popen]:
     """The processes of a run, or their launcher, whose output goes to launcher.err of the folder in `arguments[1]`."""
     command = [sys.executable, __file__, "--process", *arguments]
@@ -224,7 +197,7 @@ def start(starter: str, count: int, arguments: list[str], port: int) -> list[sub
         return [subprocess.Popen([*prefix, *command], env=variables, cwd=ROOT, stdout=output, stderr=output)]
 
 
-def run(case: str, count: int, rank: int, *, starter: str, suspend_seconds: float) -> dict:
+def run(case: str, count: int, rank: int, *, starter: str) -> dict:
     """Start the processes of a case, of which `rank` fails; how long the run took to end, and what it printed last."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         workdir, port = Path(folder), free_port()
@@ -232,7 +205,7 @@ def run(case: str, count: int, rank: int, *, starter: str, suspend_seconds: floa
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
         running = start(starter, count, [case, str(workdir), str(rank)], port)
         if case == "all suspended":
-            suspend_all(running, workdir, count, suspend_seconds)
+            suspend_all(running, workdir, count)
         began, failed = time.time(), None
         while time.time() < began + SECONDS and any(process.poll() is None for process in running):
             time.sleep(0.05)
@@ -251,17 +224,17 @@ def run(case: str, count: int, rank: int, *, starter: str, suspend_seconds: floa
         lines = {each: last_line(workdir / f"{each}.err", workdir / "launcher.err") for each in range(count)}
         codes = [process.returncode for process in running]
         row = judge(case, rank, lines, codes, starter) | {"seconds": round(seconds, 1), "processes": count, "starter": starter}
-        return row | ({"suspend_seconds": suspend_seconds} if case == "all suspended" else {})
+        return row | ({"suspend_seconds": SUSPENDED_SECONDS} if case == "all suspended" else {})
 
 
-def suspend_all(running: list[subprocess.Popen], workdir: Path, count: int, seconds: float) -> None:
+def suspend_all(running: list[subprocess.Popen], workdir: Path, count: int) -> None:
     """Suspend a whole run while it trains, and continue it."""
     while len(list(workdir.glob("reached-*"))) < count:
         if any(process.poll() is not None for process in running):
             return
         time.sleep(0.05)
     everyone = [process.pid for process in running] + [int(path.read_text()) for path in workdir.glob("*.pid")]
-    for number, pause in ((signal.SIGSTOP, seconds), (signal.SIGCONT, 0)):
+    for number, pause in ((signal.SIGSTOP, SUSPENDED_SECONDS), (signal.SIGCONT, 0)):
         for pid in set(everyone):
             os.kill(pid, number)
         time.sleep(pause)
@@ -290,6 +263,7 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int], starter
     step = "" if case == "stuck in constructor" else r"\bstep \d+"
     parts = {"located": rf"rank {rank} on \S+ failed (in|while|during) [^:]*{step}", "place": r"\.py:\d+ in "}
     has_step = code == 1 and case not in WITHOUT_STEP
+    once = code in (2, 75) or case == "directory gone"  # by rank 0, or by the one at fault
     named = [re.search(pattern, line) for line in others.values()]
     found = {
         name: needed(re.search(part, line) for line in others.values()) if has_step else None for name, part in parts.items()
@@ -297,7 +271,7 @@ def judge(case: str, rank: int, lines: dict[int, str], codes: list[int], starter
     return {
         "case": case,
         "rank": rank,
-        "named": (any if case in NAMED_ONCE else needed)(named),
+        "named": (any if once else needed)(named),
         **found,
         "healthy rank blamed": code == 1 and bool(blamed - {rank}),
         "exit codes": all(codes[each] in expected for each in others) if len(codes) == len(lines) else None,
@@ -348,34 +322,24 @@ def keep(rows: list[dict], provenance: dict) -> list[dict]:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
-    parser.add_argument("--key-cases", action="store_const", const=list(KEY_CASES), dest="cases", help="a short selection")
-    parser.add_argument("--processes", nargs="*", type=int, default=[2, 3])
-    parser.add_argument("--starters", nargs="*", choices=("direct", "launch", "srun", "mpirun"), default=["direct", "launch"])
-    parser.add_argument("--ranks", nargs="*", type=int, help="which fail (default: each in turn)")
-    parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--load", type=int, default=0, help="busy processes beside the run")
-    parser.add_argument("--suspend-seconds", type=float, default=150)
-    arguments = parser.parse_args()
+    starters = ["direct", "launch", *filter(shutil.which, ["mpirun"]), *["srun"] * ("SLURM_CONF" in os.environ)]
+    given = arguments(__doc__, cases=[*CASES], processes=[2, 3], starters=starters, times=1, load=0)
     from jaxdp.bench.environment import provenance
 
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(arguments.load)]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.load)]
     selected = [
         (case, count, starter, rank)
-        for case in arguments.cases
-        for count in arguments.processes
-        for starter in arguments.starters
-        for rank in (range(count) if arguments.ranks is None else arguments.ranks)
-        if starter == "direct" or case not in ONLY_DIRECT
+        for case, count, starter in itertools.product(given.cases, given.processes, given.starters)
+        for rank in range(count)
+        if starter == "direct" or case != "port taken"  # a launcher chooses the port
     ]
     rows: list[dict] = []
     try:
         for case, count, starter, rank in selected:
             made, new = provenance(("jax", "numpy")), list[dict]()
-            for _ in range(arguments.times):
-                row = run(case, count, rank, starter=starter, suspend_seconds=arguments.suspend_seconds)
-                state = {"load": arguments.load, "load_average": round(os.getloadavg()[0], 1), "commit": made["commit"]}
+            for _ in range(given.times):
+                row = run(case, count, rank, starter=starter)
+                state = {"load": given.load, "load_average": round(os.getloadavg()[0], 1), "commit": made["commit"]}
                 new.append(row | state)
                 print(json.dumps(new[-1]), flush=True)
             rows = keep(new, made)

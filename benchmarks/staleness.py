@@ -16,11 +16,11 @@ from statistics import mean
 import jax
 import numpy as np
 import optax
-from common import ROOT, draw_accuracies, made_on, markdown, mean_and_deviation, options, read, trained, write
+from common import ROOT, accuracy_of, arguments, draw_accuracies, markdown, mean_and_deviation, narrow_resnet, read, write
 
 from jaxdp import models
 from jaxdp.bench.environment import provenance
-from jaxdp.config import Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.config import Config, Mesh, Optimizer, Phase, Schedule
 from jaxdp.data import prefetch
 from jaxdp.data.sources import open_datasets
 from jaxdp.distributed import runtime
@@ -42,21 +42,17 @@ KINDS = {
 
 
 def config_for(rate: float, workers: int = 1, seed: int = 0, tuning=False) -> Config:
-    split = {"train_split": "fit", "eval_split": "validation"} if tuning else {}
-    return Config(
-        name="staleness",
+    return narrow_resnet(
+        "staleness",
+        tuning,
         seed=seed,
         epochs=EPOCHS,
-        data=Data(augmentation="digits", **split),
-        model=Model(depth=18, width=8, classes=10, norm_momentum=0.7),
         batch=(Phase(BATCH * workers, per_worker_batch=BATCH),),
         optimizer=Optimizer("sgd", momentum=MOMENTUM, weight_decay=1e-4),
         schedule=Schedule(
             "cosine", rate * workers, warmup_epochs=WARM_UP, start=min(rate, rate * workers) if workers > 1 else 0.0
         ),
         mesh=Mesh(cpu_devices=1),
-        evaluation=Evaluation(every_epochs=None),
-        logging=Logging(every_steps=1000, tensorboard=False),
     )
 
 
@@ -108,12 +104,6 @@ class Trainer:
         return self.accuracy(train_with_stale_gradients(state, gradient, update, range(0, plan.total_samples, BATCH), tau))
 
 
-def synchronous_accuracy(config: Config) -> float:
-    """One update for the mean of all workers' gradients; 0 if the loss is not finite."""
-    result = trained(config)
-    return result.accuracy if result else 0.0
-
-
 def measure(seeds) -> dict:
     tuner, trainer = Trainer(config_for(0.1, tuning=True)), Trainer(config_for(0.1))
     best = {}
@@ -126,7 +116,7 @@ def measure(seeds) -> dict:
         runs = {
             "asynchronous": [trainer.asynchronous_accuracy(config_for(best[0], seed=seed), tau) for seed in seeds],
             "tuned": [trainer.asynchronous_accuracy(config_for(best[tau], seed=seed), tau) for seed in seeds],
-            "synchronous": [synchronous_accuracy(config_for(best[0], tau + 1, seed)) for seed in seeds],
+            "synchronous": [accuracy_of(config_for(best[0], tau + 1, seed)) or 0.0 for seed in seeds],
         }
         rows += [{"tau": tau, "kind": kind, "accuracies": scores} for kind, scores in runs.items()]
         print(tau, runs, flush=True)
@@ -144,7 +134,7 @@ def table(record: dict) -> str:
         cells = {kind: mean_and_deviation(percents[tau, kind]) for kind in KINDS}
         cells["tuned"] += f" (rate {record['rates'][str(tau)]:g})"
         rows.append((str(tau), str(tau + 1), *cells.values()))
-    return markdown(("tau", "workers", *KINDS.values()), rows, f"By `benchmarks/staleness.py` on {made_on(record)}.")
+    return markdown(("tau", "workers", *KINDS.values()), rows)
 
 
 def draw(record: dict) -> None:
@@ -161,14 +151,10 @@ def draw(record: dict) -> None:
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    seeds = parser.parse_args().seeds
+    seeds = arguments(__doc__, seeds=[0, 1, 2]).seeds
     runtime.start(Mesh(cpu_devices=1))
-    write("staleness", measure(seeds))
-    record = read("staleness")
-    draw(record)
-    print(table(record))
+    write("staleness", measure(seeds), table)
+    draw(read("staleness"))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""Wall and CPU seconds of starting: imports, `jaxdp plan`, the first step of the default run, and that whole run.
+"""Wall and CPU seconds of starting: imports, `jaxdp plan`, and the first step of the default run.
 
-    python benchmarks/startup.py [--rounds N] [--whole] [CHECKOUT ...]
+    python benchmarks/startup.py [--rounds 5] [CHECKOUT ...]
 
-Runs alternately in every checkout (default: this one), on the CPU. --whole: also the default run. Writes medians to
-benchmarks/results/startup.json and prints a table.
+Runs alternately in every checkout (default: this one), on the CPU. Writes medians to benchmarks/results/startup.json and prints
+a table.
 """
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from statistics import median
 
-from common import ROOT, made_on, markdown, options, write
+from common import ROOT, alternate, arguments, commit_of, made_on, markdown, write
 
 from jaxdp.bench.environment import provenance
 
@@ -34,11 +35,6 @@ jaxdp.train(jaxdp.load_config("digits"), sys.argv[1], resume="never", callbacks=
 """
 
 
-def _commit(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def seconds(checkout: Path, words: list[str], cache: Path) -> tuple[float, float]:
     """(wall seconds, CPU seconds) of a Python command."""
     environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": str(cache)}
@@ -52,19 +48,17 @@ def seconds(checkout: Path, words: list[str], cache: Path) -> tuple[float, float
     return time.monotonic() - began, used.ru_utime + used.ru_stime
 
 
-def measure(checkout: Path, *, whole: bool) -> dict[str, tuple[float, float]]:
+def measure(checkout: Path) -> dict[str, tuple[float, float]]:
     """(wall seconds, CPU seconds) by name. The first step fills the cache that the second uses."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         commands = {
-            "import jaxdp.session": (["-c", "import jaxdp.session"], "warm"),
-            "jaxdp plan": (["-m", "jaxdp", "plan"], "warm"),
-            "first step, empty cache": (["-c", FIRST_STEP, str(folder / "first")], "warm"),
-            "first step, filled cache": (["-c", FIRST_STEP, str(folder / "second")], "warm"),
+            "import jaxdp.session": ["-c", "import jaxdp.session"],
+            "jaxdp plan": ["-m", "jaxdp", "plan"],
+            "first step, empty cache": ["-c", FIRST_STEP, str(folder / "first")],
+            "first step, filled cache": ["-c", FIRST_STEP, str(folder / "second")],
         }
-        if whole:
-            commands["default run"] = (["train.py", "--workdir", str(folder / "whole")], "cold")
-        return {name: seconds(checkout, words, folder / cache) for name, (words, cache) in commands.items()}
+        return {name: seconds(checkout, words, folder / "cache") for name, words in commands.items()}
 
 
 def table(record: dict) -> str:
@@ -82,23 +76,13 @@ def table(record: dict) -> str:
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT], metavar="CHECKOUT")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--whole", action="store_true")
-    arguments = parser.parse_args()
-    rounds: dict[Path, list] = {checkout.resolve(): [] for checkout in arguments.checkouts}
-    for number in range(arguments.rounds):
-        for checkout, done in rounds.items():
-            done.append(measure(checkout, whole=arguments.whole))
-            print(number, checkout.name, done[-1], flush=True)
+    given = arguments(__doc__, checkouts=(ROOT,), rounds=5)
+    rounds = alternate({checkout: partial(measure, checkout.resolve()) for checkout in given.checkouts}, given.rounds)
     results = []
     for checkout, done in rounds.items():
-        medians = {name: [statistics.median(each[name][part] for each in done) for part in (0, 1)] for name in done[0]}
-        results.append({"checkout": _commit(checkout), "wall_and_cpu_seconds": medians, "rounds": len(done)})
-    record = {"results": results, "provenance": provenance()}
-    write("startup", record)
-    print(table(record))
+        medians = {name: [median(each[name][part] for each in done) for part in (0, 1)] for name in done[0]}
+        results.append({"checkout": commit_of(checkout), "wall_and_cpu_seconds": medians, "rounds": len(done)})
+    write("startup", {"results": results, "provenance": provenance()}, table)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ python benchmarks/tables.py NAME...  print tables, such as those of benchmarks/R
 """
 
 import contextlib
+import functools
 import io
+import operator
 import re
 import sys
 from collections.abc import Callable
@@ -233,12 +235,12 @@ def goals() -> str:
     )
 
 
-def of(name: str, table: Callable[[dict], str], script: str = "", part: str | None = None) -> Callable[[], str]:
+def of(name: str, table: Callable[[dict], str], script: str = "", *part: str | int) -> Callable[[], str]:
     """The table that a function makes of the record of this name. script: adds what made the record, or a part of it."""
 
     def made() -> str:
         record = read(name)
-        by = f"\n\nBy `benchmarks/{script}` on {made_on(record[part] if part else record)}." if script else ""
+        by = f"\n\nBy `benchmarks/{script}` on {made_on(functools.reduce(operator.getitem, part, record))}." if script else ""
         return table(record) + by
 
     return made
@@ -251,7 +253,7 @@ def exact() -> str:
 ON_PAGES = {
     "docs/large_batch.md": {
         "large_batch": of("large_batch", large_batch.table),
-        "staleness": of("staleness", staleness.table),
+        "staleness": of("staleness", staleness.table, "staleness.py"),
     },
     "docs/performance.md": {
         "speed": of("step_vs_pytorch", speed),
@@ -265,16 +267,16 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "step": of("step_vs_pytorch", step),
     "gpu_run": gpu_run,
     "gpu_kernels": of("gpu_position", gpu_kernels),
-    "fashion": of("fashion_vs_pytorch", accuracy.pytorch_table),
-    "optimizers": of("training_vs_pytorch", training_vs_pytorch.optimizers_table),
+    "fashion": of("fashion_vs_pytorch", accuracy.pytorch_table, "accuracy.py", "runs", 0),
+    "optimizers": of("training_vs_pytorch", training_vs_pytorch.optimizers_table, "training_vs_pytorch.py"),
     "one_device": of("step_changes", one_device),
-    "changes": of("changes_digits", changes.table),
-    "precision": of("folded_precision", folded_precision.table),
+    "changes": of("changes_digits", changes.table, "changes.py"),
+    "precision": of("folded_precision", folded_precision.table, "folded_precision.py"),
     "folded_on_cpu": of("batch_norm_cpu", folded_on_cpu),
-    "steps": of("training_vs_pytorch", training_vs_pytorch.table),
-    "training": of("batch_norm_training", accuracy.forms_table),
-    "memory": of("memory", compiled.memory_table),
-    "lr_range": of("lr_range", lr_range.table),
+    "steps": of("training_vs_pytorch", training_vs_pytorch.table, "training_vs_pytorch.py"),
+    "training": of("batch_norm_training", accuracy.forms_table, "accuracy.py", "runs", 0),
+    "memory": of("memory", compiled.memory_table, "compiled.py"),
+    "lr_range": of("lr_range", lr_range.table, "lr_range.py"),
     "startup": of("startup", startup.table),
     "callbacks": of("callbacks", callbacks.table, "callbacks.py"),
     "allreduce": of("allreduce_cpu", allreduce),
@@ -284,15 +286,15 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "network": of("network", network.steps_table, "cluster/network.py", "steps"),
     "network_bytes": of("network", network.bytes_table),
     "exact": exact,
-    "audit": of("audit", audit.table),
+    "audit": of("audit", audit.table, "audit.py"),
     "stages": of("input_cpu", stages),
     "input": of("input_vs_peers", loaders.decoders_table),
     "cores": of("input_cores", loaders.cores_table),
     "loader": of("loader_augmentations", loaders.augmentations_table),
     "chaos": of("chaos", chaos.table, "chaos.py"),
-    "object_storage_data": of("object_storage_data", object_storage_data.table),
-    "object_reads": of("object_storage_data", object_storage_data.reads_table),
-    "object_storage_runs": of("object_storage_runs", object_storage_runs.table),
+    "object_storage_data": of("object_storage_data", object_storage_data.table, "object_storage_data.py"),
+    "object_reads": of("object_storage_data", object_storage_data.reads_table, "object_storage_data.py"),
+    "object_storage_runs": of("object_storage_runs", object_storage_runs.table, "object_storage_runs.py"),
     "process_failures": of("process_failures", process_failures.table, "process_failures.py"),
     "cuts": of("network", network.cuts_table, "cluster/network.py", "cuts"),
 }

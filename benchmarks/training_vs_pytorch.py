@@ -1,17 +1,17 @@
 """Twenty training steps of ResNet-50 beside PyTorch's, from the same weights on the same images.
 
-    python benchmarks/training_vs_pytorch.py [--only RUN]
+    python benchmarks/training_vs_pytorch.py [--only RUN ...]
 
 Optimizers and losses of PyTorch and timm, the network of torchvision; SGD also with folded batch normalization, and with
 mixup, whose ratio jaxdp draws and whose images and soft targets are timm's. Smoothed labels, float32, one device. PyTorch in
 float64 is the reference, in float32 the yardstick: rounding grows from step to step in every implementation. Needs the extra
-`peers`. Writes benchmarks/results/training_vs_pytorch.json, to which --only adds one run, and prints the tables.
+`peers`. Writes benchmarks/results/training_vs_pytorch.json, to which --only adds runs, and prints the tables.
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
-from common import ROOT, made_on, markdown, options, read, write
+from common import arguments, markdown, read, write
+from helpers import torch_layout
 
 from jaxdp import models
 from jaxdp.bench.environment import PACKAGES, provenance
@@ -38,8 +39,6 @@ MOMENTUM, DECAY, SMOOTHING, THRESHOLD = 0.9, 0.01, 0.1, 0.2
 SHOWN = (1, 5, 10, 20)
 MIXED = "SGD, PyTorch, binary of mixup without threshold"
 FORMS_OF = "SGD, PyTorch, softmax"  # the run that compares forms of batch normalization
-
-
 Step = tuple[float, dict]  # loss, and weights by name after the step in float64
 
 
@@ -89,29 +88,15 @@ def runs() -> dict[str, Run]:
     from torch.nn.functional import cross_entropy
 
     optimizers: dict[str, tuple[dict, float, Callable]] = {
-        "SGD, PyTorch": ({"name": "sgd"}, 0.01, lambda groups, rate: torch.optim.SGD(groups, rate, momentum=MOMENTUM)),
-        "LARS, timm": (
-            {"name": "lars", "eps": 1e-8},
-            1.0,
-            lambda groups, rate: Lars(groups, rate, momentum=MOMENTUM, eps=1e-8),
-        ),
-        "AdamW, PyTorch": (
-            {"name": "adamw"},
-            1e-3,
-            lambda groups, rate: torch.optim.AdamW(groups, rate, eps=1e-8),
-        ),
-        "LAMB, timm": (
-            {"name": "lamb", "clip_norm": 1.0},
-            5e-3,
-            lambda groups, rate: Lamb(groups, rate),
-        ),
+        "SGD, PyTorch": ({"name": "sgd"}, 0.01, partial(torch.optim.SGD, momentum=MOMENTUM)),
+        "LARS, timm": ({"name": "lars", "eps": 1e-8}, 1.0, partial(Lars, momentum=MOMENTUM, eps=1e-8)),
+        "AdamW, PyTorch": ({"name": "adamw"}, 1e-3, partial(torch.optim.AdamW, eps=1e-8)),
+        "LAMB, timm": ({"name": "lamb", "clip_norm": 1.0}, 5e-3, Lamb),
     }
+    binary = {"loss": "binary", "target_threshold": THRESHOLD}
     losses: dict[str, tuple[dict, Callable]] = {
-        "softmax": ({}, lambda logits, labels: cross_entropy(logits, labels, label_smoothing=SMOOTHING)),
-        "binary": (
-            {"loss": "binary", "target_threshold": THRESHOLD},
-            BinaryCrossEntropy(smoothing=SMOOTHING, target_threshold=THRESHOLD),
-        ),
+        "softmax": ({}, partial(cross_entropy, label_smoothing=SMOOTHING)),
+        "binary": (binary, BinaryCrossEntropy(smoothing=SMOOTHING, target_threshold=THRESHOLD)),
     }
     found = {
         f"{name}, {kind}": Run(
@@ -221,7 +206,6 @@ def distances_table(distances_by_name: dict, record: dict, *more: str) -> str:
         rows,
         f"{what}, PyTorch {versions['torch']}, timm {versions['timm']}.",
         *more,
-        f"By `benchmarks/training_vs_pytorch.py` on {made_on(record)}.",
     )
 
 
@@ -239,21 +223,16 @@ def optimizers_table(record: dict) -> str:
 
 
 def main():
-    parser = options(__doc__)
-    parser.add_argument("--only", choices=list(runs()))
-    only = parser.parse_args().only
-    sys.path.insert(0, str(ROOT / "tests"))
-    from helpers import torch_layout
-
+    every = runs()
+    only = arguments(__doc__, only=[*every]).only
     held = start_weights(torch_layout.random_tensors(0, *NETWORK))
     made = provenance((*PACKAGES, "torch", "torchvision", "timm"))
     record: dict[str, Any] = {"provenance": made, "optimizers": {}, "added": {}}
-    if only:
-        record = {"added": {}} | read("training_vs_pytorch")
-        record["added"][only] = made
-    for name, run in runs().items():
-        if only not in (None, name):
-            continue
+    if len(only) < len(every):
+        record = read("training_vs_pytorch")
+        record["added"] |= dict.fromkeys(only, made)
+    for name in only:
+        run = every[name]
         others = {"jaxdp": by_jaxdp(held, run), "original": by_torch(held, run, "float32")}
         if name == FORMS_OF:
             others["folded"] = by_jaxdp(held, run, "folded")

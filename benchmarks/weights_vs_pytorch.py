@@ -3,20 +3,17 @@
     python benchmarks/weights_vs_pytorch.py
 
 Random weights and random batch normalization statistics, float32, evaluation mode. Needs the extra `peers`. Writes
-benchmarks/results/weights_vs_pytorch.json and prints its table.
+benchmarks/results/weights_vs_pytorch.json and prints the differences.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import ROOT, write
-from safetensors.numpy import save_file
-
-sys.path.insert(0, str(ROOT / "tests"))
+from common import arguments, write
 from helpers import torch_layout
+from safetensors.numpy import save_file
 
 from jaxdp import models
 from jaxdp.bench.environment import PACKAGES, provenance
@@ -51,14 +48,12 @@ def of_depth(depth: int, folder: Path) -> dict:
 
 
 def main():
+    arguments(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         rows = [of_depth(depth, Path(folder)) for depth in DEPTHS]
     record = {"provenance": provenance((*PACKAGES, "torch")), "images": [IMAGES, SIZE, SIZE, 3], "rows": rows}
     write("weights_vs_pytorch", record)
-    print("depth  in: difference  of     out: difference  of")
-    for row in rows:
-        cells = "  ".join(f"{row[way]['difference']:.1e}         {row[way]['largest_logit']:.2f}" for way in ("in", "out"))
-        print(f"{row['depth']:>5}  {cells}")
+    print(*rows, sep="\n")
 
 
 if __name__ == "__main__":

@@ -27,14 +27,10 @@ BURST = "256kb"  # burst that an idle link passes without delay: 20 ms at 100mbi
 QUEUE = "50ms"
 
 
-class HostsError(RuntimeError):
-    pass
-
-
 def _run(*command: str) -> str:
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
-        raise HostsError(f"{' '.join(command)}: {result.stderr.strip() or result.returncode}")
+        raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip() or result.returncode}")
     return result.stdout
 
 
@@ -50,14 +46,14 @@ class Hosts:
     def __enter__(self):
         missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if not shutil.which(tool)]
         if missing:
-            raise HostsError(f"{missing[0]} not found; install Debian's packages iproute2 and util-linux")
+            raise RuntimeError(f"{missing[0]} not found; install Debian's packages iproute2 and util-linux")
         if os.geteuid() != 0:
-            raise HostsError("network namespaces require root; run as root")
+            raise RuntimeError("network namespaces require root; run as root")
         self._lock = socket.socket(socket.AF_UNIX)
         try:
             self._lock.bind("\0jaxdp-hosts")  # an abstract name, which disappears with its process
         except OSError:
-            raise HostsError("another process on this machine uses its hosts; end it first") from None
+            raise RuntimeError("another process on this machine uses its hosts; end it first") from None
         try:
             self._remove()
             self._make()
@@ -103,7 +99,7 @@ class Hosts:
 
     def name(self, host: int) -> str:
         if host not in range(self.number):
-            raise HostsError(f"host {host} does not exist; there are {self.number}")
+            raise RuntimeError(f"host {host} does not exist; there are {self.number}")
         return f"{PREFIX}{host}"
 
     def address(self, host: int) -> str:
@@ -115,10 +111,10 @@ class Hosts:
         set_up_host = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
         return subprocess.Popen([*enter, "sh", "-c", set_up_host, self.name(host), str(HOSTS_FILE), *command], **options)
 
-    def rate(self, rate: str | None, host: int | None = None) -> None:
-        """Limit the link of a host, or all links, in both directions; None removes the limit."""
+    def rate(self, rate: str | None) -> None:
+        """Limit all links, in both directions; None removes the limit."""
         limit = ["tbf", "rate", rate, "burst", BURST, "latency", QUEUE] if rate else ["noqueue"]
-        for name in map(self.name, range(self.number) if host is None else [host]):
+        for name in map(self.name, range(self.number)):
             _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *limit)
             _run("tc", "-n", SWITCH, "qdisc", "replace", "dev", name, "root", *limit)
 

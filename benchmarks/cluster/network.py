@@ -23,29 +23,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from hosts import Hosts
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from chaos import ROOT, TRAINING, stage
-from common import markdown
+from chaos import TRAINING, stage
+from common import ROOT, markdown, read, started, write
 
 from jaxdp.strategies import STRATEGIES
 
-RESULT = ROOT / "benchmarks/results/network.json"
 HOSTS, DEVICES = 4, 2
 PORT = 29_400
 GUARD = {"silence_seconds": 10, "step_minutes": 0.3, "start_minutes": 0.5}
 LONG = ("--epochs", "400", "--batch.0.until-epoch", "200", "--batch.0.per-worker-batch", "1")
 WAIT_SECONDS = 150  # for all processes to end
 DIRECTORY = ("hangs", "answers")  # what the directory of the run does on a host that is cut off
-STAGES = {
-    "starting": 3.0,
-    "compiling": 1.0,
-    "stepping": 0.02,
-    "saving": 0.0,
-}  # latest time of the cut in the stage, in seconds
+STAGES = {"starting": 3.0, "compiling": 1.0, "stepping": 0.02, "saving": 0.0}  # latest time of the cut in each, in seconds
 RATES = {"100mbit": 12.5e6, "300mbit": 37.5e6, "1gbit": 125e6}  # bytes a second
 PAYLOAD = 1448 / 1514  # of an Ethernet frame that carries TCP with time stamps
 MESHES = (4, 2), (2, 4)  # rows inside a host, and across two hosts
@@ -71,12 +66,7 @@ def cut(hosts: Hosts, victim: int, *, chosen: str, directory: str, folder: Path,
     outputs = [workdir.with_suffix(".out" if rank == 0 else f".{rank}.out") for rank in range(HOSTS)]
     command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TRAINING, *LONG]
     command += [part for name, value in GUARD.items() for part in (f"--guard.{name.replace('_', '-')}", str(value))]
-    environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    running = []
-    for rank, out in enumerate(outputs):
-        with open(out, "w") as file:
-            options = {"cwd": ROOT, "env": environment, "stdout": file, "stderr": subprocess.STDOUT}
-            running.append(hosts.popen(rank, [*command, *place(rank)], **options))
+    running = [started([*command, *place(rank)], out, partial(hosts.popen, rank)) for rank, out in enumerate(outputs)]
     with contextlib.ExitStack() as stack:
         try:
             began = time.monotonic()
@@ -121,23 +111,21 @@ def cut(hosts: Hosts, victim: int, *, chosen: str, directory: str, folder: Path,
     }
 
 
-def cuts(times: int, stages: list[str], directories: list[str], *, seed: int, kept: list[dict]) -> Iterator[dict]:
+def cuts(times: int, stages: list[str], directories: list[str], kept: list[dict]) -> Iterator[dict]:
     """The record after each cut: first of rank 0's host, then of others. kept: earlier rows, which stay for other cases."""
     from jaxdp.bench.environment import provenance
 
-    draw, rows = random.Random(seed), [row for row in kept if row.get("directory") in set(DIRECTORY) - set(directories)]
+    draw, rows = random.Random(0), [row for row in kept if row.get("directory") in set(DIRECTORY) - set(directories)]
     with tempfile.TemporaryDirectory() as cache, Hosts(HOSTS, rate="1gbit") as hosts:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
-        for number in range(times):
-            for directory in directories:
-                for chosen in stages:
-                    victim = draw.randrange(1, HOSTS) if number else 0
-                    with tempfile.TemporaryDirectory() as made:
-                        row = cut(hosts, victim, chosen=chosen, directory=directory, folder=Path(made), draw=draw)
-                    made_with = provenance(("jax", "numpy"))
-                    rows.append(row | {"commit": made_with["commit"]})
-                    print(json.dumps(row), flush=True)
-                    yield {"provenance": made_with, "hosts": HOSTS, "rate": "1gbit", "limits": GUARD, "rows": rows}
+        for number, directory, chosen in itertools.product(range(times), directories, stages):
+            victim = draw.randrange(1, HOSTS) if number else 0
+            with tempfile.TemporaryDirectory() as made:
+                row = cut(hosts, victim, chosen=chosen, directory=directory, folder=Path(made), draw=draw)
+            made_with = provenance(("jax", "numpy"))
+            rows.append(row | {"commit": made_with["commit"]})
+            print(json.dumps(row), flush=True)
+            yield {"provenance": made_with, "hosts": HOSTS, "rate": "1gbit", "limits": GUARD, "rows": rows}
 
 
 def cuts_table(record: dict) -> str:
@@ -451,21 +439,20 @@ def main():
     parser.add_argument("--times", type=int, default=1, help="trials of each cut")
     parser.add_argument("--stages", nargs="*", choices=STAGES, default=list(STAGES), help="in which a link is cut")
     parser.add_argument("--directory", nargs="*", choices=DIRECTORY, default=DIRECTORY, help="on the host that is cut off")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
         return process_of_host(arguments.rank)
-    record = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    record = read("network", {})
     if arguments.only in (None, "steps"):
         for part in steps():
             record["steps"] = part
-            RESULT.write_text(json.dumps(record, indent=1) + "\n")
+            write("network", record)
     if arguments.only in (None, "cuts"):
         kept = record.get("cuts", {}).get("rows", [])
-        for part in cuts(arguments.times, arguments.stages, arguments.directory, seed=arguments.seed, kept=kept):
+        for part in cuts(arguments.times, arguments.stages, arguments.directory, kept=kept):
             record["cuts"] = part
-            RESULT.write_text(json.dumps(record, indent=1) + "\n")
+            write("network", record)
     for part, table in (("cuts", cuts_table), ("steps", steps_table), ("steps", bytes_table)):
         if part in record:
             print(table(record) + "\n")

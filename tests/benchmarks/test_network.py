@@ -1,6 +1,5 @@
 """The benchmark of training steps between virtual hosts: its account of their links, and its record."""
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -35,8 +34,8 @@ def test_bytes_of_the_traced_step_are_those_of_the_model(network, mesh_shape, wi
 
 
 def test_model_predicts_most_steps_of_the_record_and_the_account_their_bytes(network):
-    """99 of the 108 steps are within 15 %; the others are those of the torus, whose lost packets the model does not have."""
-    record = json.loads(network.RESULT.read_text())["steps"]
+    """101 of the 108 steps are within 15 %; the others are those of the torus, whose lost packets the model does not have."""
+    record = network.read("network")["steps"]
     assert len(record["rows"]) == len(network.MESHES) * len(network.FORMS) * len(network.RATES) * len(FORMS)
     errors = {"torus": [], "others": []}
     for row in record["rows"]:
