@@ -37,14 +37,6 @@ def test_diverged_devices_with_one_flipped_bit_returns_its_device():
     assert diverged_devices(tree) == [mesh.devices.flat[6]]
 
 
-def test_diverged_devices_of_shards_compares_the_replicas_of_each_part():
-    mesh, values = make_mesh(3, 2), np.arange(8, dtype=np.float32)[None]
-    whole = replicate(mesh, scale=np.float32(3))
-    assert diverged_devices([whole, sharded_array(mesh, values)]) == []
-    device = mesh.devices[2, 1]
-    assert diverged_devices([whole, sharded_array(mesh, values, changed=device)]) == [device]
-
-
 def test_part_checksums_differ_only_in_the_part_that_differs():
     mesh, values = make_mesh(1, 2), np.arange(8, dtype=np.float32)[None]
     whole = replicate(mesh, b=np.float32(1))["b"]

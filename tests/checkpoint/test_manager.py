@@ -85,15 +85,6 @@ def test_save_keeps_the_newest_the_best_and_retained_checkpoints(tmp_path):
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["80", "70", "50"]
 
 
-def test_restore_removes_an_interrupted_save(saved):
-    folder, abstract = saved
-    shutil.copytree(folder / "10", folder / "saving-20")
-    restored, restored_manifest = CheckpointManager(folder, Checkpoint(), print).restore(lambda samples: abstract)
-    assert restored_manifest.samples == 10
-    np.testing.assert_array_equal(restored["x"], np.arange(3.0))
-    assert [path.name for path in folder.iterdir()] == ["10"]
-
-
 IRREGULAR = {
     "pipe": os.mkfifo,
     "dangling link": lambda path: path.symlink_to("nowhere"),
