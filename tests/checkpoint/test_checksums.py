@@ -1,5 +1,3 @@
-"""Tests of jaxdp.checkpoint.checksums."""
-
 import jax
 import numpy as np
 from helpers.checkpoints import replicate, sharded_array

@@ -1,5 +1,3 @@
-"""Tests of jaxdp.checkpoint.manifest."""
-
 import dataclasses
 import hashlib
 import json

@@ -1,5 +1,3 @@
-"""Tests of jaxdp.checkpoint.orbax_io."""
-
 import sys
 from types import SimpleNamespace
 from typing import NamedTuple

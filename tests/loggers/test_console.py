@@ -1,5 +1,3 @@
-"""Tests of jaxdp.loggers.console."""
-
 import contextlib
 import io
 import os

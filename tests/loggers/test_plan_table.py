@@ -8,7 +8,7 @@ import pytest
 
 from jaxdp import first_gradient, models
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Data, Finetune, Model, Optimizer
+from jaxdp.config import Finetune, Optimizer
 from jaxdp.config_words import optimizer_words
 from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.parallel.mesh import make_mesh
@@ -37,7 +37,6 @@ def test_as_dict_has_phases_rates_model_and_gradient_bytes():
 def test_model_summary_with_a_16_bit_wire_has_half_the_gradient_bytes():
     config = load_config("digits", ["--reduce.wire-dtype", "bfloat16", "--model.depth", "18"])
     assert model_summary(config)["gradient_bytes"] == 2 * model_summary(config)["parameters"]
-    assert model_summary(Config(model=Model(classes=1000), data=Data(source="synthetic")))["gradient_bytes"] == 102_228_128
 
 
 def test_table_says_how_many_epochs_whole_steps_make():

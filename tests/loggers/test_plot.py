@@ -1,5 +1,3 @@
-"""Tests of jaxdp.loggers.plot."""
-
 import numpy as np
 from PIL import Image
 

@@ -16,6 +16,7 @@ import pytest
 from helpers.report import write_result, write_run
 from helpers.watch import append, training_record
 
+from jaxdp import Stopped
 from jaxdp.config import Data, Optimizer, Stop
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
@@ -115,9 +116,6 @@ def test_run_of_another_machine_is_not_said_to_be_killed(tmp_path, monkeypatch):
 
 
 def test_end_of_a_session_is_shown_until_the_next_begins(tmp_path):
-    class Stopped(Exception):
-        pass
-
     write_run(tmp_path)
     run = WatchedRun(tmp_path, "run")
     with pytest.raises(Stopped), EventLog(tmp_path).session(Stopped):

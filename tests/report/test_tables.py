@@ -1,5 +1,3 @@
-"""Tables of a report."""
-
 import dataclasses
 import json
 import re
