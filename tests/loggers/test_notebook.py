@@ -4,6 +4,7 @@ import io
 import sys
 from types import ModuleType, SimpleNamespace
 
+import flax.nnx  # noqa: F401 - it imports IPython, which must not be the stand-in
 import pytest
 
 import jaxdp
