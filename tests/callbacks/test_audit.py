@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.runs import Recorder, train_shown
+from helpers.step import with_parts
 from helpers.strategies import set_stages
 from helpers.torch_layout import write_tiny_weights
 from jax import lax
@@ -200,19 +201,15 @@ def test_describe_names_the_worst_bucket_its_tensor_devices_and_the_missing_rank
 
 
 def with_audits(config, every, **changes):
-    config = dataclasses.replace(config, guard=dataclasses.replace(config.guard, audit_every_steps=every), **changes)
-    checkpoints = Checkpoint(every_epochs=0.32, keep=1)
-    return dataclasses.replace(config, checkpoint=checkpoints)
+    checkpoint = Checkpoint(every_epochs=0.32, keep=1)
+    return dataclasses.replace(with_parts(config, guard={"audit_every_steps": every}), checkpoint=checkpoint, **changes)
 
 
 def accumulating(config, _):
     """Two micro-batches a step, sent in float16, the loss scaled."""
-    return dataclasses.replace(
-        config,
-        batch=tuple(dataclasses.replace(phase, per_worker_batch=phase.global_batch // 8) for phase in config.batch),
-        reduce=dataclasses.replace(config.reduce, wire_dtype="float16"),
-        optimizer=dataclasses.replace(config.optimizer, loss_scale="dynamic"),
-    )
+    batch = tuple(dataclasses.replace(phase, per_worker_batch=phase.global_batch // 8) for phase in config.batch)
+    config = dataclasses.replace(config, batch=batch)
+    return with_parts(config, reduce={"wire_dtype": "float16"}, optimizer={"loss_scale": "dynamic"})
 
 
 def frozen(config, folder):
@@ -221,7 +218,7 @@ def frozen(config, folder):
 
 
 def sharded(config, _):
-    return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="sharded"))
+    return with_parts(config, reduce={"update": "sharded"})
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,17 @@
-"""Tests of the checks of a run."""
-
 import dataclasses
 import math
 
 import numpy as np
 import pytest
 from helpers.runs import read_records
+from helpers.step import with_parts
 
 import jaxdp
 from jaxdp.callbacks import checks
 from jaxdp.callbacks.checks import LossWatch, chance_level_warning, check_step
 from jaxdp.checkpoint.listing import checkpoint_paths
-from jaxdp.config import Checkpoint, Phase
+from jaxdp.config import Checkpoint
 from jaxdp.errors import TrainingError
-from jaxdp.planning import make_plan, small_worker_warning
-from jaxdp.recipes import load_config
 
 
 def record(step, loss):
@@ -43,12 +40,7 @@ def test_the_newest_checkpoint_from_before_an_explosion_is_never_removed(tiny, t
 
 def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "MOST_SKIPPED_STEPS", 2)
-    config = dataclasses.replace(
-        tiny,
-        guard=dataclasses.replace(tiny.guard, non_finite="skip"),
-        optimizer=dataclasses.replace(tiny.optimizer, name="sgd"),
-        schedule=dataclasses.replace(tiny.schedule, learning_rate=1e15),
-    )
+    config = with_parts(tiny, guard={"non_finite": "skip"}, optimizer={"name": "sgd"}, schedule={"learning_rate": 1e15})
     with pytest.raises(TrainingError, match=r"3 steps with non-finite gradients were skipped, .* more than 2: "):
         jaxdp.train(config, tmp_path)
     lines = read_records(tmp_path)
@@ -59,15 +51,3 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path, monkeypat
 def test_chance_level_warning_compares_the_loss_with_chance_level():
     assert chance_level_warning(1.09, epoch=2, chance=math.log(3)) is None
     assert "loss 7.300 exceeds chance level, 1.099" in chance_level_warning(7.3, epoch=2, chance=math.log(3))
-
-
-def test_small_worker_warning_of_eight_images_names_the_flag():
-    def warning(**fields):
-        config = dataclasses.replace(load_config("digits"), batch=(Phase(**fields),))
-        return small_worker_warning(make_plan(config, examples=100, devices=4), has_batch_norm=True)
-
-    assert "workers of 8 images each, few for batch normalization; set a larger --batch.0.per-worker" in warning(
-        global_batch=32
-    )
-    assert warning(global_batch=36) is None
-    assert warning(global_batch=32, per_worker_batch=8, image_size=33) is None

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from helpers.runs import Recorder, outcome, read_records, train_shown, train_until, without_timing
+from helpers.step import with_parts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.config import Checkpoint, Evaluation, Model, Phase, Stop
+from jaxdp.config import Checkpoint, Model, Phase, Stop
 from jaxdp.inference.load_run import choose_checkpoint
 from jaxdp.training import loop
 
@@ -59,13 +60,9 @@ def test_run_ends_after_patience_evaluations_that_do_not_improve(metric, values,
 @pytest.fixture
 def noisy(tiny):
     """Twenty evaluations in eight epochs; accuracy and loss get better and worse several times."""
-    return dataclasses.replace(
-        tiny,
-        epochs=8.0,
-        batch=(Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2)),
-        evaluation=Evaluation(every_epochs=0.4),
-        checkpoint=Checkpoint(every_epochs=None, keep=1),
-    )
+    batch = (Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2))
+    config = dataclasses.replace(tiny, epochs=8.0, batch=batch)
+    return with_parts(config, evaluation={"every_epochs": 0.4}, checkpoint={"every_epochs": None, "keep": 1})
 
 
 def with_stop(config, **stop):
@@ -87,7 +84,7 @@ def arrays(workdir, samples):
 def test_stopped_run_begins_as_the_whole_run_and_its_result_is_the_best_checkpoint(noisy, tmp_path, stop, optimizer, phase):
     """The runs accumulate gradients. The learning rate is that of the whole run. phase: that in which the run ends."""
     metric, patience = stop
-    noisy = dataclasses.replace(noisy, optimizer=dataclasses.replace(noisy.optimizer, **optimizer))
+    noisy = with_parts(noisy, optimizer=optimizer)
     train(dataclasses.replace(noisy, checkpoint=Checkpoint(every_epochs=0.1, keep=99)), tmp_path / "whole")
     whole = evaluations(tmp_path / "whole")
     values = [record[metric] for record in whole]
@@ -139,25 +136,14 @@ def test_stopped_run_is_not_continued_by_the_same_command_but_with_more_patience
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-@pytest.fixture
-def nan_from(monkeypatch):
-    """nan_from(n): from the evaluation number n of this process on, from 0, the loss is NaN."""
+def test_metric_that_is_not_finite_does_not_improve(noisy, tmp_path, monkeypatch):
+    calls, evaluate = [], loop.evaluate
 
-    def install(first):
-        calls, evaluate = [], loop.evaluate
+    def nan_from_the_third_on(*arguments, **options):
+        calls.append(evaluate(*arguments, **options))
+        return calls[-1] | ({"eval_loss": math.nan} if len(calls) > 2 else {})
 
-        def patched(*arguments, **options):
-            calls.append(1)
-            metrics = evaluate(*arguments, **options)
-            return metrics | {"eval_loss": math.nan} if len(calls) > first else metrics
-
-        monkeypatch.setattr(loop, "evaluate", patched)
-
-    return install
-
-
-def test_metric_that_is_not_finite_does_not_improve(noisy, tmp_path, nan_from):
-    nan_from(2)
+    monkeypatch.setattr(loop, "evaluate", nan_from_the_third_on)
     result = train(with_stop(noisy, metric="eval_loss", patience=4), tmp_path)
     assert (result.samples, result.best_samples) == (112, 24)  # the fifth evaluation; the second is finite, and worse
     assert math.isfinite(result.loss)

@@ -1,5 +1,3 @@
-"""Tests of jaxdp.checkpoint.listing."""
-
 import shutil
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Tests of jaxdp.checkpoint.orbax_io."""
-
 import sys
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -7,27 +5,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from helpers.checkpoints import metadata, replicate, save_now
-from jax.sharding import NamedSharding, PartitionSpec
+from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.checksums import describe_arrays
-from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import Manifest, file_checksum, part_folder, state_files
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, _part, load_state, make_checkpointer, silence_orbax
-from jaxdp.config import Checkpoint
-from jaxdp.parallel.mesh import AXES, make_mesh
-
-
-def test_load_state_onto_another_mesh_restores_the_values(tmp_path):
-    state = replicate(make_mesh(2, 4), x=np.arange(12.0).reshape(3, 4))
-    manager = CheckpointManager(tmp_path, Checkpoint(), print)
-    save_now(manager, state, 10)
-    sharding = NamedSharding(make_mesh(1, 3), PartitionSpec())
-    abstract = {"x": jax.ShapeDtypeStruct((3, 4), state["x"].dtype, sharding=sharding)}
-    restored, _ = manager.restore(lambda samples: abstract)
-    assert restored["x"].sharding == sharding
-    np.testing.assert_array_equal(restored["x"], np.arange(12.0).reshape(3, 4))
-    assert restored["x"].sharding.mesh.axis_names == AXES
+from jaxdp.parallel.mesh import make_mesh
 
 
 def test_processes_write_parts_of_about_the_same_bytes():

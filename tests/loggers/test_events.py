@@ -26,10 +26,6 @@ class StoppingScreen(Screen):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-class Saved(Exception):
-    """Stands for `Stopped`."""
-
-
 def write(workdir, *messages):
     with closing(EventLog(workdir)) as log:
         for message in messages:
@@ -54,14 +50,14 @@ def test_run_that_resumes_records_its_sessions_messages_and_end(tiny, tmp_path):
     assert second[-1]["wall_seconds"] <= json.loads((tmp_path / "result.json").read_text())["wall_seconds"] + 1.0
 
 
-@pytest.mark.parametrize(("error", "end"), [(None, "finished"), (Saved("a\nb"), "stopped"), (KeyboardInterrupt(), "failed")])
+@pytest.mark.parametrize(("error", "end"), [(None, "finished"), (Stopped("a\nb"), "stopped"), (KeyboardInterrupt(), "failed")])
 def test_session_records_how_it_ended(tmp_path, error, end):
     log = EventLog(tmp_path)
     if error is None:
-        with log.session(Saved):
+        with log.session(Stopped):
             pass
     else:
-        with pytest.raises(type(error)), log.session(Saved):
+        with pytest.raises(type(error)), log.session(Stopped):
             raise error
     last = read_events(tmp_path / "events.jsonl")[-1]
     text = {"stopped": "a", "failed": "KeyboardInterrupt"}.get(end, "")

@@ -1,24 +1,17 @@
-"""Tests of jaxdp.loggers.notebook."""
-
 import contextlib
 import dataclasses
 import io
 import sys
 from types import ModuleType, SimpleNamespace
 
+import flax.nnx  # noqa: F401 - it imports IPython, which must not be the stand-in
 import pytest
 
 import jaxdp
-from jaxdp.config import Mesh, Schedule
+from jaxdp.config import Schedule
 from jaxdp.loggers import console, notebook
 
 STEP = {"epoch": 1.5, "phase": 0, "global_batch": 64, "loss": 0.25, "learning_rate": 0.1, "images_per_second": 300.0}
-
-
-def short(config, mesh):
-    """Five steps of one batch size."""
-    phases, schedule = config.batch[-1:], Schedule(warmup_epochs=0.0)
-    return dataclasses.replace(config, epochs=1.6, batch=phases, schedule=schedule, mesh=mesh)
 
 
 class FakeIPython(ModuleType):
@@ -58,7 +51,8 @@ def test_default_screen_without_a_kernel_prints_lines_and_does_not_import_ipytho
 
 
 def test_train_in_a_kernel_shows_one_bar_some_lines_and_the_plot(tiny, plots, tmp_path, kernel, capsys):
-    result = jaxdp.train(short(tiny, Mesh(2, 2, cpu_devices=4)), tmp_path)
+    config = dataclasses.replace(tiny, epochs=1.6, batch=tiny.batch[-1:], schedule=Schedule(warmup_epochs=0.0))
+    result = jaxdp.train(config, tmp_path)  # five steps
     bar, plot = kernel.displays
     assert bar[-1]["text/plain"].startswith(f"step {result.steps}/{result.steps}  done after ")
     assert f'<progress value="{result.steps}" max="{result.steps}">' in bar[-1]["text/html"]

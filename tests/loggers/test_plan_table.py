@@ -1,16 +1,14 @@
 """Summary of a plan as a table and as JSON."""
 
 import dataclasses
-import io
 import re
 
 import jax
 import pytest
-from rich.console import Console
 
 from jaxdp import first_gradient, models
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Data, Finetune, Model, Optimizer
+from jaxdp.config import Finetune, Optimizer
 from jaxdp.config_words import optimizer_words
 from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.parallel.mesh import make_mesh
@@ -39,7 +37,6 @@ def test_as_dict_has_phases_rates_model_and_gradient_bytes():
 def test_model_summary_with_a_16_bit_wire_has_half_the_gradient_bytes():
     config = load_config("digits", ["--reduce.wire-dtype", "bfloat16", "--model.depth", "18"])
     assert model_summary(config)["gradient_bytes"] == 2 * model_summary(config)["parameters"]
-    assert model_summary(Config(model=Model(classes=1000), data=Data(source="synthetic")))["gradient_bytes"] == 102_228_128
 
 
 def test_table_says_how_many_epochs_whole_steps_make():
@@ -100,7 +97,7 @@ def test_plan_of_a_sharded_update_counts_the_state_of_a_part_and_shows_what_is_g
     assert document["state_bytes"] == parts
     assert document["gathered_bytes"] == parts["gathered_parameters"]
     shown = f"sharded update: gathers {parts['gathered_parameters']:,} bytes of parameters in the dtypes of the network"
-    assert shown in table_text(config, summary, 4)
+    assert any(shown in fact for fact in summary_table(plan, "4 devices", summary).columns[1].cells)
 
 
 def test_plan_of_lars_for_every_tensor_says_that_all_decay():
@@ -115,9 +112,3 @@ def test_plan_of_lars_for_every_tensor_says_that_all_decay():
     assert everything == [matrices + vectors, in_matrices + in_vectors, 0, 0]
     assert matrices == 21  # convolutions and the classifier
     assert vectors > 40
-
-
-def table_text(config, summary, devices):
-    console = Console(width=400, record=True, file=io.StringIO())
-    console.print(summary_table(make_plan(config, examples=1437, devices=devices), "given", summary))
-    return console.export_text()

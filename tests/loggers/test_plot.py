@@ -1,9 +1,6 @@
-"""Tests of jaxdp.loggers.plot."""
-
 import numpy as np
 from PIL import Image
 
-from jaxdp.config import Phase
 from jaxdp.loggers.plot import plot_training, training_figure
 from jaxdp.loggers.smoothing import moving_average
 
@@ -20,14 +17,6 @@ def test_plot_training_without_evaluations_draws_all_four_panels(tmp_path):
     for quarter in (a[:390, :600], a[:390, 600:], a[390:, :600], a[390:, 600:]):
         assert (quarter < 128).mean() > 0.002
     assert not np.array_equal(a, b)
-
-
-def test_training_figure_changes_the_batch_where_the_config_does():
-    records = [STEP | {"accuracy": 0.5, "epoch": epoch, "global_batch": batch} for epoch, batch in ((1.0, 64), (3.53, 128))]
-    *_, batch = training_figure(records, "", (Phase(64, until_epoch=3.43), Phase(128))).axes
-    (line,) = batch.lines
-    assert line.get_drawstyle() == "steps-post"
-    assert [*zip(*line.get_data(), strict=True)] == [(0.0, 64), (3.43, 128), (3.53, 128)]
 
 
 def test_training_figure_smooths_training_curves_and_labels_both_losses():

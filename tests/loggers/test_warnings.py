@@ -1,15 +1,12 @@
-"""Tests of jaxdp.loggers.warnings."""
-
 import dataclasses
 import time
 from types import SimpleNamespace
 
 import pytest
 from helpers.images import GraySquares
-from helpers.runs import read_records, train_shown
+from helpers.runs import Recorder, read_records, train_shown
 
 from jaxdp.config import Data, Phase
-from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.warnings import InputAdvice, input_warning
 
 
@@ -47,15 +44,10 @@ class SlowSquares(GraySquares):
 
 
 def test_train_input_bound_warns_once_and_logs_wait_time(tiny, tmp_path):
-    messages = []
-
-    class Listener(Quiet):
-        def info(self, text):
-            messages.append(text)
-
+    screen = Recorder()
     config = dataclasses.replace(tiny, data=Data(image_size=80, augmentation="none"), batch=(Phase(8),), epochs=2.0)
-    result = train_shown(config, tmp_path, screen=Listener(), datasets=(SlowSquares(48), GraySquares(9)))
-    assert len([text for text in messages if text.startswith("input-bound")]) == 1
+    result = train_shown(config, tmp_path, screen=screen, datasets=(SlowSquares(48), GraySquares(9)))
+    assert len([text for text in screen.lines if text.startswith("input-bound")]) == 1
     lines = read_records(tmp_path)
     assert sum(line.get("input_seconds", 0) for line in lines) == pytest.approx(result.input_seconds, rel=1e-6)
     assert result.input_seconds > 0.14

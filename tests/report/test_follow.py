@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import html
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ import pytest
 from helpers.report import write_result, write_run
 from helpers.watch import append, training_record
 
+from jaxdp import Stopped
 from jaxdp.config import Data, Optimizer, Stop
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
@@ -48,16 +48,10 @@ def test_run_with_early_stopping_says_so_while_it_trains_and_why_it_ended(tmp_pa
     assert (card(run).kind, card(run).percent) == ("finished", 100)
 
 
-@pytest.fixture
-def old(tmp_path):
-    """A function that sets the time of a run's log to so many seconds ago."""
-
-    def age(path, seconds):
-        log = path / "metrics.jsonl"
-        moment = time.time() - seconds
-        os.utime(log, (moment, moment))
-
-    return age
+def age(path, seconds):
+    """Let a run have written its log so many seconds ago."""
+    moment = time.time() - seconds
+    os.utime(path / "metrics.jsonl", (moment, moment))
 
 
 def test_run_is_followed_from_its_beginning_to_its_end(tmp_path):
@@ -80,15 +74,15 @@ def test_run_is_followed_from_its_beginning_to_its_end(tmp_path):
     assert status(run) == "waiting for a run in this directory"
 
 
-def test_run_that_is_killed_or_silent_says_when_it_last_wrote(tmp_path, old):
+def test_run_that_is_killed_or_silent_says_when_it_last_wrote(tmp_path):
     run = WatchedRun(write_run(tmp_path), "run")
     for seconds, ago in ((100, "1 minute ago"), (601, "10 minutes ago"), (7200, "2 hours ago"), (3 * 86_400, "3 days ago")):
-        old(tmp_path, seconds)
+        age(tmp_path, seconds)
         assert status(run) == f"killed, or its process was lost, last log line {ago}"
     with run_dir.lock_run_dir(tmp_path):
-        old(tmp_path, 500)
+        age(tmp_path, 500)
         assert status(run) == "training"
-        old(tmp_path, 1000)
+        age(tmp_path, 1000)
         assert status(run) == "training, last log line 16 minutes ago"
 
 
@@ -112,19 +106,16 @@ def test_command_of_a_run_with_own_parts_or_callbacks_is_not_given_as_its_config
         )
 
 
-def test_run_of_another_machine_is_not_said_to_be_killed(tmp_path, monkeypatch, old):
+def test_run_of_another_machine_is_not_said_to_be_killed(tmp_path, monkeypatch):
     """Its file system may not share locks between machines."""
     run = WatchedRun(write_run(tmp_path), "run")
-    old(tmp_path, 7200)
+    age(tmp_path, 7200)
     monkeypatch.setattr(run_history.socket, "gethostname", lambda: "another")
     found = card(run)
     assert (found.status, found.kind, found.hint) == ("not running here, last log line 2 hours ago", "unknown", "")
 
 
 def test_end_of_a_session_is_shown_until_the_next_begins(tmp_path):
-    class Stopped(Exception):
-        pass
-
     write_run(tmp_path)
     run = WatchedRun(tmp_path, "run")
     with pytest.raises(Stopped), EventLog(tmp_path).session(Stopped):
@@ -227,7 +218,6 @@ def test_watching_writes_nothing(tmp_path):
     status(WatchedRun(tmp_path / "run", "run"))
     os.chmod(tmp_path / "run", 0o755)
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "run").iterdir()} == before
-    assert json.loads(before[tmp_path / "run/config.json"][1])["name"] == "digits"
 
 
 def test_messages_that_differ_in_numbers_are_shown_once_and_ends_of_sessions_each(tmp_path):

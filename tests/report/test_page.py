@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from helpers.report import write_log, write_result, write_run
 from helpers.saved_run import save_run
+from helpers.step import with_parts
 
 from jaxdp import models, train
 from jaxdp.config import Data, Phase
@@ -118,8 +119,7 @@ def test_page_says_why_a_run_is_not_evaluated(no_drawing, tmp_path):
 
 
 def test_page_of_a_run_with_other_classes_is_written_without_them(no_drawing, tiny, tmp_path):
-    config = dataclasses.replace(tiny, data=Data(source="digits", image_size=16))
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=10))
+    config = dataclasses.replace(with_parts(tiny, model={"classes": 10}), data=Data(source="digits", image_size=16))
     run = tmp_path / "run"
     save_run(config, run, *models.create(config.model).init(jax.random.key(0), (16, 16, 3)))
     (run / "metrics.jsonl").write_text("")

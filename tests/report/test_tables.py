@@ -1,5 +1,3 @@
-"""Tables of a report."""
-
 import dataclasses
 import json
 import re
@@ -65,15 +63,6 @@ def test_results_table_of_a_run_that_stopped_early_has_the_best_checkpoint(tmp_p
     (row,) = cells(table).values()
     assert (row["status"], row["accuracy"]) == ("stopped early", "80.00 %")
     assert reason in tables.more_numbers_table([read(run)])
-
-
-def test_remarks_are_about_imagenet_and_missing_evaluations(tmp_path):
-    runs = read_all([write_run(tmp_path / "digits"), write_run(tmp_path / "imagenet", "imagenet_mlperf_8192")])
-    (line,) = tables.remarks(runs)
-    assert tables.remarks([read(write_run(tmp_path / "new", accuracies=()))]) == [
-        "digits: no evaluation yet after 0.10 epochs."
-    ]
-    assert line.startswith("imagenet: 75.9 % reached after 60.00 epochs; MLPerf reference: 41.88 epochs")
 
 
 def test_curves_note_names_the_runs_of_each_kind_of_labels(tmp_path):

@@ -1,5 +1,3 @@
-"""Tests of jaxdp.setup.run_dir."""
-
 import os
 import subprocess
 import sys

@@ -18,10 +18,6 @@ from jaxdp.setup import tuning
 from jaxdp.training import step_compiler
 
 
-def with_batch(config, batch, per_worker=None, **changes):
-    return dataclasses.replace(config, batch=(Phase(global_batch=batch, per_worker_batch=per_worker),), **changes)
-
-
 def test_train_auto_uses_fastest_and_keeps_it_on_resume(tiny, tmp_path, monkeypatch):
     config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
     monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("ring", {"psum": 2.0, "ring": 1.0}))
@@ -53,7 +49,7 @@ def test_choice_applies_to_the_same_messages_only(tiny, tmp_path, monkeypatch, c
 
 
 def test_programs_use_the_strategy_chosen_for_each_mesh(tiny):
-    plan = make_plan(with_batch(tiny, 8), examples=50, devices=4)
+    plan = make_plan(dataclasses.replace(tiny, batch=(Phase(8),)), examples=50, devices=4)
     ring, hierarchical = Reduce(strategy="ring"), Reduce(strategy="hierarchical")
     one = step_compiler.StepCompiler(
         plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=9, reductions={(2, 2): ring, (1, 2): hierarchical}

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,9 +12,11 @@ import time
 import pytest
 from helpers.processes import CACHE_EVERYTHING, ROOT, TIMEOUT, TINY
 from helpers.runs import Recorder, train_shown, train_until
+from helpers.step import with_parts
 from helpers.tracked import MlflowServer, log_points, untimed, wandb_points, wandb_records
 
 from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.distributed.launch import reserved_port
 from jaxdp.records import read_log
 from jaxdp.trackers import tracker
 from jaxdp.trackers.run_files import git_commit
@@ -39,18 +40,14 @@ def offline(monkeypatch):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), port)
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), reserved_port())
     server.start()
     yield server
     server.kill()
 
 
 def tracked(config, **targets):
-    checkpoint = dataclasses.replace(config.checkpoint, every_epochs=1)
-    return dataclasses.replace(config, checkpoint=checkpoint, logging=dataclasses.replace(config.logging, **targets))
+    return with_parts(config, checkpoint={"every_epochs": 1}, logging=targets)
 
 
 def values_of(entries) -> dict:
@@ -123,9 +120,7 @@ def test_mlflow_holds_a_run_during_which_its_server_was_killed_and_restarted(tin
 @needs_wandb
 def test_long_log_with_nan_and_long_texts_arrives_afterwards(tiny, server, tmp_path):
     long = "x" * 7000
-    config = tracked(
-        dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, directory=long)), wandb="long", mlflow=server.uri
-    )
+    config = tracked(with_parts(tiny, data={"directory": long}), wandb="long", mlflow=server.uri)
     (tmp_path / "config.json").write_text(to_json(config))
     steps = ({"step": n, "samples": 8 * n, "loss": None if n % 3 else 1.0, "wall_seconds": n / 7} for n in range(1, 1500))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
@@ -143,18 +138,8 @@ def test_long_log_with_nan_and_long_texts_arrives_afterwards(tiny, server, tmp_p
 @needs_wandb
 def test_killed_and_resumed_run_is_in_both_trackers_once(server, tmp_path):
     log = tmp_path / "metrics.jsonl"
-    command = [
-        sys.executable,
-        "train.py",
-        "--workdir",
-        str(tmp_path),
-        *TINY,
-        "--epochs",
-        "40",
-        "--checkpoint.every-epochs",
-        "2",
-    ]
-    command += ["--mesh.cpu-devices", "2", "--logging.wandb", "kills", "--logging.mlflow", server.uri]
+    command = [sys.executable, "train.py", "--workdir", str(tmp_path), *TINY, "--epochs", "40", "--mesh.cpu-devices", "2"]
+    command += ["--checkpoint.every-epochs", "2", "--logging.wandb", "kills", "--logging.mlflow", server.uri]
 
     def start():
         return subprocess.Popen(command, cwd=ROOT, env=os.environ | CACHE_EVERYTHING, stdout=subprocess.DEVNULL)

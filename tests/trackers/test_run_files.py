@@ -1,5 +1,3 @@
-"""Tests of jaxdp.trackers.run_files."""
-
 import json
 import math
 import shlex

@@ -21,27 +21,17 @@ def write(workdir, lines):
 
 
 @pytest.fixture
-def sending(tiny, tmp_path, monkeypatch):
-    """sending(target, client): a `Sender` of the log in the directory, and the lines that it shows."""
+def session(tiny, tmp_path, monkeypatch):
+    """session(target, client): sends the log in the directory and returns the lines that are shown."""
     monkeypatch.setattr(sender, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(sender, "SHORTEST_RETRY", 0.01)
     (tmp_path / "config.json").write_text(to_json(tiny))
 
-    def make(target="works", client=FakeClient):
+    def run(target="works", client=FakeClient):
         state, lines = TrackerState(tmp_path, "fake", target), []
         task = Task("fake", "", target, str(tmp_path), str(tmp_path))
-        return Sender(client(tmp_path, state, lines.append), task, state=state, show=lines.append), lines
-
-    return make
-
-
-@pytest.fixture
-def session(sending):
-    """session(target, outcome, client): sends the log in the directory and returns the lines that are shown."""
-
-    def run(target="works", outcome="finished", client=FakeClient):
-        sends, lines = sending(target, client)
-        sends.end(outcome)
+        sends = Sender(client(tmp_path, state, lines.append), task, state=state, show=lines.append)
+        sends.end("finished")
         sends.run()
         return lines
 

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.fake_tracker import CLIENT, received, stored
-from helpers.runs import Recorder, train_shown, train_until
+from helpers.runs import Recorder, train_shown, train_until, without_timing
+from helpers.step import with_parts
 
 from jaxdp import ConfigError
 from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.cloud.local import run_copy
 from jaxdp.cloud.remote_run import download_checkpoint
-from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop
-from jaxdp.records import TIMING, read_events, read_log
+from jaxdp.records import read_events, read_log
 from jaxdp.trackers import tracker
 from jaxdp.trackers.run_files import TrackerState, exclusive, read_origin
 from jaxdp.trackers.tracker import Tracker, Trackers, trackers_of
@@ -34,13 +34,13 @@ def with_tracker(tiny, monkeypatch):
     monkeypatch.setattr(tracker, "STOP_SECONDS", 20.0)
 
     def config(target):
-        return dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, mlflow=f"http://{target}"))
+        return with_parts(tiny, logging={"mlflow": f"http://{target}"})
 
     return config
 
 
 def untimed(records):
-    return [{name: value for name, value in record.items() if name not in TIMING} for record in records]
+    return [without_timing(record) for record in records]
 
 
 def about_tracker(recorder):
@@ -69,14 +69,13 @@ def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tra
     assert about_tracker(recorder) == ["mlflow: a file"]
     train_shown(config, tmp_path, screen=recorder)  # the finished run again: nothing is left to send
     assert (stored(there, "outcome"), len(received(there))) == (["finished"], len(log))
-    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, send_checkpoint=True))
-    train_shown(config, tmp_path, screen=recorder)
+    train_shown(with_parts(config, logging={"send_checkpoint": True}), tmp_path, screen=recorder)
     assert "these changes have no effect on the finished run: logging.send_checkpoint: False -> True" in recorder.lines
 
 
 def test_interrupted_run_continues_the_same_run_of_the_tracker(with_tracker, tmp_path):
     config, there = with_tracker("works"), tmp_path / "tracker.jsonl"
-    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_epochs=1))
+    config = with_parts(config, checkpoint={"every_epochs": 1})
     train_until(config, tmp_path, step=10)
     lost = len(received(there))
     train_shown(config, tmp_path, screen=Recorder())
@@ -148,10 +147,9 @@ def test_each_tracker_that_fails_a_resumed_run_is_one_line_and_all_are_waited_fo
 
 def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_its_newest_and_best_checkpoint(with_tracker, tmp_path):
     config, url = with_tracker("works"), (tmp_path / "bucket/run").as_uri()
-    storage = dataclasses.replace(Storage(), directory=str(tmp_path / "machine"))
-    logging = dataclasses.replace(config.logging, send_checkpoint=True)
-    result = train_shown(dataclasses.replace(config, storage=storage, logging=logging), url, screen=Recorder())
-    copy, events = run_copy(storage, url), read_events(tmp_path / "bucket/run/events.jsonl")
+    config = with_parts(config, storage={"directory": str(tmp_path / "machine")}, logging={"send_checkpoint": True})
+    result = train_shown(config, url, screen=Recorder())
+    copy, events = run_copy(config.storage, url), read_events(tmp_path / "bucket/run/events.jsonl")
     there, manifests = copy / "tracker.jsonl", list(read_manifests(copy / "checkpoints"))
     best = max(manifests, key=lambda manifest: (manifest.accuracy, manifest.samples))
     assert stored(there, "best") == [str(best.path)]
@@ -216,7 +214,7 @@ def test_directory_whose_name_is_not_utf8_is_sent(with_tracker, tmp_path):
 def test_missing_package_is_one_error_before_the_run_and_wandb_may_be_disabled(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, wandb="digits"))
+    config = with_parts(tiny, logging={"wandb": "digits"})
     assert trackers_of(config).trackers == []
     with pytest.raises(ConfigError, match=r"^logging.wandb='digits': the package wandb is not installed; pip install "):
         train_shown(config, tmp_path, screen=Recorder())

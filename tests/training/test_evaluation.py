@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import jax
@@ -6,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.runs import Recorder, train_shown
+from helpers.step import with_parts
 from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 
 from jaxdp import models
@@ -157,28 +157,11 @@ def test_evaluate_does_not_wait_between_the_sync_point_and_the_step_of_a_batch(t
     assert len(events) >= 6
 
 
-def evaluated(trained, source, batch):
-    mesh = make_mesh(1, 2)
-    step = make_evaluation_step(CONFIG, trained[0], mesh, pixel_stats=PIXELS)
-    return evaluate(step, *trained[1:], source=source, batch=batch, mesh=mesh)
-
-
-def test_evaluate_without_some_examples_raises(trained):
-    class Forgetful(SyntheticSource):
-        """Says after the first batch that it is longer than it was."""
-
-        def batch(self, indices, positions=None):
-            self.examples = 53
-            return super().batch(indices, positions)
-
-    with pytest.raises(TrainingError, match="counted 40 examples, but the source has 53"):
-        evaluated(trained, Forgetful(40, 12, 9, seed=0, split=1), (20, 20))
-
-
 @pytest.mark.parametrize(("counted", "field", "value"), [(53, "positions", 1), (52, "seen", 0)])
 def test_evaluate_with_the_first_example_counted_as_another_or_not_at_all_raises(trained, monkeypatch, counted, field, value):
     """Without the first example, whose position is 0, the sum of the positions is as expected."""
-    original = prefetch.evaluation_batch
+    original, mesh = prefetch.evaluation_batch, make_mesh(1, 2)
+    step = make_evaluation_step(CONFIG, trained[0], mesh, pixel_stats=PIXELS)
 
     def changed(*arguments, **options):
         part = original(*arguments, **options)
@@ -187,13 +170,12 @@ def test_evaluate_with_the_first_example_counted_as_another_or_not_at_all_raises
 
     monkeypatch.setattr(prefetch, "evaluation_batch", changed)
     with pytest.raises(TrainingError, match=f"counted {counted} examples, .* or some were counted twice"):
-        evaluated(trained, SOURCE, (53, 54))
+        evaluate(step, *trained[1:], source=SOURCE, batch=(53, 54), mesh=mesh)
 
 
 def test_evaluate_with_five_classes_reports_no_top5(tiny, tmp_path):
-    config = dataclasses.replace(tiny, model=dataclasses.replace(tiny.model, classes=5))
     screen = Recorder()
-    result = train_shown(config, tmp_path, screen=screen)
+    result = train_shown(with_parts(tiny, model={"classes": 5}), tmp_path, screen=screen)
     assert result.top5 is None
     assert not any("top-5" in line for line in screen.lines)
     assert not any("eval_top5" in record for record in read_log(tmp_path / "metrics.jsonl"))

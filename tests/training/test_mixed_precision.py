@@ -207,22 +207,17 @@ def averages(values, **options):
     return found
 
 
-def test_average_over_many_steps_weights_the_last_ones_most_and_its_weights_sum_to_one():
-    decay, steps = 0.99, 1200
-    values = 3 + np.random.default_rng(0).normal(size=steps)
-    weights = decay ** np.arange(steps)[::-1]
-    expected = [(weights[-n:] * values[:n]).sum() / weights[-n:].sum() for n in range(1, steps + 1)]
-    np.testing.assert_allclose(averages(values, average_decay=decay), expected, rtol=2e-6)
-
-
-@pytest.mark.parametrize("start", ["initial", "warmup"])
-def test_average_starts_as_in_timm(start):
-    """Against the formula of ModelEmaV3, whose first decay is 0, in float64; with timm against its class too."""
-    decay, steps = 0.99, 1200  # the warm-up reaches this decay at step 1,000
-    values = 3 + np.random.default_rng(0).normal(size=steps)
-    expected, average = [], 0.0
+@pytest.mark.parametrize("start", ["unbiased", "initial", "warmup"])
+def test_average_over_many_steps_equals_float64(start):
+    """Unbiased: the weights decay^(n - k) of steps k sum to one. Else timm's formula of ModelEmaV3, whose first decay is 0."""
+    decay, average, expected = 0.99, 0.0, []  # the warm-up reaches this decay at step 1,000
+    values = 3 + np.random.default_rng(0).normal(size=1200)
     for step, value in enumerate(values):
-        kept = min(decay, 1 - (1 + step) ** (-2 / 3)) if start == "warmup" else decay * (step > 0)
+        kept = {
+            "unbiased": decay * (1 - decay**step) / (1 - decay ** (step + 1)),
+            "initial": decay * (step > 0),
+            "warmup": min(decay, 1 - (1 + step) ** (-2 / 3)),
+        }[start]
         average = kept * average + (1 - kept) * value
         expected.append(average)
     np.testing.assert_allclose(averages(values, average_decay=decay, average_start=start), expected, rtol=2e-6)
@@ -274,17 +269,6 @@ def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
     for name in ("mean", "square"):
         expected = np.mean([np.asarray(m[name], np.float64) for m in moments], axis=0)
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
-
-
-def test_statistics_without_momentum_are_those_of_the_last_batch_of_all_workers():
-    config = with_parts(linear_config(), model={"norm_momentum": 0.0})
-    _, state, _ = run(config, steps=1)
-    moving = with_parts(config, model={"norm_momentum": 0.9})
-    _, averaged, _ = run(moving, steps=1)
-    # the moving average after one step from mean 0 and variance 1 is a tenth of the batch's statistics
-    last, moved = state.batch_stats["norm"], averaged.batch_stats["norm"]
-    np.testing.assert_allclose(moved["mean"], 0.1 * last["mean"], rtol=1e-4)
-    np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * last["var"], rtol=1e-4)
 
 
 @pytest.mark.usefixtures("direct_convolutions")

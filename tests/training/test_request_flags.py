@@ -12,7 +12,6 @@ from jaxdp.data import prefetch
 from jaxdp.distributed import process_group
 from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.request_flags import BATCH_KEY, NONE, SAVE, STOP
 from jaxdp.training.state import create_state
@@ -65,51 +64,28 @@ def collectives_of(step, arguments):
     return in_trace, in_program, sum(collective.operand_bytes * collective.count for collective in found)
 
 
-@pytest.mark.parametrize("strategy", ["torus", pytest.param("ring", marks=pytest.mark.slow)])
-def test_requests_add_no_collective_to_a_step(normalized_linear, strategy):
+@pytest.mark.parametrize(
+    ("make", "strategy"), [(training, "torus"), pytest.param(training, "ring", marks=pytest.mark.slow), (evaluation, "torus")]
+)
+def test_requests_add_no_collective(normalized_linear, make, strategy):
     """They are two more float32 values of a message that every step sends."""
     config = linear_config(strategy=strategy)
-    *counts, sent = collectives_of(*training(config, {}))
-    *counts_before, sent_before = collectives_of(*training(config))
+    *counts, sent = collectives_of(*make(config, {}))
+    *counts_before, sent_before = collectives_of(*make(config))
     assert counts == counts_before
     assert all(counts)
     assert 0 < sent - sent_before <= 8 * sum(counts[0].values())
 
 
-def test_requests_add_no_collective_to_an_evaluation_step(normalized_linear):
-    *counts, sent = collectives_of(*evaluation(linear_config(), {}))
-    *counts_before, sent_before = collectives_of(*evaluation(linear_config()))
-    assert counts == counts_before
-    assert all(counts)
-    assert sent - sent_before == 8
-
-
-@pytest.mark.parametrize("strategy", ["torus", pytest.param("psum", marks=pytest.mark.slow)])
-def test_requests_change_no_bit_of_a_step(normalized_linear, strategy):
+@pytest.mark.parametrize(
+    ("make", "strategy"), [(training, "torus"), pytest.param(training, "psum", marks=pytest.mark.slow), (evaluation, "torus")]
+)
+def test_requests_change_no_bit(normalized_linear, make, strategy):
     """Except with ring, whose order of additions depends on the length of the message."""
     config = linear_config(strategy=strategy)
-    (state, metrics), (state_before, metrics_before) = (
-        step(*arguments) for step, arguments in (training(config, {2: SAVE}), training(config))
-    )
-    del metrics["request"]
-    jax.tree.map(np.testing.assert_array_equal, (state, metrics), (state_before, metrics_before))
-
-
-def test_requests_change_no_bit_of_an_evaluation_step(normalized_linear):
-    (sums, predicted), before = (
-        step(*arguments) for step, arguments in (evaluation(linear_config(), {2: SAVE}), evaluation(linear_config()))
-    )
-    del sums["request"]
-    jax.tree.map(np.testing.assert_array_equal, (sums, predicted), before)
-
-
-def test_a_process_sets_its_request_on_its_own_devices_once():
-    mesh = make_mesh(*SHAPE)
-    array = request_flags.on_devices(STOP, mesh)
-    np.testing.assert_array_equal(array, np.full(8, STOP))
-    assert request_flags.on_devices(STOP, mesh) is array
-    expected = request_flags.abstract(mesh)
-    assert (array.shape, array.dtype, array.sharding) == (expected.shape, expected.dtype, expected.sharding)
+    results, before = (step(*arguments) for step, arguments in (make(config, {2: SAVE}), make(config)))
+    del results[1 if make is training else 0]["request"]
+    jax.tree.map(np.testing.assert_array_equal, results, before)
 
 
 def test_numbers_of_requests_are_those_of_the_process_group():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from functools import partial
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from helpers.runs import (
     train_until,
     without_timing,
 )
+from helpers.step import with_parts
 
 import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, models, train
@@ -25,7 +27,7 @@ from jaxdp.callbacks import checks
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.checkpoint.orbax_io import load_state
-from jaxdp.config import Checkpoint, Data, Mesh, Phase, Stop
+from jaxdp.config import Data, Mesh, Phase, Stop
 from jaxdp.data.loader import DataError
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.inference.load_run import choose_checkpoint, load_run
@@ -136,8 +138,7 @@ def train_until_stopped(config, workdir, when):
 
 
 def test_resume_after_stop_requests_equals_an_uninterrupted_run(tiny, tmp_path):
-    stopped = train_until_stopped(tiny, tmp_path, "compiling")
-    assert str(stopped) == "stopped by SIGTERM before the first step of this session; the same command starts over"
+    assert "before the first step of this session" in str(train_until_stopped(tiny, tmp_path, "compiling"))
     for when, samples in ((3, 32), ("evaluating", 56), (10, 80), (15, 160)):  # between steps, one is ahead of the log
         assert "the same command continues from it" in str(train_until_stopped(tiny, tmp_path, when))
         saved = latest_valid(tmp_path / "checkpoints")
@@ -168,11 +169,8 @@ def test_stop_whose_last_step_fails_raises_a_training_error_with_the_checkpoint(
 def test_resume_restores_averages_loss_scale_and_counts(tiny_resnet, tmp_path, monkeypatch):
     for name, value in {"INITIAL": 2.0**24, "GROWTH_STEPS": 4}.items():
         monkeypatch.setattr(loss_scale, name, value)
-    config = dataclasses.replace(
-        tiny_resnet,
-        optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9, average_start="initial", loss_scale="dynamic"),
-        model=dataclasses.replace(tiny_resnet.model, dtype="float16"),
-    )
+    optimizer = {"average_decay": 0.9, "average_start": "initial", "loss_scale": "dynamic"}
+    config = with_parts(tiny_resnet, optimizer=optimizer, model={"dtype": "float16"})
     train(config, tmp_path / "whole")
     for step in (9, 12):
         train_until(config, tmp_path / "cut", step=step)
@@ -181,22 +179,13 @@ def test_resume_restores_averages_loss_scale_and_counts(tiny_resnet, tmp_path, m
     assert outcome(tmp_path / "cut")[1]["skipped_steps"] > 0
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
-    "mesh",
-    [
-        Mesh(cpu_devices=2),
-        pytest.param(Mesh(1, 4, cpu_devices=4), marks=SLOW),
-        pytest.param(Mesh(4, 1, cpu_devices=8), marks=SLOW),
-    ],
+    "mesh", [Mesh(cpu_devices=2), *(pytest.param(Mesh(*sides), marks=pytest.mark.slow) for sides in ((1, 4, 4), (4, 1, 8)))]
 )
 def test_resume_on_another_mesh_keeps_the_schedule_and_agrees_in_parameters(tiny, tmp_path, mesh):
     """Batch normalization over workers of 2 images; at least 20 steps after the resume, in float32."""
-    config = dataclasses.replace(
-        tiny, epochs=8.0, batch=(Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2)),
-    )  # fmt: skip
+    batch = (Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2))
+    config = dataclasses.replace(tiny, epochs=8.0, batch=batch)
     train_until(config, tmp_path / "here", step=12)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     train(config, tmp_path / "here")
@@ -217,7 +206,7 @@ def test_resume_on_another_mesh_keeps_the_schedule_and_agrees_in_parameters(tiny
 
 def test_resume_with_a_changed_config_raises_unless_accepted(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
-    changed = dataclasses.replace(tiny, schedule=dataclasses.replace(tiny.schedule, learning_rate=1.0))
+    changed = with_parts(tiny, schedule={"learning_rate": 1.0})
     with pytest.raises(ConfigError, match=r"different run \(schedule.learning_rate: 2 -> 1\).*--accept-changes"):
         train(changed, tmp_path)
     screen = Recorder()
@@ -230,16 +219,13 @@ def test_resume_with_a_changed_config_raises_unless_accepted(tiny, tmp_path):
 
 def test_resume_accepts_changed_checkpoint_and_logging_settings(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
-    config = dataclasses.replace(
-        tiny, checkpoint=Checkpoint(every_epochs=0.64, keep=9), logging=dataclasses.replace(tiny.logging, every_steps=5)
-    )
-    train(config, tmp_path)
+    train(with_parts(tiny, checkpoint={"every_epochs": 0.64, "keep": 9}, logging={"every_steps": 5}), tmp_path)
     assert [int(path.name) for path in checkpoint_paths(tmp_path / "checkpoints")][:2] == [160, 128]
 
 
 def test_resume_with_another_optimizer_raises_even_if_changes_are_accepted(tiny, tmp_path):
     train_until(tiny, tmp_path / "run", step=9)
-    sgd = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, name="sgd"))
+    sgd = with_parts(tiny, optimizer={"name": "sgd"})
     for where in ({"workdir": tmp_path / "run"}, {"workdir": tmp_path / "next", "resume": str(tmp_path / "run")}):
         with pytest.raises(ConfigError) as caught:
             train(sgd, accept_changes=True, **where)
@@ -249,16 +235,11 @@ def test_resume_with_another_optimizer_raises_even_if_changes_are_accepted(tiny,
 
 
 def test_resume_with_another_start_of_the_average_raises(tiny, tmp_path):
-    averaged = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, average_decay=0.9))
+    averaged = with_parts(tiny, optimizer={"average_decay": 0.9})
     train_until(averaged, tmp_path, step=9)
-    warmup = dataclasses.replace(averaged, optimizer=dataclasses.replace(averaged.optimizer, average_start="warmup"))
     with pytest.raises(ConfigError, match=r"use --optimizer\.average-start unbiased") as caught:
-        train(warmup, tmp_path, accept_changes=True)
+        train(with_parts(averaged, optimizer={"average_start": "warmup"}), tmp_path, accept_changes=True)
     assert caught.value.field == "optimizer.average_start"
-
-
-def finished(config, workdir):
-    train(config, workdir)
 
 
 def stopped_early(config, workdir):
@@ -266,25 +247,17 @@ def stopped_early(config, workdir):
     assert train(dataclasses.replace(config, stop=Stop(metric="eval_loss", patience=1)), workdir).stopped_early
 
 
-def stopped_in_evaluation(config, workdir):
-    train_until_stopped(config, workdir, "evaluating")
-
-
-def stopped_before_the_last_evaluation(config, workdir):
-    train_until_stopped(config, workdir, 15)
-
-
 @pytest.mark.parametrize(
     ("end", "elsewhere"),
     [
-        (finished, False),
+        (train, False),
         (stopped_early, False),
-        (stopped_in_evaluation, True),
-        (stopped_before_the_last_evaluation, False),
+        (partial(train_until_stopped, when="evaluating"), True),
+        (partial(train_until_stopped, when=15), False),  # before the last evaluation
     ],
 )
 def test_continuing_with_changes_keeps_every_line_up_to_the_checkpoint(tiny, tmp_path, end, elsewhere):
-    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, tensorboard=True))
+    config = with_parts(tiny, logging={"tensorboard": True})
     end(config, tmp_path / "run")
     samples = latest_valid(tmp_path / "run/checkpoints").samples
     before = [line for line in read_log(tmp_path / "run/metrics.jsonl") if line["samples"] <= samples]
@@ -307,7 +280,7 @@ def test_continuing_with_changes_keeps_every_line_up_to_the_checkpoint(tiny, tmp
 
 def test_evaluation_of_a_session_killed_before_its_save_is_repeated_and_logged_once(tiny, tmp_path):
     """The checkpoint was saved during the last evaluation, which the next session finished before it was killed."""
-    stopped_before_the_last_evaluation(tiny, tmp_path / "cut")
+    train_until_stopped(tiny, tmp_path / "cut", 15)
     train_until(tiny, tmp_path / "cut", evaluated=160)
     log = outcome_of_whole_run(tiny)[0]
     assert [without_timing(record) for record in read_records(tmp_path / "cut")] == log
@@ -434,8 +407,7 @@ def test_resume_after_a_bad_image_equals_an_uninterrupted_run(tiny, tmp_path):
 
 def test_resume_with_skipped_images_keeps_their_list(tiny, tmp_path):
     data = Data(image_size=80, augmentation="none", on_bad_image="skip")
-    config = dataclasses.replace(tiny, epochs=2.0, batch=(Phase(8),), data=data)
-    config = dataclasses.replace(config, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    config = dataclasses.replace(with_parts(tiny, schedule={"warmup_epochs": 0.5}), epochs=2.0, batch=(Phase(8),), data=data)
     datasets = (OneBroken(), OneBroken())
     train_until(config, tmp_path / "cut", datasets=datasets, step=7)
     train(config, tmp_path / "cut", datasets=datasets)

@@ -7,28 +7,21 @@ import numpy as np
 import optax
 import pytest
 from helpers.runs import Recorder, damage, outcome, read_records, train_shown, train_until
+from helpers.step import with_parts
 
 import jaxdp
 from jaxdp import ConfigError, train
 from jaxdp.checkpoint.listing import checkpoint_paths
-from jaxdp.config import Checkpoint, Config, Mesh, Phase, Schedule
+from jaxdp.config import Mesh, Phase, Schedule
 from jaxdp.loggers.console import Quiet
-from jaxdp.recipes import adapt
 from jaxdp.setup.run_dir import run_config
 
 
 @pytest.fixture
 def short(tiny):
     """Epochs of 50 images in steps of ten, a checkpoint after each epoch."""
-    schedule = Schedule(learning_rate=2.0, warmup_epochs=0.4)
-    return dataclasses.replace(
-        tiny,
-        epochs=1.0,
-        batch=(Phase(10),),
-        schedule=schedule,
-        checkpoint=Checkpoint(every_epochs=0.2, keep=9),
-        mesh=Mesh(cpu_devices=2),
-    )
+    config = dataclasses.replace(tiny, epochs=1.0, batch=(Phase(10),), mesh=Mesh(cpu_devices=2))
+    return with_parts(config, schedule={"warmup_epochs": 0.4}, checkpoint={"every_epochs": 0.2, "keep": 9})
 
 
 def longer(config, epochs):
@@ -55,9 +48,7 @@ def by_optax(begin, end):
 def test_schedule_of_the_added_epochs_is_that_of_optax_also_the_second_time(short, tmp_path):
     train_shown(short, tmp_path, screen=Quiet())
     lines = continued(longer(short, 2.0), tmp_path)
-    assert (
-        "the schedule starts anew at epoch 1.00 and ends with the run at epoch 2; learning rate and batch stay the same here"
-    ) in lines
+    assert any("starts anew at epoch 1.00 and ends with the run at epoch 2;" in line for line in lines)
     continued(longer(short, 4.0), tmp_path)
     expected = by_optax(0, 50) | by_optax(50, 100) | by_optax(100, 200)
     assert rates(tmp_path) == pytest.approx(expected, abs=1e-6)
@@ -66,10 +57,8 @@ def test_schedule_of_the_added_epochs_is_that_of_optax_also_the_second_time(shor
     recomputed = Recorder()
     train_shown(longer(short, 5.0), tmp_path, screen=recomputed, accept_changes=True)
     rate = 2 * (1 + np.cos(np.pi * (4 - 0.4) / (5 - 0.4))) / 2
-    assert (
-        f"the plan above holds from epoch 4.00 on, not for the epochs before; it changes learning rate 0 -> {rate:.4g}; "
-        "--schedule-from-now starts the schedule anew there instead"
-    ) in recomputed.lines
+    (line,) = (text for text in recomputed.lines if "holds from epoch 4.00 on" in text)
+    assert f"changes learning rate 0 -> {rate:.4g}; --schedule-from-now" in line
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in its directory", "in another"])
@@ -106,23 +95,11 @@ def test_another_rate_and_batch_begin_with_the_new_schedule(short, tmp_path):
 def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
     with pytest.raises(ConfigError, match=r"^--schedule-from-now=True: there is no checkpoint to continue from; omit it$"):
         continued(short, tmp_path)
-    begins_later = dataclasses.replace(short, schedule=dataclasses.replace(short.schedule, from_epoch=0.5))
-    with pytest.raises(
-        ConfigError,
-        match=r"^schedule.from_epoch=0.5: the run begins at epoch 0, before the schedule; use --schedule.from-epoch 0$",
-    ):
-        train(begins_later, tmp_path / "later")
+    with pytest.raises(ConfigError, match=r"^schedule.from_epoch=0.5: the run begins at epoch 0,.*--schedule.from-epoch 0$"):
+        train(with_parts(short, schedule={"from_epoch": 0.5}), tmp_path / "later")
     train_shown(short, tmp_path, screen=Quiet())
     with pytest.raises(ConfigError, match=r"schedule.from_epoch: 0 -> 1.*, or --accept-changes .*, and --schedule-from-now to"):
         train(longer(short, 2.0), tmp_path, schedule_from_now=True)
-
-
-def test_epochs_scale_a_recipe_in_python_as_on_the_command_line():
-    recipe = Config(epochs=10.0, batch=(Phase(8, 5.0), Phase(16)), schedule=Schedule(warmup_epochs=1.0))
-    flags = ["--epochs", "20"]
-    in_python, of_command = (adapt(recipe, [*flags, *more]).config for more in ([], ["--schedule-from-now"]))
-    assert in_python == of_command
-    assert (of_command.schedule.warmup_epochs, of_command.batch) == (2.0, (Phase(8, 10.0), Phase(16)))
 
 
 def test_damaged_newest_checkpoint_begins_the_new_schedule_at_the_one_before(short, tmp_path):

@@ -27,7 +27,7 @@ from helpers.step import (
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
-from jaxdp.config import Data, Optimizer, Reduce
+from jaxdp.config import Optimizer
 from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
 from jaxdp.losses import cross_entropy
@@ -102,20 +102,12 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(n
     assert_same_gradient(found, reference(norm, step_config()))
 
 
-BOTTLENECK = (2, 2, 1, 1)  # blocks: at the beginning of a stage and behind another of it, folded and with too few rows
-
-
-def bottleneck_config():
-    """Bottleneck blocks, of which the first three stages fold; in the last stage the batch of a worker has too few rows."""
-    return with_parts(step_config(), model={"depth": 50, "width": 3, "batch_norm": "folded"})
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch):
-    """Worker after worker."""
-    monkeypatch.setitem(resnet.BLOCKS, 50, BOTTLENECK)
-    config, batch = bottleneck_config(), make_batch()
+    """Worker after worker. The first three stages fold; in the last one the batch of a worker has too few rows."""
+    monkeypatch.setitem(resnet.BLOCKS, 50, (2, 2, 1, 1))  # blocks at the beginning of a stage and behind another of it
+    config, batch = with_parts(step_config(), model={"depth": 50, "width": 3, "batch_norm": "folded"}), make_batch()
     found = distributed_gradients(config, (4, 2), BATCH // PER_WORKER // 8)
     images = normalize(jax.jit(functools.partial(augment, config))(batch["images"], batch["positions"]), *PIXELS)
     parts = [(images[i : i + PER_WORKER], batch["labels"][i : i + PER_WORKER]) for i in range(0, BATCH, PER_WORKER)]
@@ -209,13 +201,13 @@ def test_a_step_is_the_optimizer_applied_to_the_mean_gradient(normalized_linear)
 def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, overlap, wire_dtype):
     """Eight devices with two micro-batches each, whose weights differ, against one sum over all images in float64."""
     weights = tuple(0.1 + float(label) ** 2 for label in range(7))
-    config = dataclasses.replace(
-        linear_config(),
-        optimizer=Optimizer(label_smoothing=0.1, class_weights=weights, loss_scale=64.0 if wire_dtype == "float16" else "none"),
-        reduce=Reduce(overlap=overlap, wire_dtype=wire_dtype),
-        data=Data(source="synthetic", image_size=12),
-    )
     scale = 64.0 if wire_dtype == "float16" else 1.0
+    config = with_parts(
+        linear_config(),
+        optimizer={"class_weights": weights, "loss_scale": scale if scale > 1 else "none"},
+        reduce={"overlap": overlap, "wire_dtype": wire_dtype},
+        data={"augmentation": "none"},
+    )
     gradient, report = distributed_gradients(config, (2, 4), 2, scale=scale)
     batch, params = make_batch(), jax.tree.map(lambda x: np.asarray(x, np.float64), initial_params(config)[0]["net"])
     target = 0.9 * np.eye(7)[batch["labels"]] + 0.1 / 7
