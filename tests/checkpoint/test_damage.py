@@ -15,7 +15,7 @@ from jaxdp.config import Checkpoint
 from jaxdp.parallel.mesh import make_mesh
 
 OLDER, NEWER = 10, 20  # the checkpoints, by samples; files of the newer one are damaged
-RANDOM_DAMAGES, LIMIT_SECONDS = 30, 60
+RANDOM_DAMAGES, LIMIT_SECONDS = 60, 60
 
 
 def state(samples):
@@ -91,6 +91,11 @@ def replace_by_link(file, folder, random):
     file.symlink_to(folder / "aside")
 
 
+def replace_by_device(file, folder, random):
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
 DAMAGES = [
     flip_one_bit,
     truncate,
@@ -102,6 +107,7 @@ DAMAGES = [
     replace_by_pipe,
     replace_by_directory,
     replace_by_link,
+    replace_by_device,
 ]
 
 
