@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import jaxdp
 from jaxdp.callbacks import checks
 from jaxdp.callbacks.checks import LossWatch, chance_level_warning, check_step
 from jaxdp.checkpoint.listing import checkpoint_paths
-from jaxdp.config import Checkpoint
+from jaxdp.config import Checkpoint, Phase
 from jaxdp.errors import TrainingError
+from jaxdp.planning import make_plan, small_worker_warning
+from jaxdp.recipes import load_config
 
 
 def record(step, loss):
@@ -51,3 +54,13 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path, monkeypat
 def test_chance_level_warning_compares_the_loss_with_chance_level():
     assert chance_level_warning(1.09, epoch=2, chance=math.log(3)) is None
     assert "loss 7.300 exceeds chance level, 1.099" in chance_level_warning(7.3, epoch=2, chance=math.log(3))
+
+
+def test_small_worker_warning_of_eight_images_names_the_flag():
+    def warning(**fields):
+        config = dataclasses.replace(load_config("digits"), batch=(Phase(**fields),))
+        return small_worker_warning(make_plan(config, examples=100, devices=4), has_batch_norm=True)
+
+    assert re.search(r"workers of 8 images each, .* set a larger --batch\.0\.per-worker", warning(global_batch=32))
+    assert warning(global_batch=36) is None
+    assert warning(global_batch=32, per_worker_batch=8, image_size=33) is None

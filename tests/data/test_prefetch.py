@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from helpers.runs import outcome, outcome_of_whole_run
 
+import jaxdp
 from jaxdp.data import prefetch
 from jaxdp.data.loader import ArraySource
 from jaxdp.data.sampler import sample_ids
@@ -69,3 +71,11 @@ def test_train_batch_returns_fresh_memory():
     first, second = (prefetch.train_batch(source, seed=0, first_sample=0, global_batch=4) for _ in range(2))
     assert not np.shares_memory(first["images"], second["images"])
     assert not np.shares_memory(first["images"], source.images)
+
+
+def test_train_in_chunks_is_bitwise_identical(tiny, tmp_path, monkeypatch):
+    whole = outcome_of_whole_run(tiny)
+    image = 3 * 16 * 16
+    monkeypatch.setattr("jaxdp.data.chunks.AHEAD_BYTES", 3 * 4 * image)  # one image a device at a time
+    jaxdp.train(tiny, tmp_path / "chunks")
+    assert outcome(tmp_path / "chunks") == whole

@@ -7,7 +7,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from helpers.processes import TIMEOUT, popen
+from helpers.step import with_parts
 
+from jaxdp import Callback, train
 from jaxdp.distributed import supervisor as supervisor_module
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status import Failure, ProcessStatus
@@ -175,3 +177,16 @@ def test_a_process_is_not_silent_while_the_directory_does_not_answer():
     board.fails = False
     assert looks(13) is None
     assert looks(4) == 1
+
+
+def test_a_run_of_one_process_has_the_limits_of_its_config(tiny, tmp_path):
+    limits = []
+
+    class Looks(Callback):
+        def on_start(self, run):
+            limits.append(supervisor_module.current().limits)
+
+    config = with_parts(tiny, guard={"step_minutes": 7.0})
+    train(config, tmp_path, callbacks=[Looks()])
+    assert limits == [supervisor_module.limits_from(config.guard)]
+    assert limits[0].stuck_seconds == 420

@@ -1,6 +1,7 @@
 """The manual: its navigation, its generated pages and its strict build."""
 
 import ast
+import dataclasses
 import inspect
 import re
 import shlex
@@ -13,6 +14,7 @@ import pytest
 from pydantic import TypeAdapter
 
 import jaxdp
+from jaxdp.cli.main import main
 from jaxdp.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +81,20 @@ def test_field_has_type_range_default_and_meaning(generated, field, lines):
     (entry,) = re.findall(rf"\{{confval\}} {re.escape(field)}\n(.*?)````", generated.fields(), re.DOTALL)
     for line in lines:
         assert line in entry
+
+
+@pytest.mark.parametrize("command", ["train", "bench step"])
+def test_commands_page_documents_the_flags_that_help_shows(command, generated, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help", "all"])
+    starts = re.findall(r"^\W (--\w.*)", capsys.readouterr().out, re.MULTILINE)
+    shown = {flag for line in starts for flag in re.findall(r"^--[\w.-]+|(?<=, )--[\w.-]+", line)}
+    page = generated.commands().partition(f" jaxdp {command}\n")[2].partition("\n#")[0]
+    documented = {flag for spellings in re.findall(r"\{option\} (--.*)", page) for flag in re.findall(r"--[\w-]+", spellings)}
+    names = [field.name for field in dataclasses.fields(Config)]  # on the page of fields, as those with a dot
+    others = {one for one in shown if "." not in one and one.removeprefix("--no-").lstrip("-").replace("-", "_") not in names}
+    assert len(documented) > 1
+    assert documented == others - {"--help"}
 
 
 def test_api_page_documents_every_public_name(generated):

@@ -12,7 +12,7 @@ STEP = {"epoch": 1.5, "phase": 0, "global_batch": 64, "loss": 0.25, "learning_ra
 
 def test_screen_without_a_terminal_prints_few_plain_lines_with_the_time_left(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(console.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     stream = io.StringIO()
     screen = console.Screen(stream)
     screen.begin(200)

@@ -187,7 +187,7 @@ def test_step_traffic_equals_the_step_that_xla_compiles(strategy):
     traced = trace_train_step(plan.config, models.create(plan.config.model), plan.phases[0], mesh=mesh)
     groups = {("horizontal",): ROWS, ("vertical",): COLUMNS, AXES: (tuple(range(8)),)}
     expected, found = Counter(), Counter()
-    for one in collectives.find_collectives(traced.jaxpr, dict(mesh.shape)):
+    for one in step_traffic(plan.config, plan.phases[0]).collectives:
         key = one.operation, *(() if one.operation == "collective-permute" else groups[one.axes])
         expected[key] += one.operand_bytes * one.count
     for one in read_schedule(traced.lower().compile().as_text(), 8).collectives:

@@ -290,7 +290,11 @@ def test_error_of_a_user_s_callback_ends_the_run_saved_and_names_it(rare, tmp_pa
     assert outcome(tmp_path / "run") == outcome_of_whole_run(rare)
 
 
-@pytest.mark.parametrize("error", [Stopped("my own"), SystemExit("my own")], ids=["Stopped", "SystemExit"])
+@pytest.mark.parametrize(
+    "error",
+    [ConfigError("epochs", 3, reason="my own"), Stopped("my own"), SystemExit("my own")],
+    ids=lambda error: type(error).__name__,
+)
 @pytest.mark.parametrize(("hook", "samples"), [("after_step", 48), ("on_end", 160)])
 def test_error_of_jaxdp_or_an_exit_in_a_callback_is_an_error_of_the_callback(rare, tmp_path, error, hook, samples):
     def fails(run, argument):
