@@ -321,9 +321,15 @@ def keep(rows: list[dict], provenance: dict) -> list[dict]:
     return rows
 
 
+def is_available(starter: str) -> bool:
+    has_slurm = "SLURM_CONF" in os.environ or Path("/etc/slurm/slurm.conf").exists()
+    return starter in ("direct", "launch") or (shutil.which(starter) is not None and (starter != "srun" or has_slurm))
+
+
 def main() -> None:
-    starters = ["direct", "launch", *filter(shutil.which, ["mpirun"]), *["srun"] * ("SLURM_CONF" in os.environ)]
-    given = arguments(__doc__, cases=[*CASES], processes=[2, 3], starters=starters, times=1, load=0)
+    given = arguments(
+        __doc__, cases=[*CASES], processes=[2, 3], starters=["direct", "launch", "srun", "mpirun"], times=1, load=0
+    )
     from jaxdp.bench.environment import provenance
 
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.load)]
@@ -331,6 +337,7 @@ def main() -> None:
         (case, count, starter, rank)
         for case, count, starter in itertools.product(given.cases, given.processes, given.starters)
         for rank in range(count)
+        if is_available(starter)
         if starter == "direct" or case != "port taken"  # a launcher chooses the port
     ]
     rows: list[dict] = []

@@ -70,7 +70,8 @@ def build_step(config: Config, mesh: Mesh, *, global_batch: int, strategy: str |
     per_worker = config.batch[0].per_worker_batch or global_batch // mesh.size
     accumulation = global_batch // mesh.size // per_worker
     if strategy is allreduce.no_reduce:
-        config = with_fields(without_reduction(config), {"model.norm": "per_worker"})
+        overlap = config.reduce.overlap  # what it changes in the step besides the order stays
+        config = with_fields(without_reduction(config), {"model.norm": "per_worker", "reduce.overlap": overlap})
     else:
         config = with_fields(config, {"reduce.strategy": strategy})
     model = models.create(config.model)

@@ -8,6 +8,7 @@ import gc
 import pytest
 from helpers.object_storage import REASON, object_storage
 
+from jaxdp.cloud.lease import newest_lease
 from jaxdp.cloud.location import open_location
 from jaxdp.cloud.patience import open_patiently
 from jaxdp.cloud.remote_run import RemoteRun
@@ -114,5 +115,5 @@ def test_requests_before_a_run_outlast_what_the_client_gives_up(storage, fault):
     with contextlib.suppress(StorageError):  # the client without patience
         open_location(f"{storage.url}/run", "--workdir").read("config.json")
         pytest.fail("the fault was too short")
-    assert run.newest_lease() is None
+    assert newest_lease(run.location) is None
     assert run.location.read_intact("config.json") == b"{}"

@@ -7,6 +7,7 @@ from helpers.constants import short_leases
 from helpers.processes import CACHE_EVERYTHING, LONG, ONE_PHASE, launch, outcome, place, popen, wait_for_exit, wait_until
 
 from jaxdp.checkpoint.manifest import verify_files
+from jaxdp.cloud.lease import newest_lease
 from jaxdp.cloud.location import open_location
 from jaxdp.cloud.remote_run import RemoteRun, download_checkpoint, download_run_files
 
@@ -26,11 +27,11 @@ def test_processes_without_a_shared_directory_resume_from_the_url_alone(tmp_path
     url = f"file://{tmp_path}/bucket/run"
     processes = start(tmp_path, url, free_port)
     remote = RemoteRun(open_location(url, "--workdir"))
-    wait_until(lambda: remote.checkpoints(remote.newest_lease()))
+    wait_until(lambda: remote.checkpoints(newest_lease(remote.location)))
     for process in processes:
         process.kill()
         process.communicate()
-    newest = remote.checkpoints(remote.newest_lease())[0]
+    newest = remote.checkpoints(newest_lease(remote.location))[0]
     parts = {name.split("/")[1] for name in remote.read_manifest(newest).files}
     assert parts == {"part-0", "part-1"}
     for rank in range(2):
