@@ -5,7 +5,7 @@
 kills: training runs are killed (SIGKILL) in random stages while the proxy injects errors; so many kills over so many runs, and
 more runs if some end before. After every kill the local copy is removed: the next session has only the URL. The last
 parameters, the log and the accuracy at the URL must equal those of an uninterrupted run. outages: the proxy refuses or ignores
-all connections for a minute, in which training must go on. throughput: training with a local working directory and
+all connections for a minute, during which training must continue. throughput: training with a local working directory and
 with a URL, alternated; bytes and requests of a checkpoint.
 
 Writes benchmarks/results/object_storage_runs.json, in which parts that were not measured stay as they are. Needs the extras

@@ -133,12 +133,18 @@ def read_ahead(source: BatchSource, order: Iterable[np.ndarray]) -> None:
         source.read_ahead(np.array(list(dict.fromkeys(batch.tolist()))) for batch in order)  # a batch reads an image once
 
 
+def stop_reading(source: BatchSource) -> None:
+    """Let threads that wait for images from a network fail, so that the process can exit."""
+    if isinstance(source, DecodedImages):
+        source.stop_reading()
+
+
 def evaluation_prefetcher(source: BatchSource, *, batch_size: int, rows: np.ndarray) -> "Prefetcher[int, Batch]":
     """The batches of `evaluation_batch` for all of a source, in order."""
     starts = range(0, len(source), batch_size)
     read_ahead(source, (_evaluated(source, first, batch_size=batch_size, rows=rows)[0] for first in starts))
     load = partial(evaluation_batch, source, batch_size=batch_size, rows=rows)
-    return Prefetcher(load, starts, threads=1, on_close=getattr(source, "stop_reading", lambda: None))
+    return Prefetcher(load, starts, threads=1, on_close=partial(stop_reading, source))
 
 
 class Prefetcher(Generic[Item, Result]):
@@ -201,8 +207,7 @@ class DeviceIterator:
         load: Callable[..., Batch] = load_indices if resident else load_images
         if not resident:
             read_ahead(source, (sample_ids(seed, rows.order, len(source)) for rows in self._rows(first, end)))
-        stop_reading = getattr(source, "stop_reading", lambda: None)
-        self.chunks = Prefetcher(lambda rows: load(source, seed, rows), self._rows(first, end), on_close=stop_reading)
+        self.chunks = Prefetcher(partial(load, source, seed), self._rows(first, end), on_close=partial(stop_reading, source))
 
     def _rows(self, first: int, end: int) -> Iterator[Rows]:
         """The rows of every chunk."""

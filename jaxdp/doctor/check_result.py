@@ -44,7 +44,8 @@ class ResultBuilder:
         """Add a message. fix: unused if the status is ok."""
         self.status = min(self.status, status, key=WORST_FIRST.index)
         self.messages.append(message)
-        self.fixes += [fix] * (status != OK)
+        if status != OK:
+            self.fixes.append(fix)
 
     def build(self) -> CheckResult:
         return CheckResult(self.check, self.status, "; ".join(self.messages), "; ".join(dict.fromkeys(self.fixes)) or None)

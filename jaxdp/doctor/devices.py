@@ -27,7 +27,7 @@ def check_devices(result: ResultBuilder, config: Config) -> None:
 
 
 def find_devices(mesh: Mesh) -> dict:
-    """What `start_devices` returns in a process of its own."""
+    """The result of `start_devices`, run in a subprocess."""
     command = [sys.executable, "-m", "jaxdp.doctor.devices"]
     try:
         return json.loads(output_of(command, TIMEOUT_SECONDS, stdin=to_json(Config(mesh=mesh))).splitlines()[-1])
