@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.errors import ConfigError
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.parallel.mesh import AXES
 
@@ -59,7 +60,7 @@ def find_collectives(jaxpr: Any, axis_sizes: dict[str, int]) -> list[Collective]
     """The collectives of a jaxpr in program order; equal ones are counted together. axis_sizes: devices along each mesh axis.
 
     Counts inside a scan are multiplied by its length; all branches of a `cond` are listed. Collectives over one device are
-    omitted. Raises ValueError for a collective in a `while` loop, whose number of iterations is unknown.
+    omitted. Raises ConfigError for a collective in a `while` loop, whose number of iterations is unknown.
     """
     counts: Counter[Collective] = Counter()
     _count(getattr(jaxpr, "jaxpr", jaxpr), 1, axis_sizes=axis_sizes, counts=counts)
@@ -76,7 +77,8 @@ def _count(jaxpr: Any, times: int | None, *, axis_sizes: dict[str, int], counts:
                 axes = tuple(axis for axis in axis_sizes if axis in axes)
             for group, senders in _exchanges(params, math.prod(axis_sizes[axis] for axis in axes)):
                 if times is None:
-                    raise ValueError(f"{OPERATIONS[name]} in a while loop: the number of iterations is unknown")
+                    reason, hint = "the number of iterations is unknown", "use jax.lax.scan"
+                    raise ConfigError(f"{OPERATIONS[name]} in a while loop", reason=reason, hint=hint)
                 for operand in equation.invars:
                     size = operand.aval.size * operand.aval.dtype.itemsize
                     counts[Collective(OPERATIONS[name], axes, group, str(operand.aval.dtype), size, 1, senders)] += times

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxdp import models
 from jaxdp.analysis.traffic import normalization_messages, plan_traffic, step_traffic, table
 from jaxdp.config import Config, Data, Model, Phase, Reduce
+from jaxdp.errors import ConfigError
 from jaxdp.parallel import collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
 from jaxdp.planning import make_plan
@@ -131,7 +132,7 @@ def test_find_collectives_counts_scans_and_rejects_while_loops():
     assert collectives.find_collectives(traced(scanned), dict(mesh.shape)) == [
         collectives.Collective("all-reduce", AXES, 4, "float32", 8, 5)
     ]
-    with pytest.raises(ValueError, match="all-reduce in a while loop: the number of iterations is unknown"):
+    with pytest.raises(ConfigError, match="all-reduce in a while loop: the number of iterations is unknown"):
         collectives.find_collectives(traced(looped), dict(mesh.shape))
 
 
