@@ -33,6 +33,7 @@ from jaxdp.data.augment import augment, normalize
 from jaxdp.losses import cross_entropy
 from jaxdp.models import resnet
 from jaxdp.optim import build_optimizer
+from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training.state import create_state, make_placement
@@ -233,6 +234,25 @@ def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, re
     expected = {"net": {"bias": bias / divisor, "kernel": kernel / divisor}}
     assert_close(gradient, expected, 1e-5 if wire_dtype == "float32" else 2e-3)
     assert set(report) == {"loss", "accuracy", "moments"}
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"class_weights": (1.0,) * 7}], ids=str)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_message_of_a_step_is_listed_for_an_audit(normalized_linear, overlap, optimizer):
+    """The buckets that an audit is given have the bytes of all collectives that the step's strategy runs."""
+    config = with_parts(linear_config(strategy="psum"), optimizer=optimizer, reduce={"overlap": overlap})
+    mesh, model, reductions = make_mesh(2, 4), models.create(config.model), []
+
+    def local(params, stats, batch):
+        options = {"pixel_stats": PIXELS, "accumulation": 2, "reductions": reductions}
+        return compute_gradients(config, model, params, batch_stats=stats, batch=batch, **options)
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
+    jaxpr = jax.make_jaxpr(mapped)(*initial_params(config), make_batch())
+    sent = [one.operand_bytes for one in find_collectives(jaxpr, dict(mesh.shape)) for _ in range(one.count)]
+    listed = [bucket.contribution for _, buckets in reductions for bucket in buckets]
+    assert sorted(sent) == sorted(vector.size * vector.dtype.itemsize for vector in listed)
 
 
 @pytest.mark.parametrize(
