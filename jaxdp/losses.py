@@ -53,13 +53,13 @@ def of_targets(loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..
     return of_labels
 
 
-def label_weights(optimizer: Optimizer, labels: jax.Array, mix: Mix | None = None) -> jax.Array | None:
+def label_weights(optimizer: Optimizer, labels: jax.Array, *, mixed: bool = False) -> jax.Array | None:
     """[B]: the class weight of each label, whose sum over the global batch divides the loss. None: their number divides it.
 
     As in `torch.nn.functional.cross_entropy(weight=...)`: the weights divide where labels are classes, smoothed or not, and the
-    number of images where they are probabilities, here those that mixup and CutMix make.
+    number of images where they are probabilities, here those that mixup and CutMix make (`mixed`).
     """
-    return _class_weights(optimizer)[labels] if optimizer.class_weights and mix is None else None
+    return _class_weights(optimizer)[labels] if optimizer.class_weights and not mixed else None
 
 
 def _class_weights(optimizer: Optimizer) -> jax.Array:

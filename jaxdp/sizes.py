@@ -15,8 +15,8 @@ def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
     per step and message of the gradient and, in float32, of the batch statistics with loss, accuracy and requests.
 
-    gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
-    sums of squares.
+    messages: of gradients, then statistics_messages. gathered_messages: bytes of the parameters that a sharded update gathers,
+    by message. norms_messages: of its messages of sums of squares.
     """
     from jaxdp import augmentations
     from jaxdp.models.summary import check_image_size, summary
@@ -40,15 +40,16 @@ def model_summary(config: Config) -> dict[str, Any]:
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
-    divides_by_weights = bool(config.optimizer.class_weights) and config.data.mix == "none"  # their sum divides the loss
-    scalars = len(("loss", "accuracy", "request to save", "request to stop")) + divides_by_weights
-    statistics = 4 * (counted["statistics"] + scalars)
+    divides_by_weights = bool(config.optimizer.class_weights) and config.data.mix == "none"  # their mean divides the loss
+    scalars = len(("loss", "accuracy", "request to save", "request to stop"))
+    statistics = [4] * divides_by_weights + [4 * (counted["statistics"] + scalars)]
     gathered = _gathered_messages(config, counted["shapes"], segments) if config.reduce.update == "sharded" else []
     return counted | {
         "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),
         "gradient_bytes": trained * width,
-        "statistics_bytes": statistics,
-        "messages": [*messages, statistics],
+        "statistics_bytes": sum(statistics),
+        "statistics_messages": statistics,
+        "messages": messages + statistics,
         "gathered_messages": gathered,
         "norms_messages": _norms_messages(config.optimizer, counted["decayed"]["tensors"] + counted["not_decayed"]["tensors"]),
     }

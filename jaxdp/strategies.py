@@ -23,12 +23,13 @@ class Exchange(NamedTuple):
     """A part of an all-reduce of n bytes, whose devices all begin at the same time.
 
     among: which devices exchange: those of a "row" or of a "column", or all "devices", each with the next one in a ring; or
-    each device with the "server", the first one.
-    rounds: exchanges that wait for the previous one. volume: bytes that the busiest device sends, as a multiple of n; the
-    server sends after it has received everything, so both directions count.
+    each device with the "server", the first one. Or the pairs (sender, receiver) of devices, such as those of a level of a
+    tree over hosts; all send equally much to each receiver.
+    rounds: exchanges that wait for the previous one. volume: bytes that the busiest device sends, or receives if these are
+    more, as a multiple of n; the server sends after it has received everything, so both directions count.
     """
 
-    among: Literal["row", "column", "devices", "server"]
+    among: Literal["row", "column", "devices", "server"] | tuple[tuple[int, int], ...]
     rounds: int
     volume: float
 

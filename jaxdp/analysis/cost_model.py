@@ -44,11 +44,13 @@ class Network(NamedTuple):
 
 
 @functools.cache
-def leaving_share(among: str, vertical: int, horizontal: int, *, devices_per_host: int) -> float:
+def leaving_share(among: str | tuple[tuple[int, int], ...], vertical: int, horizontal: int, *, devices_per_host: int) -> float:
     """Bytes that the busiest host sends to others in an exchange, as a multiple of those that a device sends.
 
     among: as in `Exchange`, or "pairs" for all pairs of a row. Devices fill the hosts in order.
     """
+    if not isinstance(among, str):
+        return _leaving_share_of_pairs(np.array(among), devices_per_host)
     mesh = np.arange(vertical * horizontal).reshape(vertical, horizontal)
     if among == "server":
         return max(0, mesh.size - devices_per_host) / (mesh.size - 1)
@@ -63,6 +65,14 @@ def leaving_share(among: str, vertical: int, horizontal: int, *, devices_per_hos
     hosts = mesh // devices_per_host
     leaving = sum((hosts != other // devices_per_host).astype(float) for other in receivers) / len(receivers)  # [Y, X]
     return float(np.bincount(hosts.ravel(), leaving.ravel()).max())
+
+
+def _leaving_share_of_pairs(pairs: np.ndarray, devices_per_host: int) -> float:
+    """`leaving_share` of pairs [P, 2]. Links are full-duplex: what the busiest host receives counts if it is more."""
+    hosts = pairs // devices_per_host
+    leaving = hosts[hosts[:, 0] != hosts[:, 1]]
+    busiest_device = max(np.bincount(side).max() for side in pairs.T)
+    return max((np.bincount(side).max() for side in leaving.T if side.size), default=0) / busiest_device
 
 
 def candidates(strategy: str, vertical: int, horizontal: int) -> list[list[Exchange]]:

@@ -28,14 +28,20 @@ def _seconds(strategy: str, mesh: tuple[int, int], messages: list[int], *, netwo
 
 def _sharded_seconds(strategy: str, mesh: tuple[int, int], model_summary: dict, *, network: Network) -> float:
     """Seconds of all messages of a step with a sharded update, one after another."""
-    *gradients, statistics = model_summary["messages"]
+    gradients, statistics = _gradients_and_statistics(model_summary)
     sizes = [(size, 0) for size in gradients] + [(0, size) for size in model_summary["gathered_messages"]]
     seconds = [
         cost_model.sharded_update_seconds(strategy, *mesh, gradient_bytes=gradient, parameter_bytes=parameters, network=network)
         for gradient, parameters in sizes
     ]
     norms = [network.seconds(ring_exchange("row", mesh[1]), *mesh, num_bytes=size) for size in model_summary["norms_messages"]]
-    return sum(seconds) + sum(norms) + _seconds(strategy, mesh, [statistics], network=network)
+    return sum(seconds) + sum(norms) + _seconds(strategy, mesh, statistics, network=network)
+
+
+def _gradients_and_statistics(model_summary: dict) -> tuple[list[int], list[int]]:
+    """Bytes of each message of the two kinds."""
+    messages, statistics = model_summary["messages"], model_summary["statistics_messages"]
+    return messages[: -len(statistics)], statistics
 
 
 SHARDED = ", sharded update"  # suffix of the strategy in a prediction
@@ -57,8 +63,8 @@ def predict(
     """
     between_layers = normalization_messages or []
     if network.gloo and plan.config.reduce.wire_dtype == "bfloat16":  # XLA converts it to float32 on CPUs
-        *gradients, statistics = model_summary["messages"]
-        model_summary = model_summary | {"messages": [*(2 * size for size in gradients), statistics]}
+        gradients, statistics = _gradients_and_statistics(model_summary)
+        model_summary = model_summary | {"messages": [2 * size for size in gradients] + statistics}
     rate = rate or cost_model.V100_IMAGES_PER_SECOND * RESNET50_MACS / model_summary["macs"]
     messages = model_summary["messages"]
     return {

@@ -89,7 +89,7 @@ def table(traffic: StepTraffic) -> Table | str:
         sizes = sorted({collective.operand_bytes for collective in members})
         total = sum(collective.operand_bytes * collective.count for collective in members)
         spread = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-        sent = sum(collective.sent_bytes for collective in members)
+        sent = sum(one.sent_bytes * (1 if all_send else len(traffic.senders(one))) for one in members)
         row = (
             operation if all_send else f"{operation}\npoint-to-point",
             axes[0] if len(axes) == 1 else "both",

@@ -8,10 +8,12 @@ A shard is the piece of a vector that one device sums or owns.
 
 import itertools
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxdp.config import Reduce
@@ -19,7 +21,7 @@ from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL
 from jaxdp.parallel.reduce_scatter import reduce_scatter
-from jaxdp.parallel.shards import from_parts, shard_shape, to_parts
+from jaxdp.parallel.shards import from_parts, own_shard, shard_shape, to_parts
 from jaxdp.strategies import STRATEGIES, Stage, unsupported_reason
 
 SERVER = 0
@@ -78,7 +80,8 @@ def reduce_scatter_rows(vector: jax.Array) -> jax.Array:
 
 def all_gather_rows(shard: jax.Array) -> jax.Array:
     """An all-gather along each row: the concatenated shards of its devices."""
-    return lax.all_gather(shard, HORIZONTAL, tiled=True, to="invarying")
+    tracked = _axes_of(lax.axis_index(HORIZONTAL))  # untracked, a derivative has to sum over the copies
+    return lax.all_gather(shard, HORIZONTAL, tiled=True, to="invarying" if tracked else "varying")
 
 
 def parameter_server(vector: jax.Array) -> jax.Array:
@@ -153,12 +156,11 @@ def all_reduce_mean(
     *,
     wire_dtype: Any = None,
     bucket_bytes: int | None = BUCKET_BYTES,
-    sent: list | None = None,
 ) -> Any:
     """The mean of `tree` over all devices, equal on every device; arguments and errors as in `all_reduce_sum`."""
     _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
     local = divide(tree, lax.axis_size(AXES))
-    return all_reduce_sum(local, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sent=sent)
+    return all_reduce_sum(local, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
 
 
 def divide(tree: Any, divisor: int) -> Any:
@@ -173,7 +175,6 @@ def all_reduce_sum(
     wire_dtype: Any = None,
     bucket_bytes: int | None = BUCKET_BYTES,
     sharded: bool = False,
-    sent: list | None = None,
 ) -> Any:
     """The sum of `tree` over all devices, equal on every device. Call inside `jax.shard_map` over a mesh of `make_mesh`.
 
@@ -184,12 +185,41 @@ def all_reduce_sum(
     bucket_bytes: see `buckets.assign_buckets`.
     sharded: leave out the last stage of a strategy that gathers shards; each device gets its shard of every sum (see
         `jaxdp.parallel.shards`).
-    sent: if given, (tree, its buckets) is appended, for audits.
 
-    Returns leaves with their original dtypes. Raises ConfigError for an unknown strategy or dtype, a strategy that does not
-    support this number of devices, leaves that are not floating-point or are equal on all devices, and a call outside of
-    `shard_map`.
+    Returns leaves with their original dtypes. The derivative of every strategy is that of `jax.lax.psum`, forward and reverse.
+    Raises ConfigError for an unknown strategy or dtype, a strategy that does not support this number of devices, leaves that
+    are no floating-point arrays or are equal on all devices, and a call outside of `shard_map`; and for a derivative where JAX
+    cannot verify that the sum is equal on all devices, but `check_vma` is True.
     """
+    _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded)
+
+    @jax.custom_jvp
+    def reduce(tree: Any) -> Any:
+        return reduce_tree(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded)
+
+    @reduce.defjvp
+    def derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        total, tangent = reduce(*primals), lax.psum(varying(tangents[0]), AXES)
+        tangent = jax.tree.map(own_shard, tangent) if sharded else tangent
+        for one, other in zip(jax.tree.leaves(total), jax.tree.leaves(tangent), strict=True):
+            if _axes_of(one) != _axes_of(other):
+                reason = "cannot be differentiated here, because JAX cannot verify that all devices get the same sum"
+                raise ConfigError("strategy", strategy, reason=reason, hint="give jax.shard_map check_vma=False")
+        return total, tangent
+
+    return reduce(tree)
+
+
+def reduce_tree(
+    tree: Any,
+    strategy: str | Stage,
+    *,
+    wire_dtype: Any = None,
+    bucket_bytes: int | None = BUCKET_BYTES,
+    sharded: bool = False,
+    sent: list | None = None,
+) -> Any:
+    """`all_reduce_sum` for what is not differentiated, such as gradients. sent: (tree, its buckets) is appended, for audits."""
     buckets = pack_buckets(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded)
     for bucket in buckets:
         bucket.finish()
@@ -271,7 +301,7 @@ def pack_buckets(
     sharded: bool = False,
 ) -> list[Bucket]:
     """The buckets of a tree; arguments and errors as in `all_reduce_sum`."""
-    _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
+    _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded)
     leaves, stages, kind = jax.tree.leaves(tree), stages_of(strategy), ShardedBucket if sharded else Bucket
     assigned = leaf_buckets(leaves, bucket_bytes, wire_dtype)
     return [kind(leaves, indices, stages=stages, wire_dtype=wire_dtype) for indices in assigned]
@@ -359,15 +389,19 @@ def _split(array: jax.Array, sizes: Sequence[int], *, axis: int) -> list[jax.Arr
     return jnp.split(array, list(itertools.accumulate(sizes))[:-1], axis=axis)
 
 
-def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None) -> None:
+def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None, sharded: bool = False) -> None:
     """Raise ConfigError, naming the argument, if the tree cannot be reduced."""
-    if not callable(strategy) and strategy not in STRATEGIES:
+    if not callable(strategy) and not (isinstance(strategy, str) and strategy in STRATEGIES):
         raise one_of("strategy", strategy, STRATEGIES)
-    if bucket_bytes is not None and bucket_bytes < 1:
+    if sharded and (callable(strategy) or not STRATEGIES[strategy].scatters):
+        raise one_of("strategy", strategy, [name for name, one in STRATEGIES.items() if one.scatters])
+    if bucket_bytes is not None and not (isinstance(bucket_bytes, Real) and bucket_bytes >= 1):
         raise ConfigError("bucket_bytes", bucket_bytes, reason="must be positive", hint="None packs all into one bucket")
     if wire_dtype is not None and not any(jnp.dtype(name) == wire_dtype for name in WIRE_BYTES):
         raise one_of("wire_dtype", getattr(wire_dtype, "__name__", str(wire_dtype)), WIRE_BYTES)
     for leaf in jax.tree.leaves(tree):
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            raise ConfigError("tree", reason=f"has a leaf of type {type(leaf).__name__}", hint="give floating-point arrays")
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError("tree", reason=f"has a leaf of dtype {leaf.dtype}; leaves must be floating-point")
     try:

@@ -6,7 +6,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from jaxdp.errors import ConfigError
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
+from jaxdp.parallel.mesh import AXES
 
 # Primitives by their names in a jaxpr, which depend on what JAX knows about replication.
 OPERATIONS = {
@@ -26,8 +30,9 @@ OPERATIONS = {
 class Collective:
     """A collective of a step.
 
-    axes: mesh axes. group: number of devices that exchange with one another. operand_bytes: bytes of one device's operand.
-    count: executions per step, loops included. senders: positions along `axes` of the devices that send; None if all do.
+    axes: mesh axes, the first one outermost. group: number of devices that exchange with one another. operand_bytes: bytes of
+    one device's operand. count: executions per step, loops included. senders: positions along `axes` of the devices that send;
+    None if all do.
     """
 
     operation: str
@@ -55,7 +60,7 @@ def find_collectives(jaxpr: Any, axis_sizes: dict[str, int]) -> list[Collective]
     """The collectives of a jaxpr in program order; equal ones are counted together. axis_sizes: devices along each mesh axis.
 
     Counts inside a scan are multiplied by its length; all branches of a `cond` are listed. Collectives over one device are
-    omitted. Raises ValueError for a collective in a `while` loop, whose number of iterations is unknown.
+    omitted. Raises ConfigError for a collective in a `while` loop, whose number of iterations is unknown.
     """
     counts: Counter[Collective] = Counter()
     _count(getattr(jaxpr, "jaxpr", jaxpr), 1, axis_sizes=axis_sizes, counts=counts)
@@ -68,12 +73,12 @@ def _count(jaxpr: Any, times: int | None, *, axis_sizes: dict[str, int], counts:
         if name in OPERATIONS:
             axes = params.get("axes", params.get("axis_name"))
             axes = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if isinstance(axis, str))
-            group = math.prod(axis_sizes[axis] for axis in axes)
-            if group > 1:
+            if name == "ppermute":  # JAX numbers its devices in the order of the mesh, whatever the order of the axes
+                axes = tuple(axis for axis in axis_sizes if axis in axes)
+            for group, senders in _exchanges(params, math.prod(axis_sizes[axis] for axis in axes)):
                 if times is None:
-                    raise ValueError(f"{OPERATIONS[name]} in a while loop: the number of iterations is unknown")
-                sources = tuple(source for source, _ in params["perm"]) if name == "ppermute" else ()
-                senders = sources if 0 < len(sources) < group else None
+                    reason, hint = "the number of iterations is unknown", "use jax.lax.scan"
+                    raise ConfigError(f"{OPERATIONS[name]} in a while loop", reason=reason, hint=hint)
                 for operand in equation.invars:
                     size = operand.aval.size * operand.aval.dtype.itemsize
                     counts[Collective(OPERATIONS[name], axes, group, str(operand.aval.dtype), size, 1, senders)] += times
@@ -84,6 +89,23 @@ def _count(jaxpr: Any, times: int | None, *, axis_sizes: dict[str, int], counts:
             inner_times = None
         for inner in inner_jaxprs(equation):
             _count(inner, inner_times, axis_sizes=axis_sizes, counts=counts)
+
+
+def _exchanges(params: dict[str, Any], devices: int) -> list[tuple[int, tuple[int, ...] | None]]:
+    """(`group`, `senders`) of each `Collective` that a primitive over so many devices is. A device sends nothing to itself."""
+    if devices == 1:
+        return []
+    if "perm" in params:
+        sources = tuple(sorted(source for source, receiver in params["perm"] if source != receiver))
+        return [(devices, None if len(sources) == devices else sources)] if sources else []
+    members: dict[int, list[int]] = {}  # positions, by the size of their group
+    for group in params.get("axis_index_groups") or [range(devices)]:
+        members.setdefault(len(group), []).extend(group)
+    return [
+        (size, None if len(positions) == devices else tuple(sorted(positions)))
+        for size, positions in members.items()
+        if size > 1
+    ]
 
 
 def primitives(jaxpr: Any) -> set[str]:
@@ -111,8 +133,15 @@ class StepTraffic:
     @property
     def sent_bytes(self) -> list[float]:
         """Bytes that each device sends per step."""
-        sent = [sum(collective.sent_bytes for collective in self.collectives if collective.senders is None)] * self.devices
+        sent = np.zeros(self.devices)
         for collective in self.collectives:
-            for sender in collective.senders or ():
-                sent[sender] += collective.sent_bytes
-        return sent
+            sent[self.senders(collective)] += collective.sent_bytes
+        return sent.tolist()
+
+    def senders(self, collective: Collective) -> list[int]:
+        """The devices that send in a collective: those at its positions along its axes, in every group."""
+        mesh = np.arange(self.devices).reshape(self.vertical, self.horizontal)
+        axes = [AXES.index(axis) for axis in collective.axes]
+        positions = math.prod(mesh.shape[axis] for axis in axes)
+        by_position = np.moveaxis(mesh, axes, range(len(axes))).reshape(positions, -1)
+        return by_position[range(positions) if collective.senders is None else collective.senders, :].ravel().tolist()

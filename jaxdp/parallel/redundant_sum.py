@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh
@@ -38,7 +39,7 @@ def reference_reduction(strategy: str, vertical: int, horizontal: int) -> str:
     mesh = abstract_mesh(vertical, horizontal)
     try:
         used = _collectives(allreduce.stages_of(strategy), mesh)
-    except ValueError:  # a collective in a while loop
+    except ConfigError:  # a collective in a while loop
         return "ring"
     return next((name for name, stages in REFERENCE_REDUCTIONS.items() if not used & _collectives(stages, mesh)), "ring")
 

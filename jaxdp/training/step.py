@@ -44,13 +44,14 @@ def local_gradient(
     batch: Batch,
     pixel_stats: PixelStats,
     scale: float | jax.Array,
+    label_weight: jax.Array | None = None,
     overlap: Overlap | None = None,
 ) -> tuple[dict, dict]:
     """Gradient of `scale` times the mean loss over one micro-batch, on one device and before any reduction.
 
-    params: varying over the mesh. overlap: receives the gradient of every segment as soon as it is computed; the gradient
-    returned is then empty. Returns (gradient of the trainable parameters, aux); aux: {"loss" and "accuracy", means over the
-    micro-batch, "moments" for the running statistics}, and "label_weight", the mean class weight, if it divides the loss.
+    params: varying over the mesh. label_weight: divides the loss, if given. overlap: receives the gradient of every segment as
+    soon as it is computed; the gradient returned is then empty. Returns (gradient of the trainable parameters, aux); aux:
+    {"loss" and "accuracy", means over the micro-batch, "moments" for the running statistics}.
     """
     labels, mixed_labels = batch["labels"], None
     with jax.named_scope("augmentation"):
@@ -62,7 +63,8 @@ def local_gradient(
             mixed_labels = labels[partner], share
 
     def mean_loss(logits: jax.Array) -> jax.Array:
-        return LOSSES.implementation(config.optimizer.loss)(config.optimizer, logits, labels, mix=mixed_labels).mean()
+        loss = LOSSES.implementation(config.optimizer.loss)(config.optimizer, logits, labels, mix=mixed_labels).mean()
+        return loss if label_weight is None else loss / label_weight
 
     keys = image_keys if model.draws_for_each_image else worker_key
     key = keys(config.seed, batch["positions"], MODEL_KEY)
@@ -96,10 +98,7 @@ def local_gradient(
             cotangent = overlap.enqueue(cotangent, segment_gradient)
         else:
             gradient |= segment_gradient
-    aux = {"moments": moments, "loss": loss, "accuracy": accuracy}
-    if (weights := label_weights(config.optimizer, labels, mixed_labels)) is not None:
-        aux["label_weight"] = weights.mean()
-    return gradient, aux
+    return gradient, {"moments": moments, "loss": loss, "accuracy": accuracy}
 
 
 def _select(params: dict, segment: Sequence[str]) -> dict:
@@ -137,10 +136,10 @@ def compute_gradients(
     """Mean gradient and aux (see `local_gradient`) over all workers, equal on every device. Call inside `shard_map`.
 
     With `reduce.update sharded` each device gets its shard of the gradient. params: whole on every device.
-    The loss is multiplied by `scale` before differentiation, and the gradient divided by it after the reduction. images: all
-    training images, uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". reductions: a list to which
-    (tree, buckets) of every reduction is appended, for an audit. If the batch holds "requests", so does aux: see
-    `request_flags.as_flags`.
+    The loss is multiplied by `scale` before differentiation, and the gradient divided by it after the reduction. The mean class
+    weight of the global batch divides the loss before, so that a factor of all weights cancels. images: all training images,
+    uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". reductions: a list to which (tree, buckets) of every
+    reduction is appended, for an audit. If the batch holds "requests", so does aux: see `request_flags.as_flags`.
     """
     varying, batch = allreduce.varying(params), dict(batch)
     own_requests = batch.pop(request_flags.BATCH_KEY, None)
@@ -154,6 +153,13 @@ def compute_gradients(
     if config.reduce.overlap:
         overlap = Overlap(strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, divisor=divisor, sharded=sharded)
 
+    def mean(tree: Any) -> Any:
+        local = allreduce.divide(allreduce.varying(tree), lax.axis_size(AXES))
+        return allreduce.reduce_tree(local, strategy, bucket_bytes=None, sent=reductions)
+
+    weights = label_weights(config.optimizer, batch["labels"], mixed=config.data.mix != "none")
+    label_weight = None if weights is None else mean({"label_weight": weights.mean()})["label_weight"]
+
     def gradient_of(batch: Batch) -> tuple[dict, dict]:
         if images is not None:
             batch = batch | {"images": jnp.take(images, batch["indices"], axis=0)}
@@ -165,6 +171,7 @@ def compute_gradients(
             batch=batch,
             pixel_stats=pixel_stats,
             scale=local_scale,
+            label_weight=label_weight,
             overlap=overlap if accumulation == 1 else None,
         )
 
@@ -178,7 +185,7 @@ def compute_gradients(
             reductions += overlap.sent
     else:
         gradient = allreduce.divide(gradient, divisor)
-        gradient = allreduce.all_reduce_sum(
+        gradient = allreduce.reduce_tree(
             gradient, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded, sent=reductions
         )
     if scaled:
@@ -186,11 +193,7 @@ def compute_gradients(
     if own_requests is not None:
         aux |= {request_flags.BATCH_KEY: request_flags.as_flags(own_requests)}
     # With synchronized batch normalization the moments are equal on all devices.
-    aux = allreduce.all_reduce_mean(allreduce.varying(aux), strategy, bucket_bytes=None, sent=reductions)
-    if (label_weight := aux.pop("label_weight", None)) is not None:  # of the global batch
-        gradient = jax.tree.map(lambda g: g / label_weight, gradient)
-        aux["loss"] /= label_weight
-    return gradient, aux
+    return gradient, mean(aux)
 
 
 def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:

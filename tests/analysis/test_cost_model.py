@@ -8,7 +8,7 @@ from helpers.strategies import vector_traffic
 from jaxdp.analysis import cost_model
 from jaxdp.analysis.cost_model import Network
 from jaxdp.errors import ConfigError
-from jaxdp.strategies import STRATEGIES
+from jaxdp.strategies import STRATEGIES, Exchange
 
 NETWORK = Network(latency=5e-6, bandwidth=10e9)
 MESSAGE = 51_114_064
@@ -114,6 +114,27 @@ def test_allreduce_seconds_of_four_hosts_of_two_devices_count_what_a_host_and_a_
     (_, own), *_ = cost_model.cost_terms(strategy, *mesh_shape)
     expected = 100 * own + (between if gloo and strategy != "parameter_server" else 0)
     assert seconds(strategy, *mesh_shape, 1e6, **link, device_bandwidth=1e4) == pytest.approx(expected)
+
+
+def test_exchange_of_pairs_counts_the_busiest_link_of_a_host_and_of_a_device():
+    """The levels of a tree over four hosts of two devices, whose first devices send to those of other hosts, and a ring."""
+
+    def times(pairs, volume=1.0, host_bandwidth=1e6, device_bandwidth=math.inf):
+        network = Network(2.0, host_bandwidth, device_bandwidth=device_bandwidth, devices_per_host=2)
+        return network.seconds(Exchange(pairs, 3, volume), 4, 2, num_bytes=1e6) - 3 * 2.0
+
+    inside, first_level, second_level = ((1, 0), (3, 2), (5, 4), (7, 6)), ((2, 0), (6, 4)), ((4, 0),)
+    assert [times(pairs) for pairs in (inside, first_level, second_level)] == pytest.approx([0, 1, 1])
+    assert times(first_level, device_bandwidth=1e5) == pytest.approx(10)
+    to_the_root, from_the_root = ((2, 0), (4, 0), (6, 0)), ((0, 2), (0, 4), (0, 6))
+    assert times(to_the_root, volume=3.0) == times(from_the_root, volume=3.0) == pytest.approx(3)
+    assert times(((0, 2), (1, 3))) == pytest.approx(2)  # both devices of a host over its link
+    assert times(((0, 1), (0, 2)), volume=2.0) == pytest.approx(1)  # one of two messages stays in the host
+    for among, shift in (("devices", 1), ("column", 2)):
+        pairs = tuple((device, (device + shift) % 8) for device in range(8))
+        network = Network(0.0, 1e6, devices_per_host=2)
+        for exchange in (Exchange(among, 1, 1.0), Exchange(pairs, 1, 1.0)):
+            assert network.seconds(exchange, 4, 2, num_bytes=1e6) == pytest.approx(shift)
 
 
 def test_allreduce_seconds_of_two_hosts_of_eight_gpus_count_the_slower_hop_of_each_exchange():

@@ -63,7 +63,7 @@ class Audited:
                     vector = stage(vector)
                 return vector
 
-            allreduce.all_reduce_sum(
+            allreduce.reduce_tree(
                 jax.tree.map(lambda x: x[0], tree), reduce, wire_dtype=self.wire, bucket_bytes=None, sent=sent
             )
             ((_, (bucket,)),) = sent

@@ -15,6 +15,7 @@ from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
 from jaxdp.data import prefetch
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.shards import partition_spec
 from jaxdp.training.step import compute_gradients, make_train_step
 
 BATCH, PER_WORKER, PIXELS = 32, 2, (100.0, 60.0)
@@ -82,6 +83,7 @@ def compiled_step(config, mesh_shape):
 
 
 def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
+    """`compute_gradients` on a mesh; the shards of a sharded update are joined."""
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     params, stats = initial_params(config)
 
@@ -92,8 +94,14 @@ def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     check_vma = allreduce.check_vma(config.reduce.strategy)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere, check_vma=check_vma)
-    return jax.jit(mapped)(params, stats, prefetch.to_global(make_batch(), mesh))
+    sharded = config.reduce.update == "sharded"
+    specs = jax.tree.map(lambda p: partition_spec(p.shape), params) if sharded else everywhere
+    in_specs, out_specs = (everywhere, everywhere, rows), (specs, everywhere)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
+    gradient, aux = jax.jit(mapped)(params, stats, prefetch.to_global(make_batch(), mesh))
+    if sharded:
+        gradient = jax.tree.map(lambda g, p: np.asarray(g).ravel()[: p.size].reshape(p.shape), gradient, params)
+    return gradient, aux
 
 
 def assert_close(ours, expected, tolerance):

@@ -33,15 +33,20 @@ def replace_strategies(monkeypatch, stages):
         set_stages(monkeypatch, name, *functions)
 
 
-def vector_traffic(strategy, mesh_shape, *, elements, wire_dtype=None) -> collectives.StepTraffic:
-    """The collectives of the mean of one float32 vector."""
-    mesh = abstract_mesh(*mesh_shape)
+def vector_program(strategy, mesh, *, elements, wire_dtype=None) -> jax.stages.Traced:
+    """The mean of one float32 vector on a mesh."""
 
     def per_device(x):
         return allreduce.all_reduce_mean(lax.pcast(x, AXES, to="varying"), strategy, wire_dtype=wire_dtype, bucket_bytes=None)
 
     check_vma = allreduce.check_vma(strategy)
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=check_vma)
-    traced = jax.jit(mapped).trace(jax.ShapeDtypeStruct((elements,), jnp.float32))
+    return jax.jit(mapped).trace(jax.ShapeDtypeStruct((elements,), jnp.float32))
+
+
+def vector_traffic(strategy, mesh_shape, *, elements, wire_dtype=None) -> collectives.StepTraffic:
+    """The collectives of the mean of one float32 vector."""
+    mesh = abstract_mesh(*mesh_shape)
+    traced = vector_program(strategy, mesh, elements=elements, wire_dtype=wire_dtype)
     found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
     return collectives.StepTraffic(*mesh_shape, strategy, (0,), tuple(found))

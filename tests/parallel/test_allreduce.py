@@ -2,17 +2,21 @@
 
 import dataclasses
 import hashlib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.step import assert_replicated
+from helpers.strategies import set_stages
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.shards import own_shard
 from jaxdp.strategies import STRATEGIES
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
@@ -135,7 +139,9 @@ def test_leaf_buckets_wire_dtype_determines_size_and_dtypes_are_separate():
         ("torus", {"wire_dtype": jnp.int8}, "wire_dtype.*'int8'.*float32, bfloat16, float16"),
         ("torus", {"wire_dtype": "float17"}, "wire_dtype='float17'.*float32, bfloat16, float16"),
         (None, {}, "strategy=None: invalid choice"),
+        (["torus"], {}, r"strategy=\['torus'\]: invalid choice"),
         ("torus", {"bucket_bytes": 0}, "bucket_bytes=0: must be positive"),
+        ("torus", {"bucket_bytes": "64"}, "bucket_bytes='64': must be positive"),
     ],
 )
 def test_all_reduce_mean_invalid_argument_raises_config_error(strategy, options, message):
@@ -143,9 +149,43 @@ def test_all_reduce_mean_invalid_argument_raises_config_error(strategy, options,
         allreduce.all_reduce_mean({}, strategy, **options)
 
 
-def test_all_reduce_mean_integer_leaf_raises_config_error():
-    with pytest.raises(ConfigError, match="tree: has a leaf of dtype int32"):
-        allreduce.all_reduce_mean({"count": jnp.zeros(3, jnp.int32)}, "psum")
+NO_FLOAT_ARRAYS = {
+    "type float": 1.0,
+    "type int": 1,
+    "type bool": True,
+    "type complex": 1j,
+    "type str": "1.0",
+    "type ShapeDtypeStruct": jax.ShapeDtypeStruct((3,), jnp.float32),
+    "dtype int32": jnp.zeros(3, jnp.int32),
+    "dtype int64": np.int64(1),
+    "dtype bool": np.zeros(3, bool),
+    "dtype complex64": jnp.zeros(3, jnp.complex64),
+    "dtype key": jax.random.key(0),
+    "dtype object": np.array([None]),
+}
+
+
+@pytest.mark.parametrize("reduce", [allreduce.all_reduce_mean, allreduce.all_reduce_sum])
+@pytest.mark.parametrize("kind", NO_FLOAT_ARRAYS)
+def test_leaf_that_is_no_float_array_raises_config_error(kind, reduce):
+    with pytest.raises(ConfigError, match=f"tree: has a leaf of {kind}.*; .*floating-point"):
+        reduce({"fine": jnp.zeros(3), "other": [NO_FLOAT_ARRAYS[kind]]}, "psum")
+
+
+def test_numpy_values_are_summed_and_none_is_no_leaf():
+    def per_device(x):
+        return allreduce.all_reduce_sum({"x": x[0], "scalar": np.float32(2), "array": np.full(2, 0.5), "none": None})
+
+    rows, everywhere = PartitionSpec(AXES), PartitionSpec()
+    specs = {"in_specs": rows, "out_specs": everywhere, "check_vma": False}
+    out = jax.jit(jax.shard_map(per_device, mesh=make_mesh(2, 4), **specs))(np.arange(8, dtype=np.float32))
+    assert (float(out["x"]), float(out["scalar"]), out["array"].tolist(), out["none"]) == (28.0, 16.0, [4.0, 4.0], None)
+
+
+@pytest.mark.parametrize("strategy", [*(STRATEGIES.keys() - {"torus"}), allreduce.psum], ids=str)
+def test_strategy_that_does_not_scatter_cannot_leave_shards(strategy):
+    with pytest.raises(ConfigError, match=r"strategy=.*: invalid choice; choose from torus$"):
+        allreduce.all_reduce_sum(jnp.zeros(3), strategy, sharded=True)
 
 
 def test_all_reduce_outside_of_a_mesh_raises_config_error():
@@ -171,6 +211,74 @@ def test_a_gradient_that_jax_has_summed_itself_is_not_summed_again():
         gradient_of_mean(check_vma=True)
     assert gradient_of_mean(check_vma=False) == 3.5
     assert gradient_of_mean(check_vma=True, mark=lambda weight: jax.lax.pcast(weight, AXES, to="varying")) == 3.5
+
+
+def in_fixed_point(vector):
+    """A sum whose own derivative would be 0."""
+    return lax.psum(jnp.round(vector * 2**20).astype(jnp.int32), AXES).astype(vector.dtype) / 2**20
+
+
+def stages_of_the_torus(tree):
+    """Stages that a user combines."""
+
+    def reduce(leaf):
+        vector = leaf.ravel()
+        for stage in allreduce.TORUS:
+            vector = stage(vector)
+        return vector[: leaf.size].reshape(leaf.shape)
+
+    return jax.tree.map(reduce, tree)
+
+
+def derivatives(reductions, mesh_shape, check_vma):
+    """By name, on every device: gradient, forward derivative and derivative of the gradient of a loss with a reduction."""
+    mesh = make_mesh(*mesh_shape)
+    x, tangent, weight = np.random.default_rng(0).normal(size=(3, mesh.size, 7)).astype(np.float32)
+
+    def loss(x, weight, reduce):
+        sums = jax.tree.leaves(reduce({"a": jnp.sin(x[0]), "b": x[:, :3] ** 2}))
+        return sum((leaf * weight[0, 0] * jnp.arange(1.0, leaf.size + 1)).sum() for leaf in sums)
+
+    def per_device(x, tangent, weight):
+        each = {}
+        for name, reduce in reductions.items():
+            of_x = partial(loss, weight=weight, reduce=reduce)
+            gradient, second = jax.jvp(jax.grad(of_x), (x,), (tangent,))
+            each[name] = gradient, jax.jvp(of_x, (x,), (tangent,))[1][None], second
+        return each
+
+    rows = PartitionSpec(AXES)
+    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=check_vma)
+    return jax.jit(mapped)(x, tangent, weight)
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("mesh_shape", [*MESHES, (3, 2)])
+def test_derivative_of_every_strategy_is_that_of_pmean_and_psum(mesh_shape, check_vma, monkeypatch):
+    set_stages(monkeypatch, "mine", in_fixed_point)
+    expected = {"mean": partial(lax.pmean, axis_name=AXES), "sum": partial(lax.psum, axis_name=AXES)}
+    expected |= {"sharded": lambda tree: jax.tree.map(own_shard, lax.psum(tree, AXES))}
+    ours = {
+        "sum of stages": stages_of_the_torus,
+        "sum of a function": partial(allreduce.all_reduce_sum, strategy=in_fixed_point),
+    }
+    ours |= {"sharded sum": partial(allreduce.all_reduce_sum, sharded=True)}
+    for name, strategy in STRATEGIES.items():
+        if not check_vma or strategy.check_vma or name == "mine":
+            options = {"strategy": name, "wire_dtype": "bfloat16" if name == "psum" else None}
+            ours |= {f"mean by {name}": partial(allreduce.all_reduce_mean, **options)}
+            ours |= {f"sum by {name}": partial(allreduce.all_reduce_sum, **options)}
+    found = derivatives(expected | ours, mesh_shape, check_vma)
+    for name in ours:
+        for one, other in zip(found[name], found[name.split()[0]], strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-5 * np.abs(other).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter_server"])
+def test_derivative_of_a_sum_that_jax_cannot_verify_is_refused_where_it_verifies(strategy):
+    """There `lax.psum` has the gradient of one copy of the sum; that of a sum on every device would be N times as large."""
+    with pytest.raises(ConfigError, match=rf"strategy='{strategy}': cannot be differentiated here.*; .*check_vma=False"):
+        derivatives({"mean": partial(allreduce.all_reduce_mean, strategy=strategy)}, (2, 4), check_vma=True)
 
 
 PRINT_RING_BITS = """

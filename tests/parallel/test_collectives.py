@@ -1,20 +1,24 @@
 """Collectives of steps that are traced for abstract meshes, and of one that is compiled."""
 
+import io
 import math
 from collections import Counter
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+import rich.console
 from helpers.step import with_parts
-from helpers.strategies import vector_traffic
+from helpers.strategies import vector_program, vector_traffic
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.analysis.traffic import normalization_messages, plan_traffic, step_traffic, table
 from jaxdp.config import Config, Data, Model, Phase, Reduce
+from jaxdp.errors import ConfigError
 from jaxdp.parallel import collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
 from jaxdp.planning import make_plan
@@ -61,6 +65,41 @@ def test_traffic_parameter_server_sends_as_much_as_all_workers():
     assert sent[1:] == [4 * ELEMENTS] * 7
 
 
+GROUPS = {"axis_index_groups": [[0, 1], [2]]}
+EXCHANGES = {
+    "one row to another": lambda x: lax.ppermute(x, "vertical", [(2, 0)]),
+    "a tree over the rows": lambda x: lax.ppermute(lax.ppermute(x, "vertical", [(1, 0)]), "vertical", [(2, 0)]),
+    "one column to the other": lambda x: lax.ppermute(x, "horizontal", [(1, 0)]),
+    "axes in the other order": lambda x: lax.ppermute(x, AXES[::-1], [(1, 0), (3, 2), (4, 5)]),
+    "a device also to itself": lambda x: lax.ppermute(x, AXES, [(0, 0), (1, 2), (5, 4)]),
+    "every device to itself": lambda x: lax.ppermute(x, "vertical", [(0, 0), (1, 1), (2, 2)]),
+    "all in a ring": lambda x: lax.ppermute(x, AXES, [(device, (device + 1) % 6) for device in range(6)]),
+    "nobody": lambda x: lax.ppermute(x, AXES, []),
+    "unequal groups": lambda x: lax.psum(x, "vertical", **GROUPS),
+    "equal groups": lambda x: lax.psum(x, AXES, axis_index_groups=[[0, 3], [1, 4], [2, 5]]),
+    "groups of one": lambda x: lax.psum(x, "horizontal", axis_index_groups=[[0], [1]]),
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_sent_bytes_of_a_registered_strategy_are_those_of_the_devices_that_xla_names(exchange):
+    """XLA describes permutations as pairs of devices and reductions as groups of them, of a ring over each group here."""
+    compiled = vector_program(EXCHANGES[exchange], make_mesh(3, 2), elements=ELEMENTS).lower().compile()
+    expected = np.zeros(6)
+    for one in read_schedule(compiled.as_text(), 6).collectives:
+        for group in one.groups:
+            if one.operation == "collective-permute":
+                expected[group[0]] += 4 * ELEMENTS if len(set(group)) == 2 else 0
+            else:
+                expected[list(group)] += 2 * (len(group) - 1) / len(group) * 4 * ELEMENTS
+    found = traffic(EXCHANGES[exchange], (3, 2))
+    assert found.sent_bytes == pytest.approx(expected.tolist())
+    if any(one.senders for one in found.collectives):
+        console = rich.console.Console(width=200, record=True, file=io.StringIO())
+        console.print(table(found))
+        assert f"{sum(expected):,.0f} in total" in console.export_text()
+
+
 @pytest.mark.parametrize("mesh_shape", [(1, 8), (8, 1), (2, 4), (16, 24)])
 @pytest.mark.parametrize("strategy", ["psum", "ring", "torus"])
 def test_traffic_sent_bytes_are_2_n_minus_1_over_n_of_the_padded_message(strategy, mesh_shape):
@@ -93,7 +132,7 @@ def test_find_collectives_counts_scans_and_rejects_while_loops():
     assert collectives.find_collectives(traced(scanned), dict(mesh.shape)) == [
         collectives.Collective("all-reduce", AXES, 4, "float32", 8, 5)
     ]
-    with pytest.raises(ValueError, match="all-reduce in a while loop: the number of iterations is unknown"):
+    with pytest.raises(ConfigError, match="all-reduce in a while loop: the number of iterations is unknown"):
         collectives.find_collectives(traced(looped), dict(mesh.shape))
 
 
@@ -152,6 +191,7 @@ def test_step_traffic_smaller_buckets_make_more_messages_of_the_same_bytes():
         {"reduce": {"bucket_bytes": 4096}},
         {"model": {"remat": True}},
         {"finetune": {"weights": "any", "frozen_stages": 2}},
+        {"optimizer": {"class_weights": (1.0,) * 7}},
     ],
     ids=str,
 )

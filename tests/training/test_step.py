@@ -33,9 +33,10 @@ from jaxdp.data.augment import augment, normalize
 from jaxdp.losses import cross_entropy
 from jaxdp.models import resnet
 from jaxdp.optim import build_optimizer
+from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.state import create_state
+from jaxdp.training.state import create_state, make_placement
 from jaxdp.training.step import compute_gradients, make_train_step, update_statistics
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
@@ -196,16 +197,19 @@ def test_a_step_is_the_optimizer_applied_to_the_mean_gradient(normalized_linear)
     np.testing.assert_allclose(state.batch_stats["norm"]["var"], 0.9 + 0.1 * (square - mean**2), rtol=1e-4)
 
 
-@pytest.mark.parametrize("wire_dtype", ["float32", "float16"])
-@pytest.mark.parametrize("overlap", [True, False])
-def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, overlap, wire_dtype):
-    """Eight devices with two micro-batches each, whose weights differ, against one sum over all images in float64."""
-    weights = tuple(0.1 + float(label) ** 2 for label in range(7))
+@pytest.mark.parametrize(("wire_dtype", "factor"), [("float32", 1.0), ("float16", 1e6), ("float16", 1e-6)])
+@pytest.mark.parametrize(
+    "reduction", [{}, {"overlap": False}, {"update": "sharded"}, {"update": "sharded", "overlap": False}], ids=str
+)
+def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, reduction, wire_dtype, factor):
+    """Eight devices with two micro-batches each, whose weights differ, against one sum over all images in float64. A factor of
+    all weights cancels, though float16 holds no gradient that is multiplied by it."""
+    weights = tuple(factor * (0.1 + float(label) ** 2) for label in range(7))
     scale = 64.0 if wire_dtype == "float16" else 1.0
     config = with_parts(
         linear_config(),
         optimizer={"class_weights": weights, "loss_scale": scale if scale > 1 else "none"},
-        reduce={"overlap": overlap, "wire_dtype": wire_dtype},
+        reduce={"wire_dtype": wire_dtype, **reduction},
         data={"augmentation": "none"},
     )
     gradient, report = distributed_gradients(config, (2, 4), 2, scale=scale)
@@ -230,6 +234,49 @@ def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, ov
     expected = {"net": {"bias": bias / divisor, "kernel": kernel / divisor}}
     assert_close(gradient, expected, 1e-5 if wire_dtype == "float32" else 2e-3)
     assert set(report) == {"loss", "accuracy", "moments"}
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"class_weights": (1.0,) * 7}], ids=str)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_message_of_a_step_is_listed_for_an_audit(normalized_linear, overlap, optimizer):
+    """The buckets that an audit is given have the bytes of all collectives that the step's strategy runs."""
+    config = with_parts(linear_config(strategy="psum"), optimizer=optimizer, reduce={"overlap": overlap})
+    mesh, model, reductions = make_mesh(2, 4), models.create(config.model), []
+
+    def local(params, stats, batch):
+        options = {"pixel_stats": PIXELS, "accumulation": 2, "reductions": reductions}
+        return compute_gradients(config, model, params, batch_stats=stats, batch=batch, **options)
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
+    jaxpr = jax.make_jaxpr(mapped)(*initial_params(config), make_batch())
+    sent = [one.operand_bytes for one in find_collectives(jaxpr, dict(mesh.shape)) for _ in range(one.count)]
+    listed = [bucket.contribution for _, buckets in reductions for bucket in buckets]
+    assert sorted(sent) == sorted(vector.size * vector.dtype.itemsize for vector in listed)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "accumulation"),
+    [({"update": "sharded"}, 2), ({"overlap": False, "strategy": "ring"}, 1), ({"update": "sharded", "overlap": False}, 1)],
+    ids=str,
+)
+def test_a_factor_of_all_class_weights_leaves_the_bits_of_the_state(normalized_linear, reduction, accumulation):
+    """A power of two, so that every quotient is exact, with a dynamic loss scale."""
+
+    def after_three_steps(factor):
+        weights = tuple(factor * (0.1 + float(label) ** 2) for label in range(7))
+        optimizer = {"class_weights": weights, "loss_scale": "dynamic", "name": "sgd"}
+        config = with_parts(linear_config(), optimizer=optimizer, reduce={"wire_dtype": "float16", **reduction})
+        mesh, model = make_mesh(2, 4), models.create(config.model)
+        state = make_placement(config, model, mesh).place(create_state(config, model, mesh))
+        step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
+        for _ in range(3):
+            state, metrics = step(state, prefetch.to_global(make_batch(), mesh), hyperparameters(0.01))
+        return jax.device_get((state, metrics))
+
+    state, metrics = after_three_steps(1.0)
+    jax.tree.map(np.testing.assert_array_equal, after_three_steps(2.0**20), (state, metrics))
+    assert metrics["skipped_steps"] == 0
 
 
 def test_random_numbers_of_a_step_follow_the_seed_that_it_is_given(normalized_linear):
