@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
@@ -17,7 +16,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float =
     """
     log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
     label_log_probability = jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
-    return -(1.0 - label_smoothing) * label_log_probability - label_smoothing * log_probabilities.mean(-1)
+    loss = -(1.0 - label_smoothing) * label_log_probability
+    return loss - label_smoothing * log_probabilities.mean(-1) if label_smoothing else loss  # 0 times infinity is NaN
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -25,7 +25,14 @@ def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
     logits, targets: [B, K]; targets in [0, 1]. Returns [B] float32.
     """
-    return optax.sigmoid_binary_cross_entropy(logits.astype(jnp.float32), targets).mean(-1)
+    logits = logits.astype(jnp.float32)
+    log_p, log_not_p = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
+    return (-_times(targets, log_p) - _times(1.0 - targets, log_not_p)).mean(-1)
+
+
+def _times(share: jax.Array, loss: jax.Array) -> jax.Array:
+    """share * loss, and 0 where the share is 0, also of an infinite loss, as of a class whose logit is -inf."""
+    return share * jnp.where(share == 0, 0.0, loss)
 
 
 Mix = tuple[jax.Array, jax.Array]  # (labels of the partners, share of the own label), [B] each
@@ -74,12 +81,12 @@ def softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: 
     if optimizer.class_weights:
         log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
         targets = soft_targets(optimizer, labels, logits.shape[-1], mix=mix)
-        return -(_class_weights(optimizer) * targets * log_probabilities).sum(-1)
+        return -(_class_weights(optimizer) * _times(targets, log_probabilities)).sum(-1)
     loss = cross_entropy(logits, labels, optimizer.label_smoothing)
     if mix is None:
         return loss
     others, share = mix
-    return share * loss + (1 - share) * cross_entropy(logits, others, optimizer.label_smoothing)
+    return _times(share, loss) + _times(1 - share, cross_entropy(logits, others, optimizer.label_smoothing))
 
 
 binary = of_targets(binary_cross_entropy)

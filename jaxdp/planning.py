@@ -116,6 +116,13 @@ class Plan:
         """The phase of the step that ends at `samples` samples seen; the first phase for 0."""
         return self.phases[self.phase_at(max(0, samples - 1))]
 
+    def first_step_from(self, samples: int) -> int:
+        """Samples seen at the first step that starts at or after `samples`; `total_samples` if none does."""
+        if samples >= self.total_samples:
+            return self.total_samples
+        phase = self.phases[self.phase_at(samples)]
+        return samples + (phase.first_sample - samples) % phase.global_batch
+
     def steps_after(self, samples: int) -> int:
         """The number of steps that remain after `samples` samples seen."""
         return sum(-(-max(0, phase.end - max(samples, phase.first_sample)) // phase.global_batch) for phase in self.phases)
@@ -280,9 +287,10 @@ def _check_rates(plan: Plan) -> None:
     schedule, examples = plan.config.schedule, plan.examples
     start = plan.schedule_start
     changes = {start + samples_until(epoch, examples) for epoch in (schedule.warmup_epochs, *schedule.boundaries)}
-    changes |= {start, *(phase.first_sample for phase in plan.phases)}
-    within = {samples for samples in changes if start <= samples < plan.total_samples}
-    for samples in sorted(within | {plan.phases[-1].end - 1}):
+    last = plan.phases[-1]
+    changes |= {last.end - last.global_batch, *(phase.first_sample for phase in plan.phases)}
+    steps = {start} | {plan.first_step_from(samples) for samples in changes if samples > start}
+    for samples in sorted(steps - {plan.total_samples}):
         try:
             rate = plan.learning_rate(samples)
         except OverflowError:

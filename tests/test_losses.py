@@ -159,6 +159,44 @@ def test_binary_cross_entropy_of_large_logits_is_finite_with_its_gradient():
     np.testing.assert_allclose(gradient, [[0.0, 0.0, 0.25, -0.25]])
 
 
+@pytest.mark.parametrize("class_weights", [None, WEIGHTS])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("name", list(LOSSES.builtin))
+def test_a_class_whose_logit_is_minus_infinity_is_as_if_it_were_not_there(name, mixed, class_weights):
+    """Value and gradient; both partners of a mix may have it with a share of 0."""
+    if class_weights and name != "softmax":
+        return
+    random = np.random.default_rng(0)
+    logits, labels, others = random.normal(size=(32, 11)) * 5, *random.integers(0, 10, (2, 32))
+    share = np.where(np.arange(32) % 2, 1.0, random.uniform(size=32))
+    target = np.eye(11)[labels]
+    if mixed:
+        others[1::2] = 10  # the masked class
+        target = share[:, None] * target + (1 - share[:, None]) * np.eye(11)[others]
+    mix = (jnp.asarray(others), jnp.asarray(share, jnp.float32)) if mixed else None
+    masked = logits.copy()
+    masked[:, 10] = -np.inf
+    factor = np.ones(11) if class_weights is None else np.asarray(class_weights)
+    kept, target, factor = logits[:, :10], target[:, :10], factor[:10]
+    if name == "softmax":
+        probability = np.exp(kept) / np.exp(kept).sum(1, keepdims=True)
+        expected = -(factor * target * np.log(probability)).sum(1)
+        gradient = probability * (factor * target).sum(1, keepdims=True) - factor * target
+    else:
+        divisor, probability = {"binary": 11, "binary_sum": 1}[name], 1 / (1 + np.exp(-kept))
+        expected = -(target * np.log(probability) + (1 - target) * np.log1p(-probability)).sum(1) / divisor
+        gradient = (probability - target) / divisor
+    optimizer = Optimizer(loss=name, class_weights=class_weights)
+
+    def losses(logits):
+        return LOSSES.implementation(name)(optimizer, logits, jnp.asarray(labels), mix=mix)
+
+    masked = jnp.asarray(masked, jnp.float32)
+    np.testing.assert_allclose(losses(masked), expected, rtol=1e-5, atol=1e-6)
+    found = jax.grad(lambda logits: losses(logits).sum())(masked)
+    np.testing.assert_allclose(found, np.pad(gradient, ((0, 0), (0, 1))), rtol=1e-4, atol=1e-5)
+
+
 def test_rank_of_label_counts_ties_and_nan_against_the_model():
     logits = jnp.array([[3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [0.0, 5.0, 5.0], [jnp.nan, jnp.nan, jnp.nan]])
     assert rank_of_label(logits, jnp.array([0, 1, 2, 0])).tolist() == [0, 2, 1, 2]

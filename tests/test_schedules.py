@@ -11,6 +11,7 @@ import jaxdp
 from jaxdp import schedules
 from jaxdp.config import Config, Phase, Schedule
 from jaxdp.errors import ConfigError
+from jaxdp.loggers.plan_table import _rates
 from jaxdp.phases import interval_elapsed, phase_steps, samples_until
 from jaxdp.planning import make_plan
 from jaxdp.schedules import Position
@@ -32,6 +33,30 @@ def test_registered_schedule_gets_the_epoch_in_float64():
     plan = make_plan(config, examples=1437, devices=1)
     for samples in (0, 1, 777, 2000):
         assert plan.learning_rate(samples) == 0.1 + samples / 1437 / 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "epochs"),
+    [((Phase(100),), 2.5), ((Phase(64, until_epoch=0.9), Phase(1000)), 3.0), ((Phase(7, until_epoch=1.0), Phase(300)), 1.01)],
+)
+def test_registered_schedule_is_called_at_steps_alone(batch, epochs):
+    """Also one that falls to zero at the end of the run and below it after; the plan shows the rate of the last step."""
+    called = []
+
+    def rate(epoch):
+        called.append(epoch)
+        return 0.1 * (1 - epoch / epochs)
+
+    jaxdp.register_schedule("mine", rate)
+    plan = make_plan(Config(schedule=Schedule(name="mine"), batch=batch, epochs=epochs), examples=1437, devices=1)
+    shown = _rates(plan, plan.phases[-1])
+    starts, seen = set(), 0
+    for phase in plan.phases:
+        for _ in range(phase.steps):
+            starts.add(seen / 1437)
+            seen += phase.global_batch
+    assert {0.0, max(starts)} <= set(called) <= starts
+    assert shown.endswith(f"to {0.1 * (1 - max(starts) / epochs):.4g}")
 
 
 @pytest.mark.parametrize(

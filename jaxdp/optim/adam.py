@@ -49,4 +49,4 @@ def lamb(
             optax.scale(-learning_rate),
         )
 
-    return with_schedules(build, learning_rate, b1)
+    return with_schedules(build, learning_rate=learning_rate, b1=b1)

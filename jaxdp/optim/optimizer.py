@@ -14,7 +14,7 @@ from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Adam, Lars, Optimizer, Sgd
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.optim.adam import lamb, scale_by_adam
-from jaxdp.optim.lars import MASKS, is_matrix_or_larger, lars
+from jaxdp.optim.lars import MASKS, in_float32, is_matrix_or_larger, lars
 from jaxdp.optim.squares import Squares, norm
 
 Scalar: TypeAlias = "float | jax.Array"
@@ -74,20 +74,22 @@ def build_lars(config: Lars, learning_rate: Scalar, momentum: Scalar) -> optax.G
 def build_sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """SGD with the rate outside the velocity, equation 9 of Goyal et al. (arXiv 1706.02677): a change of the rate needs no
     correction of the momentum."""
-    return optax.chain(
+    rule = optax.chain(
         optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
         optax.trace(decay=momentum, nesterov=config.nesterov),
         optax.scale(-learning_rate),
     )
+    return in_float32(rule)
 
 
 def build_adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
-    return optax.chain(
+    rule = optax.chain(
         scale_by_adam(b1=momentum, b2=config.beta2, eps=1e-8),  # PyTorch's default
         optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
         optax.scale(-learning_rate),
     )
+    return in_float32(rule)
 
 
 def build_lamb(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:

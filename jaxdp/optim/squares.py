@@ -13,7 +13,7 @@ SumOfSquares = Callable[..., tuple]
 
 def local_sums_of_squares(*trees: Any) -> tuple:
     """The sums of squares of tensors that a device holds whole."""
-    return jax.tree.map(lambda tensor: jnp.sum(jnp.square(tensor)), trees)
+    return jax.tree.map(lambda tensor: jnp.sum(jnp.square(tensor.astype(jnp.promote_types(tensor.dtype, jnp.float32)))), trees)
 
 
 class Squares(NamedTuple):

@@ -42,20 +42,27 @@ class Average(NamedTuple):
 
     def include(self, params: dict, batch_stats: dict, optimizer: Optimizer) -> "Average":
         """The average after one more step. optimizer: with `average_decay`."""
-        new = Average(params, batch_stats, jnp.ones((), jnp.float32))
-        kept, added = _factors(optimizer, self.weight)
-        return jax.tree.map(lambda old, value: kept * old + added * value, self, new)
+        weight, share = _weight_and_share(optimizer, self.weight)
+
+        def include(total: jax.Array, value: jax.Array) -> jax.Array:
+            """With 1 - share as a factor, its rounding to float32 would add up over the steps."""
+            mean = total / jnp.maximum(self.weight, 1e-30)
+            return weight * (mean + share * (value - mean))
+
+        params, batch_stats = jax.tree.map(include, (self.params, self.batch_stats), (params, batch_stats))
+        return Average(params, batch_stats, weight)
 
 
-def _factors(optimizer: Optimizer, weight: jax.Array) -> tuple[Any, Any]:
-    """The factors on the sums and on the values of a step. weight: of the sums; with a warm-up the number of their steps."""
+def _weight_and_share(optimizer: Optimizer, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weight of the sums after a step, and the share of the step's values in the average. weight: before it."""
     decay: Any = optimizer.average_decay
+    share = jnp.float32(1 - decay)  # subtracted in float64
     if optimizer.average_start == "initial":
-        decay = jnp.where(weight > 0, jnp.float32(decay), 0)
-    if optimizer.average_start == "warmup":
-        decay = jnp.minimum(jnp.float32(decay), 1 - (1 + weight) ** jnp.float32(-WARMUP_POWER))
-        return decay * (weight + 1) / jnp.maximum(weight, 1), (1 - decay) * (weight + 1)
-    return decay, 1 - decay
+        return jnp.ones_like(weight), jnp.where(weight > 0, share, 1)
+    if optimizer.average_start == "warmup":  # the weight is the number of steps
+        return weight + 1, jnp.maximum(share, (1 + weight) ** jnp.float32(-WARMUP_POWER))
+    new = weight + share * (1 - weight)
+    return new, share / new
 
 
 class TrainState(NamedTuple):

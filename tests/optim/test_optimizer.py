@@ -12,7 +12,7 @@ from helpers.runs import outcome, train_until
 from jaxdp import train
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
-from jaxdp.optim import build_optimizer, lars
+from jaxdp.optim import build_optimizer, lamb, lars
 
 GRADIENTS = [(0.6, 0.8), (-1.0, 0.0), (0.0, 2.0)]
 RATES = [1.0, 10.0, 5.0]
@@ -192,6 +192,50 @@ def lamb_in_float64(config, rate, momentum, *, weight, gradient, velocity):
 
 # name: (config, rate, momentum, *, weight, gradient, velocity) -> (update, velocity) of one tensor; the first velocity is 0.0
 REFERENCES = {"lars": lars_in_float64, "sgd": sgd_in_float64, "adamw": adamw_in_float64, "lamb": lamb_in_float64}
+
+
+RULES = {  # of jaxdp.optim, and of a config
+    "lars": (lambda config, rate, momentum: lars(rate, momentum, weight_decay=config.weight_decay)),
+    "lamb": (lambda config, rate, momentum: lamb(rate, momentum, weight_decay=config.weight_decay)),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("rates", ["constant", "traced", "scheduled"])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_updates_in_a_scan_differ_from_float64_by_the_rounding_of_their_dtype_alone(name, rates, dtype):
+    """Of norms whose squares float16 cannot hold."""
+    if rates == "scheduled" and name not in RULES:
+        return
+    build = RULES[name] if rates == "scheduled" else build_optimizer
+    random, steps, config = np.random.default_rng(5), 4, Optimizer(name=name, weight_decay=0.01)
+    params = {key: jnp.asarray(random.normal(size=(4, 5)) * 9, dtype) for key in ("small", "large")}
+    factors = {"small": 1e-5, "large": 3e3}
+    drawn = {key: jnp.asarray(random.normal(size=(steps, 4, 5)) * factors[key], dtype) for key in params}
+    slope = 0.1 if rates == "scheduled" else 0.0
+
+    def walk(rate, momentum):
+        rule = build(config, (lambda step: 0.3 + slope * step) if rates == "scheduled" else rate, momentum)
+
+        def body(state, gradient):
+            updates, state = rule.update(gradient, state, params)
+            return state, updates
+
+        return jax.lax.scan(body, rule.init(params), drawn)[1]
+
+    found = jax.jit(walk)(0.3, 0.9) if rates == "traced" else walk(0.3, 0.9)
+    for key, tensor in params.items():
+        weight, velocity = np.asarray(tensor, np.float64), 0.0
+        for step in range(steps):
+            gradient = np.asarray(drawn[key][step], np.float64)
+            expected, velocity = REFERENCES[name](
+                config, 0.3 + slope * step, 0.9, weight=weight, gradient=gradient, velocity=velocity
+            )
+            assert found[key].dtype == dtype
+            tiny = float(jnp.finfo(dtype).smallest_subnormal)
+            atol = max(1e-6 * np.abs(expected).max(), tiny)  # of the sums in float32, of which some cancel
+            rtol, update = float(jnp.finfo(dtype).eps), np.asarray(found[key][step], np.float64)
+            np.testing.assert_allclose(update, expected, rtol=max(rtol, 1e-5), atol=atol, err_msg=key)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
