@@ -78,7 +78,7 @@ def hold_record(path: Path) -> Iterator[bool]:
 
 
 def record_is_held(path: Path, *, watch_seconds: float = 0.0) -> bool:
-    """Whether the process that a file of `hold_record` names runs. On another host, it is one that writes in `watch_seconds`."""
+    """Whether the process that a file of `hold_record` names runs: on another host, whether it writes in `watch_seconds`."""
     record = _read(path)
     if record and record.get("host") == socket.gethostname():
         started = _start_time(record.get("process"))

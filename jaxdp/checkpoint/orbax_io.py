@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,10 +137,10 @@ def _restore(manifest: Manifest, abstract_state: Any) -> Any:
     if manifest.parts == 1:
         return abstract_state._replace(**read(0, read_fields)) if partial else read(0, abstract_state)
     numbers = _divide([(shape, dtype) for dtype, shape, _ in manifest.arrays.values()], manifest.parts)
-    part_of, trees = dict(zip(manifest.arrays, numbers, strict=True)), [dict[str, Any]() for _ in range(manifest.parts)]
+    part_of, trees = dict(zip(manifest.arrays, numbers, strict=True)), defaultdict[int, dict[str, Any]](dict)
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state):
         trees[part_of[jax.tree_util.keystr(path)]][_name(path)] = leaf
-    arrays = {name: array for part, tree in enumerate(trees) if tree for name, array in read(part, tree).items()}
+    arrays = {name: array for part, tree in trees.items() for name, array in read(part, tree).items()}
     return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], abstract_state)
 
 

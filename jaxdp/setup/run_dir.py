@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp import locks
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.config import Config, Optimizer
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import (
     CHECKPOINTS,
@@ -172,13 +172,13 @@ def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False)
 
 def check_same_optimizer(manifest: Manifest, config: Config) -> None:
     """Raise ConfigError if a checkpoint is of another optimizer, or start of the average, whose state cannot be continued."""
-    optimizer = manifest.metadata["config"]["optimizer"]
-    saved = optimizer["name"]
+    optimizer = manifest.config.optimizer
+    saved = optimizer.name
     if saved != config.optimizer.name:
         reason = f"the optimizer of {manifest.path} is {saved}, whose state {config.optimizer.name} cannot continue from"
         hint = f"use --optimizer.name {saved}, or start a new run with --resume never"
         raise ConfigError("optimizer.name", config.optimizer.name, reason=reason, hint=hint)
-    saved_start = optimizer.get("average_start", Optimizer.average_start)
+    saved_start = optimizer.average_start
     if config.optimizer.average_decay is not None and saved_start != config.optimizer.average_start:
         reason = f"the average of {manifest.path} began as {saved_start}, and its sums have other weights"
         hint = f"use --optimizer.average-start {saved_start}, or start a new run with --resume never"
