@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,36 @@ def load_state(manifest: Manifest, abstract_state: Any) -> Any:
         if description != stored[name]:
             raise CorruptCheckpoint(f"{manifest.path / STATE} is corrupt: the checksum of the array {name} does not match")
     return state
+
+
+def verify_checkpoint(manifest: Manifest) -> None:
+    """Compare every file and every array of a checkpoint with its manifest, whatever its model is.
+
+    Raises CorruptCheckpoint, and UnreadableCheckpoint if Orbax cannot read it.
+    """
+    verify_files(manifest)
+    depth = 1 if manifest.parts == 1 else 2  # see `part_folder`
+    folders = {"/".join(name.split("/")[:depth]) for name in manifest.files}
+    try:
+        trees = [_read_arrays((manifest.path / folder).absolute()) for folder in folders]
+    except Exception as error:  # as in `load_state`
+        reason = f"cannot be read although its checksums match: {first_line(error)}"
+        raise UnreadableCheckpoint(f"{manifest.path / STATE} {reason}") from None
+    found = Counter(str(description) for tree in trees for description in describe_arrays(tree).values())
+    for name, description in manifest.arrays.items():
+        if not found[str(description)]:
+            raise CorruptCheckpoint(f"{manifest.path / STATE} is corrupt: the checksum of the array {name} does not match")
+        found[str(description)] -= 1
+
+
+def _read_arrays(path: Path) -> Any:
+    """The arrays that Orbax finds in a folder, on the host."""
+    import orbax.checkpoint as ocp
+
+    checkpointer = make_checkpointer(jax.process_index())
+    tree = checkpointer.metadata(path).item_metadata.tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
 
 
 def _array_type(description: list | None) -> str:

@@ -1,22 +1,15 @@
 import dataclasses
-import hashlib
-import json
 import math
 import zlib
 
 import numpy as np
 import pytest
+from helpers.checkpoints import rewrite_manifest
 
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, file_checksum, read_manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-
-
-def rewrite_manifest(path, change):
-    """Apply `change` to the content of a manifest and write it with a correct hash."""
-    body = json.dumps(change(json.loads((path / MANIFEST).read_bytes().rstrip().rpartition(b"\n")[0]))).encode()
-    (path / MANIFEST).write_bytes(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
 
 
 def test_file_checksum_is_the_crc_of_the_whole_file(tmp_path):

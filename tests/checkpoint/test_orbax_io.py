@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import sys
 import tracemalloc
 from types import SimpleNamespace
@@ -10,8 +11,16 @@ import pytest
 from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.checksums import describe_arrays
-from jaxdp.checkpoint.manifest import Manifest, UnreadableCheckpoint, file_checksum, part_folder, read_manifest, state_files
-from jaxdp.checkpoint.orbax_io import CheckpointMismatch, _part, load_state, make_checkpointer, silence_orbax
+from jaxdp.checkpoint.manifest import (
+    CorruptCheckpoint,
+    Manifest,
+    UnreadableCheckpoint,
+    file_checksum,
+    part_folder,
+    read_manifest,
+    state_files,
+)
+from jaxdp.checkpoint.orbax_io import CheckpointMismatch, _part, load_state, make_checkpointer, silence_orbax, verify_checkpoint
 from jaxdp.parallel.mesh import make_mesh
 
 
@@ -50,6 +59,11 @@ def test_fields_that_are_none_are_not_read_from_any_number_of_parts(tmp_path, pa
     assert found.opt_state is None
     jax.tree.map(np.testing.assert_array_equal, found.params, host.params)
     jax.tree.map(np.testing.assert_array_equal, load_state(manifest, abstract), host)
+    verify_checkpoint(manifest)
+    for name, (dtype, shape, checksum) in manifest.arrays.items():  # as if memory had failed before the file was written
+        changed = manifest.arrays | {name: [dtype, shape, checksum[::-1]]}
+        with pytest.raises(CorruptCheckpoint, match=rf"the checksum of the array {re.escape(name)} does not match"):
+            verify_checkpoint(dataclasses.replace(manifest, arrays=changed))
     with pytest.raises(CheckpointMismatch, match=r"holds float32 of shape .* but the run expects nothing"):
         load_state(manifest, State({"a": abstract.params["a"]}, None))
 
