@@ -50,7 +50,12 @@ def file_system(path: str | Path) -> str:
 @contextmanager
 def hold_record(path: Path) -> Iterator[bool]:
     """Hold a lock by a file that names this process and is written again and again; False if another process holds it."""
-    own = {"host": socket.gethostname(), "process": os.getpid(), "started": _start_time(os.getpid()), "refreshed": 0}
+    own: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "started": _start_time(os.getpid()),
+        "refreshed": 0,
+    }
     if record_is_held(path, watch_seconds=WATCH_SECONDS):
         yield False
         return

@@ -182,8 +182,8 @@ def _parse(path: str, data: bytes, *, blur_pool: str, new_classes: int | None) -
     stored, notes = _strip_prefix({name: tensor for name, tensor in stored.items() if name.split(".")[-1] != COUNTER})
     naming = "jaxdp" if any(name.startswith(TREES) for name in stored) else "torchvision"
     shapes = _torch_shapes(stored, naming)
-    lacks_classifier = new_classes is not None and "fc.bias" not in shapes
-    if lacks_classifier:  # what a backbone has in its place is of another task
+    lacks_classifier = "fc.bias" not in shapes
+    if new_classes is not None and lacks_classifier:  # what a backbone has in its place is of another task
         kept = {name for name in stored if TRUNK.match(torch_name(name) if naming == "jaxdp" else name)}
         others = listed(stored.keys() - kept)
         notes += ("no classifier" + f", so left out: {others}" * bool(others),)
