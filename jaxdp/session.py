@@ -266,9 +266,9 @@ class _Session:
 
         self.signals.group.set_activity("start", detail=f"opening {url}")
         storage, start_new = self.config.storage, self.resume == "never"
-        with open_remote_workdir(
-            url, storage, start_new=start_new, signals=self.signals, lock=run_dir.lock_run_dir, info=self.screen.info
-        ) as mirror:
+        info = self.screen.info
+        lock = partial(run_dir.lock_run_dir, info=info)
+        with open_remote_workdir(url, storage, start_new=start_new, signals=self.signals, lock=lock, info=info) as mirror:
             resume = "auto" if start_new else self.resume
             session = dataclasses.replace(self, workdir=mirror.workdir, resume=resume, mirror=mirror)
             return session.run()
@@ -338,7 +338,7 @@ class _Session:
             initial_values()  # refuses those of another model, before the run has a directory
 
         trackers = trackers_of(config) if group.is_rank0 else Trackers([])
-        with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
+        with run_dir.lock_run_dir(path, self.screen.info) if group.is_rank0 else nullcontext():
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
             remarks += [*kept, *finetune.missing_file_warnings(config, weights)]

@@ -20,6 +20,7 @@ CORE = [
     "flag_help",
     "flags",
     "foreign_flags",
+    "locks",
     "phases",
     "planning",
     "published",

@@ -40,7 +40,9 @@ from jaxdp.config import Checkpoint as CheckpointConfig
 from jaxdp.config import Stop
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError
+from jaxdp.locks import file_system
 
+TRIAL = "trial"  # in the name of a folder
 SAVING_THREAD = "checkpoint"  # prefix of the names of threads that write
 
 
@@ -92,6 +94,7 @@ class CheckpointManager:
         self._rejection: TrainingError | None = None
         self._host_state: Any = None  # host memory that every save reuses
         self._pending: Future | None = None
+        self._trial: Future | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=SAVING_THREAD)
         if self.group.num_processes == 1 and (unfinished := _last_saves.pop(folder.absolute(), None)):
             wait([unfinished])
@@ -122,6 +125,16 @@ class CheckpointManager:
         self._host_state = orbax_io.copy_to_host(state, self._host_state)
         self._pending = self._thread.submit(self._save, samples, metadata, report=report, before_manifest=before_manifest)
         _last_saves[self.folder.absolute()] = self._pending
+
+    def try_save(self) -> None:
+        """Start a save of a few bytes, which is removed again; see `check_trial`. All processes call this."""
+        self._pending = self._trial = self._thread.submit(self._try_save)
+
+    def check_trial(self) -> None:
+        """Wait for the save that was tried. Raises TrainingError if it failed: every other one would."""
+        if self._trial is not None:
+            self._trial.result()
+            self.check()
 
     def wait(self) -> None:
         """Wait for the save in progress, if any."""
@@ -220,6 +233,27 @@ class CheckpointManager:
     @cached_property
     def _checkpointer(self) -> Any:
         return orbax_io.make_checkpointer(self.group.rank)
+
+    def _try_save(self) -> None:
+        """Take every step of a save in a folder of this process, without the others."""
+        group, path = self.group, self.folder / f"{UNFINISHED}{TRIAL}-{self.group.rank}"
+        renamed = path.with_name(f"{path.name}-renamed")
+        part, parts = group.rank, group.num_processes
+        group.status.set_background_save("a trial of a save")
+        try:
+            state = {f"{number}": np.zeros(1, np.float32) for number in range(parts)}  # an array for each process
+            orbax_io.write_state(self._checkpointer, path, state, part=part, parts=parts)
+            files = {name: file_checksum(path / name) for name in state_files(path, part, parts)}
+            write_manifest(Manifest(path, 0, {}, arrays={}, files=files))
+            path.rename(renamed)
+        except Exception as error:  # the type depends on the file system
+            reason = f"{orbax_io.save_error(error)}; {file_system(self.folder)}"
+            message = f"no checkpoint can be saved in {self.folder} ({reason}), so nothing was trained"
+            self._rejection = TrainingError(f"{message}; use a --workdir on another file system")
+        finally:
+            remove(path)
+            remove(renamed)
+            group.status.set_background_save("")
 
     def _save(self, samples: int, metadata: dict, *, report: StateReport, before_manifest: Callable[[], None]) -> None:
         """Write the state, check it on all processes, complete the checkpoint, and remove expired ones."""

@@ -11,11 +11,11 @@ import os
 import re
 import stat
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config
@@ -39,9 +39,9 @@ class UnreadableCheckpoint(TrainingError, CheckpointError):
 
 
 def _check_inside(name: str) -> str:
-    """Accept only relative paths inside the state folder."""
+    """Accept only relative paths inside the state folder that a file can have."""
     parts = name.split("/")
-    if parts[0] != STATE or not all(parts) or ".." in parts:
+    if parts[0] != STATE or not all(parts) or ".." in parts or not name.isprintable():
         raise ValueError(f"{name!r} is not a path in {STATE}/")
     return name
 
@@ -51,8 +51,11 @@ class _Metadata(BaseModel):
 
     progress: Progress
     config: dict
-    epoch: FiniteFloat
+    epoch: Annotated[FiniteFloat, Field(ge=0)]
     evaluation: dict[str, float] | None = None
+    data: dict[str, str] | None = None
+    versions: dict[str, str] = {}
+    per_worker_batch: dict[str, tuple[PositiveInt, PositiveInt]] | None = None
 
 
 class _ManifestFile(BaseModel):
@@ -139,17 +142,21 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise CorruptCheckpoint(f"{file} is corrupt: wrong checksum")
     try:
-        _ManifestFile.model_validate_json(body, strict=True)
+        checked = _ManifestFile.model_validate_json(body, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "content"
         raise CorruptCheckpoint(f"{file} is corrupt: {field}: {first['msg']}") from None
     fields = json.loads(body)
-    samples, counted = fields["samples"], fields["metadata"]["progress"].get("samples")
+    progress = asdict(checked.metadata.progress) | fields["metadata"]["progress"]  # numbers as they are written
+    fields["metadata"]["progress"] = progress
+    samples, counted, epoch = fields["samples"], progress["samples"], fields["metadata"]["epoch"]
     if is_checkpoint_name(path.name) and path.name != str(samples):
         raise CorruptCheckpoint(f"{path} is corrupt: its {MANIFEST} belongs to the checkpoint of {samples} samples")
     if counted != samples:
         raise CorruptCheckpoint(f"{file} is corrupt: samples is {samples}, but metadata.progress.samples is {counted}")
+    if not epoch <= samples < 2**63 * epoch + 1:  # an epoch has an image or more
+        raise CorruptCheckpoint(f"{file} is corrupt: metadata.epoch is {epoch:g} after {samples} samples")
     return Manifest(path, **{name: fields[name] for name in _ManifestFile.model_fields})
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,36 @@ def load_state(manifest: Manifest, abstract_state: Any) -> Any:
     return state
 
 
+def verify_checkpoint(manifest: Manifest) -> None:
+    """Compare every file and every array of a checkpoint with its manifest, whatever its model is.
+
+    Raises CorruptCheckpoint, and UnreadableCheckpoint if Orbax cannot read it.
+    """
+    verify_files(manifest)
+    depth = 1 if manifest.parts == 1 else 2  # see `part_folder`
+    folders = {"/".join(name.split("/")[:depth]) for name in manifest.files}
+    try:
+        trees = [_read_arrays((manifest.path / folder).absolute()) for folder in folders]
+    except Exception as error:  # as in `load_state`
+        reason = f"cannot be read although its checksums match: {first_line(error)}"
+        raise UnreadableCheckpoint(f"{manifest.path / STATE} {reason}") from None
+    found = Counter(str(description) for tree in trees for description in describe_arrays(tree).values())
+    for name, description in manifest.arrays.items():
+        if not found[str(description)]:
+            raise CorruptCheckpoint(f"{manifest.path / STATE} is corrupt: the checksum of the array {name} does not match")
+        found[str(description)] -= 1
+
+
+def _read_arrays(path: Path) -> Any:
+    """The arrays that Orbax finds in a folder, on the host."""
+    import orbax.checkpoint as ocp
+
+    checkpointer = make_checkpointer(jax.process_index())
+    tree = checkpointer.metadata(path).item_metadata.tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+
+
 def _array_type(description: list | None) -> str:
     return f"{description[0]} of shape {tuple(description[1])}" if description else "nothing"
 
@@ -136,10 +167,10 @@ def _restore(manifest: Manifest, abstract_state: Any) -> Any:
     if manifest.parts == 1:
         return abstract_state._replace(**read(0, read_fields)) if partial else read(0, abstract_state)
     numbers = _divide([(shape, dtype) for dtype, shape, _ in manifest.arrays.values()], manifest.parts)
-    part_of, trees = dict(zip(manifest.arrays, numbers, strict=True)), [dict[str, Any]() for _ in range(manifest.parts)]
+    part_of, trees = dict(zip(manifest.arrays, numbers, strict=True)), defaultdict[int, dict[str, Any]](dict)
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state):
         trees[part_of[jax.tree_util.keystr(path)]][_name(path)] = leaf
-    arrays = {name: array for part, tree in enumerate(trees) if tree for name, array in read(part, tree).items()}
+    arrays = {name: array for part, tree in trees.items() for name, array in read(part, tree).items()}
     return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], abstract_state)
 
 

@@ -3,7 +3,19 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+POSITION = ("step", "samples", "epoch")
+
+
+def _with_position(record: dict[str, float]) -> dict[str, float]:
+    if missing := [name for name in POSITION if name not in record]:
+        raise ValueError(f"lacks {missing[0]}")
+    return record
+
+
+Evaluation = Annotated[dict[str, float], AfterValidator(_with_position)]  # the record of one
 
 
 @dataclass
@@ -21,31 +33,31 @@ class Progress:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    samples: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    steps: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    wall_seconds: float = 0.0
-    training_seconds: float = 0.0
-    evaluation_seconds: float = 0.0
-    input_seconds: float = 0.0
-    saving_seconds: float = 0.0
-    audit_seconds: float = 0.0
-    compilation_seconds: float = 0.0
-    first_step_seconds: float | None = None
-    last_evaluation: dict | None = None
+    samples: Count = 0
+    steps: Count = 0
+    wall_seconds: FiniteFloat = 0.0
+    training_seconds: FiniteFloat = 0.0
+    evaluation_seconds: FiniteFloat = 0.0
+    input_seconds: FiniteFloat = 0.0
+    saving_seconds: FiniteFloat = 0.0
+    audit_seconds: FiniteFloat = 0.0
+    compilation_seconds: FiniteFloat = 0.0
+    first_step_seconds: FiniteFloat | None = None
+    last_evaluation: Evaluation | None = None
     evaluation_due: bool = False
-    evaluation_step: int = 0
-    best: dict | None = None
-    not_improved: int = 0
-    skipped_steps: int = 0
-    bad_images: dict = field(default_factory=dict)
-    retained: list = field(default_factory=list)
-    audits: int = 0
-    audited_step: int | None = None
-    audited_checkpoint: int | None = None
+    evaluation_step: Count = 0
+    best: Evaluation | None = None
+    not_improved: Count = 0
+    skipped_steps: Count = 0
+    bad_images: dict[str, str] = field(default_factory=dict)
+    retained: list[Count] = field(default_factory=list)
+    audits: Count = 0
+    audited_step: Count | None = None
+    audited_checkpoint: Count | None = None
     loss_exploded: bool = False
     stop_reason: str | None = None
-    stop_step: int = 0
-    sessions: int = 1
+    stop_step: Count = 0
+    sessions: Count = 1
 
     def position(self, examples: int) -> dict[str, Any]:
         """Step, samples and epoch, for a record of the log. examples: images of an epoch."""

@@ -12,7 +12,7 @@ from jaxdp.flags import parse
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """List the checkpoints of a run, oldest first, and verify the checksums of their files; or delete what is not needed.
+    """List the checkpoints of a run, oldest first, and verify all their checksums; or delete what is not needed.
 
     The exit code is 1 if a checkpoint is corrupt or cannot be read.
 

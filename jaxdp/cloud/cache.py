@@ -29,6 +29,7 @@ import google_crc32c
 from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.errors import ConfigError
 from jaxdp.files import write_atomically
+from jaxdp.locks import NoLocksError, lock
 
 TRAILER = struct.Struct("<16sI")  # digest of the tag, CRC-32C of content and digest
 FILE_BLOCK = 4096  # bytes that a file system allocates at a time
@@ -50,14 +51,14 @@ class Room:
             self._open()
 
     def _open(self) -> None:
-        fcntl.flock(self._users, fcntl.LOCK_SH)
+        lock(self._users, fcntl.LOCK_SH, self.root / "users")
         for name in ("copies", "partial"):  # an eviction may have removed them since
             self.path.joinpath(name).mkdir(parents=True, exist_ok=True)
         self._in_use = os.open(self.path / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         if _try_exclusive(self._in_use):  # nobody writes: what is unfinished was left by killed processes
             for file in self.path.joinpath("partial").iterdir():
                 file.unlink(missing_ok=True)
-        fcntl.flock(self._in_use, fcntl.LOCK_SH)
+        lock(self._in_use, fcntl.LOCK_SH, self.path / "in_use")
         uses = [_number(folder / "used") for folder in self._folders()]
         write_atomically(self.path / "used", str(max(uses, default=0) + 1))
         self._make_room(0)
@@ -122,7 +123,7 @@ class Room:
             places = (folder / name for folder in self._folders() for name in ("copies", "partial"))
             self._write_total(sum(size for place in places for _, size in _files(place)))
             self._granted = 0
-        fcntl.flock(self._users, fcntl.LOCK_SH)
+        lock(self._users, fcntl.LOCK_SH, self.root / "users")
 
     def _folders(self) -> list[Path]:
         return [file.parent for file in self.root.glob("*/used")]
@@ -137,7 +138,7 @@ class Room:
     def _locked(self) -> Iterator[None]:
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, fcntl.LOCK_EX, self.root / "lock")
             yield
         finally:
             os.close(descriptor)
@@ -159,7 +160,8 @@ class Cache:
             self.room = Room(directory, self.path, limit)
             write_atomically(self.path / "url", url)
         except OSError as error:
-            raise ConfigError("storage.directory", str(directory), reason=error.strerror or str(error)) from None
+            hint = "give a directory on a local disk" if isinstance(error, NoLocksError) else ""
+            raise ConfigError("storage.directory", str(directory), reason=error.strerror or str(error), hint=hint) from None
         atexit.register(self.close)
 
     def close(self) -> None:

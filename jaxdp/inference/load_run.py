@@ -27,7 +27,7 @@ from jaxdp.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
+from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state, verify_checkpoint
 from jaxdp.config import Config, Data, Preprocessing, Storage
 from jaxdp.config_words import evaluation_words
 from jaxdp.distributed import runtime
@@ -97,7 +97,7 @@ def _list_local(workdir: Path) -> list[tuple[dict[str, Any], Manifest | None]]:
         manifest, error = None, None
         try:
             manifest = read_manifest(path)
-            verify_files(manifest)
+            verify_checkpoint(manifest)
         except CheckpointError as raised:
             if not os.path.lexists(path):  # removed meanwhile by a running training process
                 continue
@@ -119,8 +119,8 @@ def _list_remote(url: str) -> list[tuple[dict[str, Any], Manifest | None]]:
         if manifest is not None:
             with temporary_directory(Storage()) as folder, storage_errors(url, "--workdir"):
                 try:
-                    remote.download_checkpoint(name, Path(folder))
-                except CorruptCheckpoint as raised:
+                    verify_checkpoint(remote.download_checkpoint(name, Path(folder)))
+                except CheckpointError as raised:
                     error = str(raised)
                 except ObjectNotFoundError as raised:
                     if not remote.location.sizes(name.path(MANIFEST)):

@@ -38,6 +38,31 @@ FIRST_KERNELS = ("conv1.weight", "conv1.0.weight")  # and that of a deep stem; t
 LISTED = 10  # names of tensors in a message
 TREES = ("params/", "batch_stats/")
 ROUNDED = "rounded from float64 to float32"
+CLASSIFIER = ("params/fc_kernel", "params/fc_bias")
+TRUNK = re.compile(r"(conv1|bn1|layer\d+)\.")  # torchvision's names but for the classifier's
+SHARD = re.compile(r"-\d+-of-(\d+)\.")
+UNPACK = "unpack it, and give the .safetensors file in it"
+CONVERT = "give weights as a .safetensors file"
+JOIN = "join the files with safetensors.torch.load_file and save_file"
+# What a file may be that is not a safetensors file: (pattern of its beginning, what it is, hint).
+FOREIGN_FILES = (
+    (rb"version https://git-lfs", "a Git LFS pointer, in place of the file", "run `git lfs pull` where it was cloned"),
+    (
+        rb"\s*(<\?xml[^>]*>\s*)?<(!doctype html|html|head|body)",
+        "an HTML page",
+        "download the file itself; a login may be needed",
+    ),
+    (rb"\s*<\?xml", "an XML text, such as an error of object storage", "download the file again"),
+    (rb'\s*\{(?s:.*)"weight_map"', "the index of weights in several files", JOIN),
+    (rb"\s*[\[{]", "a JSON text", CONVERT),
+    (rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|7z\xbc\xaf", "a compressed file", UNPACK),
+    (rb"(?s:.{257})ustar", "a tar archive", UNPACK),
+    (rb"PK\x03\x04", "a zip archive", UNPACK),
+    (rb"\x89HDF", "an HDF5 file, as of Keras", CONVERT),
+    (rb"\x93NUMPY", "a NumPy file", CONVERT),
+    (rb"GGUF", "a GGUF file", CONVERT),
+    (rb"$", "empty", "download it again"),
+)
 
 
 class Tensor(NamedTuple):
@@ -70,7 +95,8 @@ class Weights(NamedTuple):
         naming = "jaxdp's names" if self.naming == "jaxdp" else "torchvision's and timm's names"
         stem = ", small stem" if model.stem == "small" else ""
         width = "" if model.width == 64 else f", width {model.width}"
-        return ", ".join([f"{model.title}{width}{stem}, {plural(model.class_count, 'class')}, with {naming}", *self.notes])
+        classes = f", {plural(model.class_count, 'class')}" if "fc_bias" in self.params else ""
+        return ", ".join([f"{model.title}{width}{stem}{classes}, with {naming}", *self.notes])
 
 
 class NamedTensors(NamedTuple):
@@ -87,15 +113,16 @@ class NamedTensors(NamedTuple):
     rooted: bool = True
 
 
-def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none") -> Weights:
+def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none", new_classes: int | None = None) -> Weights:
     """Read a file of a ResNet; its tensor names decide whether it is jaxdp's or torchvision's. field: for error messages.
 
     blur_pool: `model.blur_pool` of a file that states none: names and shapes are the same with timm's BlurPool and without.
+    new_classes: of the classifier that follows for a file without one, whose `params` then lack it; None refuses such a file.
 
     Raises ConfigError for a missing file, another format, another network, missing or unexpected tensors, wrong shapes, values
     that are not finite, and negative variances.
     """
-    return _read(path, field, lambda name, data: _parse(name, data, blur_pool))
+    return _read(path, field, lambda name, data: _parse(name, data, blur_pool=blur_pool, new_classes=new_classes))
 
 
 def read_named(path: str | Path, field: str) -> NamedTensors:
@@ -118,7 +145,9 @@ def _read(path: str | Path, field: str, parse: Callable[[str, bytes], Any]) -> A
     except OSError as error:
         raise ConfigError(field, str(path), reason=error.strerror or str(error), hint="give a .safetensors file") from None
     except Unusable as error:
-        raise ConfigError(field, str(path), reason=error.reason, hint=error.hint) from None
+        shard = SHARD.search(os.path.basename(path))
+        reason, hint = (f"it is one of {int(shard[1])} files: {error.reason}", JOIN) if shard else (error.reason, error.hint)
+        raise ConfigError(field, str(path), reason=reason, hint=hint) from None
 
 
 def _stored_tensors(data: bytes) -> dict[str, Tensor]:
@@ -128,6 +157,9 @@ def _stored_tensors(data: bytes) -> dict[str, Tensor]:
         if _is_pickled(data):
             hint = "if you trust it, convert it to safetensors with PyTorch, as docs/weights.md shows"
             raise Unusable("the file is a pickle, and reading it could run code in it", hint) from None
+        for start, kind, hint in FOREIGN_FILES:
+            if re.match(start, data, re.IGNORECASE):
+                raise Unusable(f"not a safetensors file: it is {kind}", hint) from None
         raise Unusable(f"not a safetensors file ({first_line(error)})") from None
 
 
@@ -145,13 +177,18 @@ def _parse_named(path: str, data: bytes) -> NamedTensors:
     return NamedTensors(path, tensors, digest_of(tensors), tuple(notes))
 
 
-def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
+def _parse(path: str, data: bytes, *, blur_pool: str, new_classes: int | None) -> Weights:
     stored = _stored_tensors(data)
     stored, notes = _strip_prefix({name: tensor for name, tensor in stored.items() if name.split(".")[-1] != COUNTER})
     naming = "jaxdp" if any(name.startswith(TREES) for name in stored) else "torchvision"
-    shapes = {name: tensor.shape for name, tensor in stored.items()}
-    if naming == "jaxdp":
-        shapes = {torch_name(name): torch_shape(shape) for name, shape in shapes.items() if name.startswith(TREES)}
+    shapes = _torch_shapes(stored, naming)
+    lacks_classifier = "fc.bias" not in shapes
+    if new_classes is not None and lacks_classifier:  # what a backbone has in its place is of another task
+        kept = {name for name in stored if TRUNK.match(torch_name(name) if naming == "jaxdp" else name)}
+        others = listed(stored.keys() - kept)
+        notes += ("no classifier" + f", so left out: {others}" * bool(others),)
+        stored = {name: tensor for name, tensor in stored.items() if name in kept}
+        shapes = _torch_shapes(stored, naming) | {"fc.bias": (new_classes,)}
     model = _network(shapes)
     try:
         stated = preprocessing.stated_blur_pool(path, preprocessing.metadata_of(data))
@@ -160,6 +197,8 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     form: Any = stated or blur_pool
     model = dataclasses.replace(model, blur_pool=form)
     expected = named_tensors(*models.initial_shapes(models.create(model, platform="any"), (32, 32, 3)))
+    if lacks_classifier:
+        expected = {name: like for name, like in expected.items() if name not in CLASSIFIER}
     names = {name: name if naming == "jaxdp" else torch_name(name) for name in expected}
     _check_names(stored, set(names.values()), model)
     tensors = {
@@ -171,6 +210,13 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
         notes += (f"the file does not name its BlurPool; assumed: {blur_pool.replace('_', ' ')}",)
     trees = unflatten_dict(tensors, sep="/")
     return Weights(path, model, trees["params"], trees["batch_stats"], naming, digest_of(tensors), notes)
+
+
+def _torch_shapes(stored: dict[str, Tensor], naming: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors by torchvision's names, in its layouts."""
+    if naming == "torchvision":
+        return {name: tensor.shape for name, tensor in stored.items()}
+    return {torch_name(name): torch_shape(tensor.shape) for name, tensor in stored.items() if name.startswith(TREES)}
 
 
 def digest_of(tensors: dict[str, np.ndarray]) -> str:
@@ -236,7 +282,7 @@ def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
         raise Unusable(f"ResNet stages of {counts} {kind} blocks match no ResNet of depth {known}")
     head = shapes.get("fc.bias", ())
     if len(head) != 1 or not head[0]:
-        raise Unusable("no classifier bias 'fc.bias' of shape [classes]", "give weights with their classifier")
+        raise Unusable("no classifier bias 'fc.bias' of shape [classes]", "give weights with it; only fine-tuning takes others")
     stems: dict[tuple[str, tuple[int, ...]], Stem] = {
         (plain, (3, 7, 7)): "imagenet",
         (plain, (3, 3, 3)): "small",
@@ -245,14 +291,29 @@ def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
     stem = stems.get((kernel, shapes[kernel][1:]))
     if stem is None:
         raise Unusable(f"unknown stem: {kernel} has shape {shapes[kernel]}", "give a 7x7 or 3x3 stem over RGB")
+    width = shapes[kernel][0] * (2 if stem == "deep" else 1)
+    _check_is_resnet(shapes, depth, width)
     return ModelConfig(
         depth=depth,
-        width=shapes[kernel][0] * (2 if stem == "deep" else 1),
+        width=width,
         stem=stem,
         shortcut="pooled" if any(map(POOLED.match, shapes)) else "strided",
         classes=head[0],
         squeeze_excitation="layer1.0.se.fc1.weight" in shapes,
     )
+
+
+def _check_is_resnet(shapes: dict[str, tuple[int, ...]], depth: int, width: int) -> None:
+    """Refuse a ResNeXt and a wide ResNet, whose names are those of a ResNet. width: channels of the stem."""
+    inner, _, *_ = *shapes.get("layer1.0.conv1.weight", ()), width, 0
+    _, of_group, *_ = *shapes.get("layer1.0.conv2.weight", ()), 0, inner
+    kind = None
+    if of_group and inner % of_group == 0 and inner > of_group:
+        kind = f"ResNeXt-{depth} ({inner // of_group}x{of_group}d)"
+    elif inner % width == 0 and inner > width:
+        kind = f"wide ResNet-{depth} ({inner // width} times as wide)"
+    if kind:
+        raise Unusable(f"a {kind} is not supported", f"give weights of a ResNet-{depth}")
 
 
 def _check_names(stored: dict[str, Tensor], expected: set[str], model: ModelConfig) -> None:

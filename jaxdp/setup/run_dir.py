@@ -5,18 +5,20 @@ import errno
 import fcntl
 import itertools
 import json
+import os
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from jaxdp import locks
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.config import Config, Optimizer
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import (
     CHECKPOINTS,
@@ -36,7 +38,8 @@ from jaxdp.records import to_json as record_to_json
 from jaxdp.training.result import TrainResult
 from jaxdp.validation import changes, from_json, to_json
 
-CLASSES, LOCK = "classes.json", ".lock"
+CLASSES = "classes.json"
+LOCK, RECORD = ".lock", ".in_use"  # the latter on a file system without locks
 TRACKERS = ("logging.wandb", "logging.mlflow")  # fields that have an effect on a finished run: it is sent
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
@@ -76,33 +79,39 @@ def next_free(workdir: Path) -> Path:
 
 
 @contextmanager
-def lock_run_dir(workdir: Path) -> Iterator[Path]:
-    """Create the directory and lock it for this process. Raises ConfigError if it cannot be created or is locked."""
+def lock_run_dir(workdir: Path, info: Callable[[str], Any] = lambda line: None) -> Iterator[Path]:
+    """Create the directory and lock it for this process. Raises ConfigError if it cannot be created or is locked.
+
+    info: receives a line if the file system has no locks.
+    """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = open_regular(workdir / LOCK, "ab")
     except OSError as error:
-        if (workdir / RESULT).exists() and error.errno in (errno.EROFS, errno.EACCES):
-            yield workdir  # a finished run is only read
-            return
         raise _error(workdir, no_directory_reason(workdir, error), "use another directory") from None
-    with lock:
-        if not _lock_for_training(lock):
+    with ExitStack() as stack:
+        try:
+            is_ours = _lock_for_training(stack.enter_context(open_regular(workdir / LOCK, "ab")), workdir)
+        except locks.NoLocksError as error:
+            info(f"{error.strerror}: {workdir / RECORD} shows other processes that this run is in progress")
+            is_ours = stack.enter_context(locks.hold_record(workdir / RECORD))
+        except OSError as error:
+            if not ((workdir / RESULT).exists() and error.errno in (errno.EROFS, errno.EACCES)):  # else it is only read
+                hint = "remove it, or use another directory" if os.path.lexists(workdir / LOCK) else "use another directory"
+                raise _error(workdir, f"{workdir / LOCK}: {error.strerror}", hint) from None
+            is_ours = True
+        if not is_ours:
             raise _error(workdir, "another process is training in it", "use another directory")
         yield workdir
 
 
-def _lock_for_training(lock: IO[bytes]) -> bool:
+def _lock_for_training(lock: IO[bytes], workdir: Path) -> bool:
     """Lock the file; False if another process is training. `in_use`, which may hold it for a moment, does not stop a run."""
     for _ in range(100):
         with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, workdir / LOCK)
             return True
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if in_use(workdir):
             return False
-        fcntl.flock(lock, fcntl.LOCK_UN)
         time.sleep(random.uniform(0.001, 0.01))
     return False
 
@@ -110,10 +119,12 @@ def _lock_for_training(lock: IO[bytes]) -> bool:
 def in_use(workdir: Path) -> bool:
     """Whether a process on this machine is training in the directory."""
     try:
-        with open_regular(workdir / LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open_regular(workdir / LOCK) as lock:  # for reading: NFS gives no shared lock to a file opened for writing
+            locks.lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, workdir / LOCK)
     except BlockingIOError:
         return True
+    except locks.NoLocksError:
+        return locks.record_is_held(workdir / RECORD)
     except OSError:
         return False
     return False
@@ -161,13 +172,13 @@ def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False)
 
 def check_same_optimizer(manifest: Manifest, config: Config) -> None:
     """Raise ConfigError if a checkpoint is of another optimizer, or start of the average, whose state cannot be continued."""
-    optimizer = manifest.metadata["config"]["optimizer"]
-    saved = optimizer["name"]
+    optimizer = manifest.config.optimizer
+    saved = optimizer.name
     if saved != config.optimizer.name:
         reason = f"the optimizer of {manifest.path} is {saved}, whose state {config.optimizer.name} cannot continue from"
         hint = f"use --optimizer.name {saved}, or start a new run with --resume never"
         raise ConfigError("optimizer.name", config.optimizer.name, reason=reason, hint=hint)
-    saved_start = optimizer.get("average_start", Optimizer.average_start)
+    saved_start = optimizer.average_start
     if config.optimizer.average_decay is not None and saved_start != config.optimizer.average_start:
         reason = f"the average of {manifest.path} began as {saved_start}, and its sums have other weights"
         hint = f"use --optimizer.average-start {saved_start}, or start a new run with --resume never"

@@ -9,11 +9,13 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from jaxdp import locks
 from jaxdp.checkpoint.listing import named_checkpoints, read_manifests
 from jaxdp.files import CHECKPOINTS, CONFIG, PASSWORD, RESULT, SECRET, open_regular, read_text, write_atomically
 from jaxdp.validation import flatten
@@ -118,8 +120,13 @@ class TrackerState:
 @contextmanager
 def exclusive(workdir: Path, tracker: str) -> Iterator[None]:
     """Wait until no other process sends this run to the tracker: that of a killed session may take seconds to end."""
-    with open_regular(workdir / FOLDER / f".{tracker}.lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path = workdir / FOLDER / f".{tracker}.lock"
+    with ExitStack() as stack:
+        try:
+            locks.lock(stack.enter_context(open_regular(path, "ab")), fcntl.LOCK_EX, path)
+        except locks.NoLocksError:
+            while not stack.enter_context(locks.hold_record(path.with_suffix(".in_use"))):
+                time.sleep(locks.REFRESH_SECONDS)
         yield
 
 

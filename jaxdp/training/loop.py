@@ -41,6 +41,7 @@ def fit(run: Run, start: StartPoint) -> TrainResult:
     with _ending(run):
         run.signals.raise_if_stop_agreed()
         restore_or_initialize(run, start)
+        run.checkpoints.try_save()
         run.has_started = True
         run.callbacks.on_start(run)
         if run.progress.evaluates_now:  # the previous session stopped before or during it
@@ -90,6 +91,7 @@ def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
         run.state, run.placement = placement.place(run.whole_state()), placement
     with run.clock.paused("compilation"):
         step = run.signals.wait_for(compiled_step)
+        run.checkpoints.check_trial()
     run.processes.barrier(f"phase {phase.index}")
     return step
 

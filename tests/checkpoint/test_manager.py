@@ -151,11 +151,12 @@ FULL = (
 
 
 def fill_disk_from(monkeypatch, samples):
-    """Make Orbax fail as on a full disk in every save of at least `samples` samples."""
+    """Make Orbax fail as on a disk that is full in every save of at least `samples` samples, but not when a save is tried."""
     save = ocp.Checkpointer.save
 
     def fail(self, path, *arguments, **options):
-        if int(path.parent.name.removeprefix("saving-")) >= samples:
+        name = path.parent.name.removeprefix("saving-")
+        if name.isdecimal() and int(name) >= samples:
             raise ValueError(FULL)
         return save(self, path, *arguments, **options)
 
@@ -173,6 +174,50 @@ def test_save_on_a_full_disk_reports_the_system_error_and_continues(tmp_path, mo
     assert manager.last_error == "No space left on device"
     save_now(manager, state, 20)
     assert manager.last_error is None
+
+
+def fail_fsync_of_directories(monkeypatch, tmp_path):
+    """As on some CIFS and FUSE mounts: Orbax's library, which syncs directories, reports the error."""
+
+    def fail(self, path, *arguments, **options):
+        raise ValueError("UNKNOWN: Failed to sync directory [os_error_code='22'] [source locations='x.cc:1']")
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", fail)
+
+
+def fail_manifests(monkeypatch, tmp_path):
+    real = os.fsync
+
+    def fsync(descriptor):
+        if ".tmp" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def fail_renames(monkeypatch, tmp_path):
+    real = Path.rename
+
+    def rename(self, target):
+        if self.name.startswith("saving-") and self.is_dir():
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(self))
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+
+
+@pytest.mark.parametrize("fail", [fail_fsync_of_directories, fail_manifests, fail_renames])
+def test_where_every_save_fails_nothing_is_trained(tiny, tmp_path, monkeypatch, fail):
+    fail(monkeypatch, tmp_path)
+    steps = []
+    screen = Quiet()
+    screen.step = steps.append
+    message = rf"no checkpoint can be saved in {tmp_path}/checkpoints \(Invalid argument; the file system /.*\), so nothing was"
+    with pytest.raises(TrainingError, match=message):
+        train_shown(tiny, tmp_path, screen=screen)
+    assert steps == []
+    assert [*(tmp_path / "checkpoints").iterdir()] == []
 
 
 @pytest.mark.parametrize("seconds", [10**9, -3600])

@@ -1,21 +1,15 @@
 import dataclasses
-import hashlib
-import json
 import math
 import zlib
 
 import numpy as np
 import pytest
+from helpers.checkpoints import rewrite_manifest
 
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, file_checksum, read_manifest
+from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-
-
-def rewrite_manifest(path, change):
-    """Apply `change` to the content of a manifest and write it with a correct hash."""
-    body = json.dumps(change(json.loads((path / MANIFEST).read_bytes().rstrip().rpartition(b"\n")[0]))).encode()
-    (path / MANIFEST).write_bytes(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
 
 
 def test_file_checksum_is_the_crc_of_the_whole_file(tmp_path):
@@ -36,8 +30,12 @@ def test_config_of_a_version_with_other_fields_names_the_checkpoint(tmp_path):
         assert manifest.config
 
 
+def with_metadata(**changes):
+    return lambda content: content | {"metadata": content["metadata"] | changes}
+
+
 def with_progress(**changes):
-    return lambda content: content | {"metadata": content["metadata"] | {"progress": content["metadata"]["progress"] | changes}}
+    return lambda content: with_metadata(progress=content["metadata"]["progress"] | changes)(content)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +45,18 @@ def with_progress(**changes):
         (with_progress(samples=20), r"samples is 10, but metadata\.progress\.samples is 20"),
         (with_progress(steps=2**63), r"metadata\.progress\.steps: .* less than 9223372036854775808"),
         (lambda content: content | {"metadata": content["metadata"] | {"epoch": math.nan}}, r"metadata\.epoch: .*finite"),
+        (with_metadata(epoch=-1.0), r"metadata\.epoch: "),
+        (with_metadata(epoch=1e300), r"metadata\.epoch is 1e\+300 after 10 samples"),
+        (with_metadata(epoch=0.0), r"metadata\.epoch is 0 after 10 samples"),
+        (with_metadata(data=[1]), r"metadata\.data: "),
+        (with_metadata(per_worker_batch={"0": [8, 0]}), r"metadata\.per_worker_batch\."),
+        (with_progress(best={"samples": 10}), r"metadata\.progress\.best: .*lacks step"),
+        (with_progress(last_evaluation=["x"]), r"metadata\.progress\.last_evaluation: "),
+        (with_progress(retained=[[]]), r"metadata\.progress\.retained\.0: "),
+        (with_progress(wall_seconds=math.inf), r"metadata\.progress\.wall_seconds: "),
+        (lambda content: content | {"parts": 0}, "parts: "),
+        (lambda content: content | {"files": {"state/\0": [1, "0"]}}, "is not a path in state/"),
+        (lambda content: content | {"files": {"state/\ud800": [1, "0"]}}, "content: Invalid JSON"),
         (lambda content: content | {"samples": -10}, "samples: "),
         (lambda content: content | {"files": {"/dev/zero": [1, "0"]}}, "is not a path in state/"),
         (lambda content: content | {"files": {"state/../../other": [1, "0"]}}, "is not a path in state/"),
@@ -60,6 +70,11 @@ def test_read_manifest_with_invalid_content_raises_even_if_its_hash_matches(save
     rewrite_manifest(folder / "10", change)
     with pytest.raises(CorruptCheckpoint, match=f"10.* is corrupt: .*{message}"):
         read_manifest(folder / "10")
+
+
+def test_fields_of_progress_that_a_manifest_lacks_have_their_defaults(saved):
+    rewrite_manifest(saved[0] / "10", with_metadata(progress={"samples": 10}))
+    assert read_manifest(saved[0] / "10").metadata["progress"] == dataclasses.asdict(Progress(samples=10))
 
 
 def test_read_manifest_with_another_hash_raises(saved):

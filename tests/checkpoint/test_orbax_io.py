@@ -1,4 +1,7 @@
+import dataclasses
+import re
 import sys
+import tracemalloc
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -8,8 +11,16 @@ import pytest
 from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.checksums import describe_arrays
-from jaxdp.checkpoint.manifest import Manifest, file_checksum, part_folder, state_files
-from jaxdp.checkpoint.orbax_io import CheckpointMismatch, _part, load_state, make_checkpointer, silence_orbax
+from jaxdp.checkpoint.manifest import (
+    CorruptCheckpoint,
+    Manifest,
+    UnreadableCheckpoint,
+    file_checksum,
+    part_folder,
+    read_manifest,
+    state_files,
+)
+from jaxdp.checkpoint.orbax_io import CheckpointMismatch, _part, load_state, make_checkpointer, silence_orbax, verify_checkpoint
 from jaxdp.parallel.mesh import make_mesh
 
 
@@ -48,8 +59,23 @@ def test_fields_that_are_none_are_not_read_from_any_number_of_parts(tmp_path, pa
     assert found.opt_state is None
     jax.tree.map(np.testing.assert_array_equal, found.params, host.params)
     jax.tree.map(np.testing.assert_array_equal, load_state(manifest, abstract), host)
+    verify_checkpoint(manifest)
+    for name, (dtype, shape, checksum) in manifest.arrays.items():  # as if memory had failed before the file was written
+        changed = manifest.arrays | {name: [dtype, shape, checksum[::-1]]}
+        with pytest.raises(CorruptCheckpoint, match=rf"the checksum of the array {re.escape(name)} does not match"):
+            verify_checkpoint(dataclasses.replace(manifest, arrays=changed))
     with pytest.raises(CheckpointMismatch, match=r"holds float32 of shape .* but the run expects nothing"):
         load_state(manifest, State({"a": abstract.params["a"]}, None))
+
+
+def test_a_number_of_parts_that_is_not_the_checkpoints_takes_no_memory(saved):
+    manifest = dataclasses.replace(read_manifest(saved[0] / "10"), parts=10**6)
+    tracemalloc.start()
+    with pytest.raises(UnreadableCheckpoint, match="cannot be read although its checksums match"):
+        load_state(manifest, saved[1])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24
 
 
 def test_silence_orbax_drops_late_write_errors_only(monkeypatch):

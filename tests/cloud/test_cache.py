@@ -1,6 +1,7 @@
 """Local copies: intact or absent, never above the limit, and never removed while they are used."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_a_copy_is_read_by_another_process_until_the_object_changes(make):
     changed = os.urandom(3000)
     other.write("a.jpg", ObjectInfo(len(changed), "etag:2"), changed)
     assert other.read("a.jpg", ObjectInfo(len(changed), "etag:2")) == changed
+
+
+def test_a_directory_without_locks_is_refused_with_its_file_system(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ConfigError, match=r"storage.directory=.*the file system /.* has no locks; give a directory on a local"):
+        Cache(tmp_path, "s3://bucket/data", limit=BLOCK, notice=print)
 
 
 def test_a_damaged_copy_is_not_read(make):

@@ -1,8 +1,13 @@
 """Replicated states and metadata for tests of checkpoints."""
 
+import hashlib
+import json
+
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdp.checkpoint.manifest import MANIFEST
 
 
 def metadata(samples):
@@ -35,3 +40,9 @@ def sharded_array(mesh, values, changed=None):
     array = jax.device_put(values, sharding)
     copies = [jax.device_put(np.asarray(s.data) + (s.device == changed), s.device) for s in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(values.shape, sharding, copies)
+
+
+def rewrite_manifest(path, change):
+    """Apply `change` to the content of a manifest and write it with a correct hash."""
+    body = json.dumps(change(json.loads((path / MANIFEST).read_bytes().rstrip().rpartition(b"\n")[0]))).encode()
+    (path / MANIFEST).write_bytes(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from helpers.checkpoints import rewrite_manifest
 from helpers.runs import read_records
 from safetensors import safe_open
 
@@ -15,6 +16,12 @@ from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import choose_checkpoint, keep_checkpoints, list_checkpoints, load_run
 from jaxdp.setup.run_dir import lock_run_dir
+
+
+def with_other_checksum(arrays):
+    """The descriptions of arrays with a wrong checksum for the first one."""
+    name, (dtype, shape, checksum) = next(iter(arrays.items()))
+    return arrays | {name: [dtype, shape, checksum[::-1]]}
 
 
 def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny, tmp_path, capsys):
@@ -55,14 +62,17 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
 
     file = tmp_path / "checkpoints/80/manifest.json"
     file.write_bytes(file.read_bytes()[:-3])
-    assert [row["error"] is None for row in list_checkpoints(tmp_path)] == [True, False, True, True]
+    rewrite_manifest(tmp_path / "checkpoints/112", lambda content: content | {"arrays": with_other_checksum(content["arrays"])})
+    errors = [row["error"] for row in list_checkpoints(tmp_path)]
+    assert [error is None for error in errors] == [True, False, False, True]
+    assert "the checksum of the array .params" in errors[2]
 
     with pytest.raises(SystemExit) as ended:
         main.main(["checkpoints", "--workdir", str(tmp_path)])
     assert ended.value.code == 1
     shown = capsys.readouterr().out
     assert "manifest.json is corrupt" in shown
-    assert shown.count("valid") == 3
+    assert shown.count("valid") == 2
 
     with lock_run_dir(tmp_path), pytest.raises(ConfigError, match="another process is training"):
         keep_checkpoints(tmp_path, ["newest"])

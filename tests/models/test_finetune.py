@@ -13,6 +13,7 @@ from helpers.step import BATCH, PIXELS, assert_close, distributed_gradients, ini
 from helpers.torch_layout import write_tiny_weights
 from jax import lax
 from parallel.test_overlap import is_convolution, walk
+from safetensors.numpy import load_file, save_file
 
 import jaxdp
 from jaxdp import ConfigError, models, train
@@ -22,6 +23,7 @@ from jaxdp.config import Finetune, Mesh, Optimizer, Phase
 from jaxdp.data.augment import normalize
 from jaxdp.inference.load_run import load_run
 from jaxdp.losses import cross_entropy
+from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch_layout, torch_name
 from jaxdp.models.weights import named_tensors
 from jaxdp.parallel.mesh import make_mesh
@@ -56,6 +58,31 @@ def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, s
         np.testing.assert_array_equal(to_torch_layout(value), expected, err_msg=name)
     assert f"{classes} classes" in line
     assert ("new for 6 classes: 'params/fc_bias', 'params/fc_kernel'" in line) == (classes != 6)
+
+
+@pytest.mark.parametrize(
+    "head", [{}, {"fc.0.weight": (8, 8), "fc.2.bias": (4,)}, {"fc.weight": (6, 32)}], ids=["none", "moco", "linear"]
+)
+@pytest.mark.parametrize("naming", ["torchvision", "jaxdp"])
+def test_a_backbone_without_classifier_gets_a_new_one(tiny_resnet, tmp_path, start, head, naming):
+    """As of MoCo and DINO, and of timm's models with num_classes=0."""
+    file, tensors = write_tiny_weights(tmp_path / "w.safetensors")
+    (random, _), backbone = start(tiny_resnet), {name: value for name, value in tensors.items() if not name.startswith("fc.")}
+    if naming == "jaxdp":
+        main.main(["import", str(file), "--output", str(tmp_path / "own.safetensors")])
+        stored = {name: value for name, value in load_file(tmp_path / "own.safetensors").items() if "fc_" not in name}
+    else:
+        stored = backbone | {name: np.zeros(shape, np.float32) for name, shape in head.items()}
+    save_file(stored, file)
+    initial, line = start(finetuned(tiny_resnet, weights=file))
+    for name, value in initial.items():
+        expected = to_torch_layout(random[name]) if "fc_" in name else backbone[torch_name(name)]
+        np.testing.assert_array_equal(to_torch_layout(value), expected, err_msg=name)
+    assert "not given, so from the seed: 'params/fc_bias', 'params/fc_kernel'" in line
+    assert "no classifier" in line
+    assert all(repr(name) in line for name in head) or naming == "jaxdp"
+    with pytest.raises(ConfigError, match=r"no classifier bias 'fc.bias' of shape .*; only fine-tuning takes others"):
+        weights.read(file)
 
 
 def test_finetuned_run_keeps_frozen_parts_and_resumes_exactly(tiny_resnet, tmp_path):

@@ -1,9 +1,11 @@
 """Weight files in torchvision's naming, compared with an independent implementation of that layout."""
 
 import argparse
+import gzip
 import io
 import json
 import re
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -99,12 +101,42 @@ def zipped(name: str) -> bytes:
     return tensors.getvalue()
 
 
+def tarred(name: str) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    return archive.getvalue()
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 102469840\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("none.safetensors", None, "file not found"),
         ("text.safetensors", b"no tensors at all", "not a safetensors file"),
-        ("empty.safetensors", b"", "not a safetensors file"),
+        ("empty.safetensors", b"", "not a safetensors file: it is empty"),
+        ("lfs.safetensors", LFS, "it is a Git LFS pointer, in place of the file; run `git lfs pull`"),
+        ("page.safetensors", b"\n<!DOCTYPE html>\n<html>", "it is an HTML page; download the file itself"),
+        ("page.safetensors", b'<?xml version="1.0"?>\n<html>', "it is an HTML page"),
+        (
+            "error.safetensors",
+            b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code>',
+            "it is an XML text, such as an error of obj",
+        ),
+        (
+            "model.safetensors.index.json",
+            b'{"metadata": {}, "weight_map": {}}',
+            "it is the index of weights in several files; join",
+        ),
+        ("config.json", b'{"architecture": "resnet50"}', "it is a JSON text; give weights as a .safetensors"),
+        ("w.gz", gzip.compress(b"weights"), "it is a compressed file; unpack it"),
+        ("w.zip", zipped("w.safetensors"), "it is a zip archive; unpack it"),
+        ("w.tar", tarred("w.safetensors"), "it is a tar archive; unpack it"),
+        ("w.npy", b"\x93NUMPY\x01\x00", "it is a NumPy file"),
+        ("w.h5", b"\x89HDF\r\n\x1a\n", "it is an HDF5 file, as of Keras"),
+        ("model-00001-of-00003.safetensors", b"", "it is one of 3 files: .*; join the files"),
         ("renamed.safetensors", zipped("archive/data.pkl"), "the file is a pickle"),
     ],
 )
@@ -113,6 +145,21 @@ def test_read_of_another_format_is_rejected(tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         weights.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_the_networks_that_share_the_names_of_a_resnet_are_named(tmp_path, bottleneck, monkeypatch):
+    """With the shapes of torchvision's resnext50_32x4d, resnext101_64x4d, wide_resnet50_2, and of narrower ones."""
+    network, depth = ((1, 1), bottleneck), 50 if bottleneck else 18
+    monkeypatch.setitem(weights.BLOCKS, depth, (1, 1))
+    tensors = torch_layout.random_tensors(0, *network, classes=6)
+    for inner, of_group, name in ((128, 4, "32x4d"), (256, 4, "64x4d"), (128, 128, "2 times as wide"), (64, 1, "64x1d")):
+        first = tensors["layer1.0.conv1.weight"].shape[1:]
+        changed = {"layer1.0.conv1.weight": np.zeros((inner, *first), np.float32)}
+        changed |= {"layer1.0.conv2.weight": np.zeros((inner, of_group, 3, 3), np.float32)}
+        family = "wide ResNet" if "wide" in name else "ResNeXt"
+        with pytest.raises(ConfigError, match=rf"a {family}-{depth} \({name}\) is not supported; give weights of a ResNet-"):
+            weights.read(write(tmp_path / "w.safetensors", tensors, **changed))
 
 
 def test_digest_depends_on_weights_only(tmp_path):

@@ -1,13 +1,21 @@
+import errno
+import fcntl
+import json
 import os
+import re
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from jaxdp import locks
 from jaxdp.config import Config, Model
 from jaxdp.errors import ConfigError
 from jaxdp.setup import run_dir
 from jaxdp.setup.run_dir import class_names
+from jaxdp.trackers.run_files import exclusive
 
 
 def test_prepare_run_dir_with_unreadable_config_raises(tmp_path):
@@ -46,6 +54,93 @@ def test_link_to_a_directory_is_a_working_directory(tmp_path):
     (tmp_path / "link").symlink_to("disk")
     with run_dir.lock_run_dir(tmp_path / "link/run"):
         assert (tmp_path / "disk/run/.lock").exists()
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def without_locks(request, monkeypatch):
+    """A file system without locks, as some NFS, Lustre and FUSE mounts are."""
+
+    def flock(file, operation):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(locks, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(locks, "WATCH_SECONDS", 0.5)
+
+
+def test_without_locks_a_run_says_so_and_still_excludes_other_processes(tmp_path, without_locks, monkeypatch):
+    lines = []
+    with run_dir.lock_run_dir(tmp_path, lines.append):
+        (line,) = lines
+        assert re.fullmatch(rf"the file system /\S* \(\w+\) has no locks: {tmp_path}/.in_use shows other processes .*", line)
+        assert run_dir.in_use(tmp_path)
+        for host in (socket.gethostname(), "another-host"):  # the latter sees that the file is written again and again
+            with monkeypatch.context() as patch:
+                patch.setattr(socket, "gethostname", lambda host=host: host)
+                with pytest.raises(ConfigError, match="another process is training in it"), run_dir.lock_run_dir(tmp_path):
+                    pass
+    assert not run_dir.in_use(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_without_locks_the_record_of_a_killed_process_does_not_stop_a_run(tmp_path, without_locks):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    own = {"host": socket.gethostname(), "process": os.getpid(), "started": 1}  # the number belongs to a new process
+    for record in ({**own, "process": ended.pid}, own, {**own, "host": "another-host"}, {**own, "process": "x"}, {}, []):
+        (tmp_path / ".in_use").write_text(json.dumps(record))
+        assert not run_dir.in_use(tmp_path)
+        with run_dir.lock_run_dir(tmp_path):
+            assert run_dir.in_use(tmp_path)
+
+
+def test_without_locks_a_tracker_waits_for_the_sender_before(tmp_path, without_locks):
+    (tmp_path / "trackers").mkdir()
+    order, entered, leave = [], threading.Event(), threading.Event()
+
+    def send(name):
+        with exclusive(tmp_path, "wandb"):
+            order.append(f"{name} begins")
+            entered.set()
+            leave.wait()
+            order.append(f"{name} ends")
+
+    first, second = (threading.Thread(target=send, args=[name]) for name in ("first", "second"))
+    first.start()
+    entered.wait()
+    second.start()
+    leave.set()
+    first.join()
+    second.join()
+    assert order == ["first begins", "first ends", "second begins", "second ends"]
+
+
+def test_a_lock_that_is_no_file_is_named(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/.lock: Is a directory; remove it, or"), run_dir.lock_run_dir(tmp_path):
+        pass
+    (tmp_path / ".lock").rmdir()
+    (tmp_path / ".lock").symlink_to(".lock")
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/.lock: Too many levels of symbolic"), run_dir.lock_run_dir(tmp_path):
+        pass
+
+
+def test_a_second_process_is_refused_while_the_lock_is_held(tmp_path, monkeypatch):
+    real = fcntl.flock
+
+    def as_on_nfs(file, operation):
+        """NFS gives a shared lock only to a file that is open for reading, an exclusive one only for writing."""
+        unfit = {fcntl.LOCK_SH: os.O_WRONLY, fcntl.LOCK_EX: os.O_RDONLY}[operation & (fcntl.LOCK_SH | fcntl.LOCK_EX)]
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == unfit:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    with run_dir.lock_run_dir(tmp_path):
+        assert run_dir.in_use(tmp_path)
+        with pytest.raises(ConfigError, match="another process is training in it"), run_dir.lock_run_dir(tmp_path):
+            pass
+    assert not run_dir.in_use(tmp_path)
 
 
 def test_next_free_returns_the_first_directory_without_a_run(tmp_path):
