@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from jaxdp.errors import (
+    EXIT_STOPPED,
     ConfigError,
     StorageError,
+    TrainingError,
     first_line,
     kind_of,
     nearest,
@@ -84,6 +86,10 @@ def test_printable_lines_keeps_line_breaks_and_the_whole_text():
 def test_error_for_a_choice_suggests_the_nearest_and_lists_all():
     assert str(one_of("model.depth", 51, (18, 50))) == "model.depth=51: invalid choice; choose from 18, 50"
     assert str(one_of("a.b", "lras", ("sgd", "lars"))) == "a.b='lras': invalid choice; did you mean lars? choose from sgd, lars"
+
+
+def test_exit_codes_are_the_documented_ones():
+    assert (ConfigError.exit_code, StorageError.exit_code, TrainingError.exit_code, EXIT_STOPPED) == (2, 1, 1, 75)
 
 
 def test_storage_error_is_one_line_with_its_url():
