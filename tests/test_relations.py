@@ -33,7 +33,7 @@ def checked(fields: dict) -> Config:
     ("fields", "also", "refused"),
     [
         # also: what makes the config valid; refused: the field that is named without it
-        (ending(None, None), ending(30.0, 90.0), "batch.0.until_epoch"),
+        (ending(None, None), ending(0.5, 90.0), "batch.0.until_epoch"),
         (ending(90.0, None), ending(89.99, None), "batch.0.until_epoch"),
         (ending(30.0, 30.0, None), ending(30.0, 30.01, None), "batch.1.until_epoch"),
         (ending(30.0, 89.0), ending(30.0, 90.0), "batch.1.until_epoch"),
@@ -114,6 +114,7 @@ def test_relation_is_refused_by_its_field_and_accepted_just_inside(fields, also,
         (batches(global_batch=96, per_worker_batch=36), "--batch.0.per-worker-batch 32, or --batch.0.global-batch 108"),
         (batches(global_batch=90, per_worker_batch=8), "--batch.0.per-worker-batch 9, or --batch.0.global-batch 88"),
         (batches(global_batch=12, per_worker_batch=5), "--batch.0.per-worker-batch 4, or --batch.0.global-batch 10"),
+        (batches(global_batch=7, per_worker_batch=5), "--batch.0.per-worker-batch 7, or --batch.0.global-batch 5"),
         (batches(global_batch=2, per_worker_batch=5), "--batch.0.per-worker-batch 2, or --batch.0.global-batch 5"),
         ({"schedule.from_epoch": 88.0}, "--schedule.warmup-epochs 0.1111, or more --epochs"),
         (
