@@ -26,6 +26,8 @@ from typing import NamedTuple
 from common import ROOT, arguments, commit_of, markdown, read, write
 from test_layout import RINGS, folder_of, module_of
 
+from jaxdp.bench.environment import provenance
+
 LIMIT = 600  # seconds; a mutation with which the near tests take longer is found
 FOLDERS = [name for ring in [*RINGS.values()][:3] for line in ring for name in line.split()]
 NO_FAULT: dict[tuple[str, str, str], str] = {}  # (module, line, change) of a survivor that is no fault -> why
@@ -219,8 +221,6 @@ def table(record: dict) -> str:
 
 def main() -> None:
     given = arguments(__doc__, seed=1, count=100, only=FOLDERS)
-    from jaxdp.bench.environment import provenance
-
     subprocess.run(["git", "diff", "--exit-code", "HEAD", "--", "jaxdp", "tests"], cwd=ROOT, check=True)  # what is cloned
     source = {part: commit_of(ROOT, f"HEAD:{part}") for part in ("jaxdp", "tests")} | {"seed": given.seed, "only": given.only}
     record = read("mutations", {})
