@@ -174,7 +174,7 @@ def near_tests(path: Path) -> list[str]:
 
 
 def first_failure(checkout: Path, tests: list[str]) -> str | None:
-    """The test that fails, "time limit", or None if all pass."""
+    """The test that fails, without its parameters; "time limit"; None if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
     variables = os.environ | {"PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache/xla")}
     with tempfile.TemporaryFile("w+") as out:
@@ -191,7 +191,7 @@ def first_failure(checkout: Path, tests: list[str]) -> str | None:
         text = out.read()
     if code in (0, 5):  # 5: there is no test
         return None
-    return next(iter(re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)), text[-200:])
+    return next(iter(re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", text, re.MULTILINE)), text[-200:])
 
 
 def tried(path: Path, change: Change, checkout: Path) -> dict:

@@ -97,7 +97,7 @@ def test_near_tests_are_those_of_the_module(mutations):
     ("code", "by"),
     [
         ("def test_sum(): assert 1 + 1 == 2", None),
-        ("def test_sum(): assert 1 + 1 == 3", "test_sums.py::test_sum"),
+        ("import pytest\n@pytest.mark.parametrize('n', ['a b'])\ndef test_sum(n): assert not n", "test_sums.py::test_sum"),
         ("import nothing_of_this_name", "test_sums.py"),
         ("", None),
         ("import time\ndef test_sum(): time.sleep(10_000)", "time limit"),
