@@ -1,11 +1,26 @@
 """ConfigError as one line with fields, and untrusted text before it is printed."""
 
+import importlib
 import pickle
 
 import numpy as np
 import pytest
 
-from jaxdp.errors import ConfigError, first_line, nearest, printable
+from jaxdp.errors import (
+    EXIT_STOPPED,
+    ConfigError,
+    StorageError,
+    TrainingError,
+    first_line,
+    kind_of,
+    nearest,
+    not_imported,
+    one_of,
+    place_in_user_code,
+    plural,
+    printable,
+    printable_lines,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +77,79 @@ def test_first_line_of_a_message_that_begins_with_an_empty_one_is_what_it_says()
     assert str(error.value).startswith("\n")
     assert first_line(error.value).startswith("Not equal to tolerance")
     assert first_line(ValueError("\n")) == "ValueError"
+
+
+def test_printable_lines_keeps_line_breaks_and_the_whole_text():
+    assert printable_lines("a\x1b[2J\n" + "b" * 300) == r"a\x1b[2J" + "\n" + "b" * 300
+
+
+def test_error_for_a_choice_suggests_the_nearest_and_lists_all():
+    assert str(one_of("model.depth", 51, (18, 50))) == "model.depth=51: invalid choice; choose from 18, 50"
+    assert str(one_of("a.b", "lras", ("sgd", "lars"))) == "a.b='lras': invalid choice; did you mean lars? choose from sgd, lars"
+
+
+def test_exit_codes_are_the_documented_ones():
+    assert (ConfigError.exit_code, StorageError.exit_code, TrainingError.exit_code, EXIT_STOPPED) == (2, 1, 1, 75)
+
+
+def test_storage_error_is_one_line_with_its_url():
+    assert [StorageError("gone", "s3://a/b", permanent=permanent).permanent for permanent in (False, True)] == [False, True]
+    assert str(StorageError("gone", "s3://a/b")) == "s3://a/b: gone"
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (int, "the class int"),
+        (len, "the function len"),
+        ("x".join, "the function join"),
+        (None, "None"),
+        (3, "an instance of int"),
+    ],
+)
+def test_kind_of(thing, words):
+    assert kind_of(thing) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "spec", "words"),
+    [
+        (1, "device", "", "1 device"),
+        (0, "device", "", "0 devices"),
+        (2, "class", "", "2 classes"),
+        (2, "batch", "", "2 batches"),
+        (2, "epoch", "", "2 epochs"),
+        (3, "mesh", "", "3 meshes"),
+        (1.0, "hour", ".1f", "1.0 hours"),
+        (1234, "step", ",", "1,234 steps"),
+    ],
+)
+def test_plural(number, noun, spec, words):
+    assert plural(number, noun, spec) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "package"),
+    [("import absent_a.b", "absent_a"), ("1 / 0", "outer_h"), ("import json\njson.loads('')", "outer_h")],
+)
+def test_not_imported_is_the_package_that_is_missing_or_whose_import_failed(code, package, tmp_path, monkeypatch):
+    (tmp_path / "outer_h.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Exception, match="absent_a|division|Expecting value") as error:
+        importlib.import_module("outer_h")
+    assert not_imported(error.value) == package
+    assert not_imported(ZeroDivisionError()) is None
+
+
+def test_place_in_user_code_is_the_innermost_line_outside_the_libraries():
+    def fails():
+        raise ConfigError("a", reason="b")
+
+    with pytest.raises(ConfigError) as error:
+        fails()
+    line = fails.__code__.co_firstlineno + 1
+    assert place_in_user_code(error.value) == f" at test_errors.py:{line}"
+    with pytest.raises(ValueError, match="Invalid format specifier") as error:
+        plural(1, "device", "of no kind")
+    assert place_in_user_code(error.value).startswith(" at test_errors.py:")  # not jaxdp/errors.py, in which it was raised
+    assert place_in_user_code(ValueError("never raised")) == ""

@@ -83,6 +83,66 @@ def test_registry_has_built_in_entries_and_those_that_are_registered():
         alone.check("other")
 
 
+@dataclasses.dataclass
+class First:
+    field: int = 0
+    only: int = 0
+    shared: int = 0
+
+
+@dataclasses.dataclass
+class Second:
+    shared: int = 0
+    also: int = 0
+
+
+def table_of(*, names=("first", "second", "third"), **options) -> Choices:
+    table = Choices("part.field", {name: Choice(name, like="first" if name == "third" else "") for name in names}, **options)
+    table.read("part", first=First, second=Second)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("other_reads", "by_registered"),
+    [(None, ["part.also", "part.only"]), ("second", ["part.also"]), ("first", ["part.only"]), ("", [])],
+)
+def test_fields_of_a_choice_are_those_of_its_record_or_of_the_one_that_it_is_like(other_reads, by_registered):
+    table = table_of(other_reads=other_reads)
+    table.register("mine", Choice(""), None)
+    read = {"first": ["part.only"], "second": ["part.also"], "third": ["part.only"], "mine": by_registered}
+    every = {"part.only", "part.also"}
+    if other_reads == "":  # what all built-in ones read is not read by others
+        every.add("part.shared")
+        read = {name: [*fields, *(["part.shared"] if name != "mine" else [])] for name, fields in read.items()}
+    for name, fields in read.items():
+        assert sorted(table.read_fields(name)) == sorted(fields)
+        assert table.ignored_fields(name) == sorted(every - {*fields})
+
+
+def test_field_that_one_choice_does_not_read_is_read_by_the_others():
+    table = table_of(names=("first", "second", "third", "fourth"))  # the fourth has no record
+    assert table.readers["part.shared"] == ("first", "second", "third")
+    assert table.ignored_fields("fourth") == ["part.also", "part.only", "part.shared"]
+    assert "part.field" not in table.readers
+
+
+def test_record_of_an_unknown_choice_or_a_missing_one_is_refused():
+    with pytest.raises(TypeError, match=r"^part.field has no second$"):
+        table_of(names=("first", "third"))
+    with pytest.raises(TypeError, match=r"^part.field has no first, second$"):
+        table_of(names=("third",))
+
+
+def test_name_that_is_not_in_the_table_is_the_other_entry_if_there_is_one():
+    other = Choice("or another")
+    open_table = Choices("part.field", {"first": Choice("one")}, other=other)
+    closed = Choices("part.field", {"first": Choice("")})
+    assert (open_table["first"].help, open_table["x"], "x" in open_table, len(open_table)) == ("one", other, False, 1)
+    assert (open_table.help, closed.help) == ("first: one; or another", "first")
+    with pytest.raises(KeyError):
+        closed["x"]
+
+
 def test_registered_strategy_gives_the_gradient_of_psum_and_of_one_device(tiny):
     jaxdp.register_strategy("both_ways", both_ways)
     batch = (Phase(global_batch=8, per_worker_batch=2),)
