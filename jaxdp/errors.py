@@ -67,7 +67,10 @@ class Unusable(Exception):
 
 
 class StorageError(OneLine, OSError):
-    """A request to object storage that failed. `strerror`: why, in one line. permanent: whether repeating it cannot help."""
+    """A request to object storage, or a read of an image, that failed.
+
+    `strerror`: why, in one line. permanent: whether repeating it cannot help.
+    """
 
     def __init__(self, reason: str, url: str, *, permanent: bool = False) -> None:
         super().__init__(errno.EIO, reason, url)

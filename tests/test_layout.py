@@ -15,6 +15,7 @@ CORE = [
     "choices",
     "config",
     "config_words",
+    "cores",
     "errors",
     "files",
     "flag_help",

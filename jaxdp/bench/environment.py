@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from jaxdp.cores import usable_cores
+
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 VIRTUAL_NOTE = (
     "These devices share one CPU: the figures show that the program runs and how much memory traffic it causes, "
@@ -23,7 +25,7 @@ def provenance(packages: Sequence[str] = PACKAGES) -> dict:
     return {
         "processor": _processor(),
         "gpus": _gpus(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "processes": jax.process_count(),
         "python": platform.python_version(),

@@ -4,13 +4,16 @@ simplejpeg decodes JPEG and OpenCV PNG; Pillow decodes other formats, and what t
 ignored, as in the usual ImageNet pipelines.
 """
 
+import errno
 import io
 import math
 import re
 import threading
+import time
 import warnings
 import zlib
 from functools import lru_cache
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -18,7 +21,8 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from jaxdp.config import Augment, Interpolation
-from jaxdp.errors import first_line
+from jaxdp.errors import StorageError, first_line
+from jaxdp.files import NotRegularError, read_regular
 
 CROP_ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
 DRAWS = 3 + 2 * CROP_ATTEMPTS  # random numbers of an image: flip, row, column, then area and aspect ratio of every attempt
@@ -36,6 +40,9 @@ PNG_SIGNATURE, ANCILLARY = b"\x89PNG\r\n\x1a\n", 0x20  # the bit in the first le
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 OPENCV_FILTERS = {"unfiltered": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
+RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before a file is read again
+# What is wrong with a path; every other error of a file system may pass, and says nothing about the image.
+LASTING = {getattr(errno, name) for name in "ENOENT ENOTDIR EACCES EPERM ELOOP ENAMETOOLONG EFBIG".split()}
 AUGMENTATION_STREAM = 2**63  # separates these Philox keys from those that shuffle the epochs
 
 # Pillow's warnings would be printed among the output of a run: of a size, which _check_size limits, and of odd metadata.
@@ -49,6 +56,24 @@ class ImageError(ValueError):
     def __init__(self, reason: object, hint: str = "fix or remove it, or give --data.on-bad-image skip") -> None:
         super().__init__(reason)
         self.hint = hint
+
+
+def read_image(path: str | Path) -> bytes:
+    """The bytes of an encoded image in a file, which is read again after errors that may pass.
+
+    Raises ImageError for a path without a readable file, and StorageError if the errors do not pass.
+    """
+    for delay in (*RETRY_DELAYS, None):
+        try:
+            return read_regular(path)
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            if isinstance(error, NotRegularError) or error.errno in LASTING:
+                raise ImageError(reason) from None
+            if delay is None:
+                raise StorageError(reason, str(path)) from error
+        time.sleep(delay)
+    raise AssertionError("the last attempt returns or raises")
 
 
 class Scratch(threading.local):

@@ -5,10 +5,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jaxdp.data.decode import ImageError
+from jaxdp.data.decode import ImageError, read_image
 from jaxdp.data.file_format import Format, numbered
 from jaxdp.errors import first_line
-from jaxdp.files import read_regular
 
 
 class HuggingFace(Format):
@@ -66,14 +65,11 @@ class Examples:
         return len(self.data)
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
-        """(encoded image, label). Raises ImageError for an image that cannot be read."""
+        """(encoded image, label). Raises ImageError for a row without an image, and what `read_image` raises."""
         image = self.data[int(index)][self.image]
         if image is None:
             raise ImageError("the row has no image")
-        try:
-            content = image["bytes"] if image["bytes"] is not None else read_regular(image["path"] or "")
-        except OSError as error:
-            raise ImageError(error.strerror or first_line(error)) from None
+        content = image["bytes"] if image["bytes"] is not None else read_image(image["path"] or "")
         return content, int(self.labels[index])
 
     def name(self, index: int) -> str:

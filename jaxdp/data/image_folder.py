@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxdp.data import progress
-from jaxdp.data.decode import ImageError
+from jaxdp.data.decode import read_image
 from jaxdp.errors import ConfigError, plural, printable
-from jaxdp.files import check_local, expand_user, read_regular
+from jaxdp.files import check_local, expand_user
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 
@@ -68,11 +68,8 @@ class ImageFolder:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
-        """(encoded image, label). Raises ImageError for a file that cannot be read."""
-        try:
-            return read_regular(self.paths[index]), self.labels[index]
-        except OSError as error:
-            raise ImageError(error.strerror) from None
+        """(encoded image, label). Raises what `read_image` raises."""
+        return read_image(self.paths[index]), self.labels[index]
 
     def name(self, index: int) -> str:
         """The image's path, printable."""

@@ -58,14 +58,20 @@ class Loader(Iterator[dict[str, jax.Array]]):
         self._open(start)
 
     def _open(self, start: int) -> None:
-        self.samples = start
+        self.samples, self.closed = start, False
         self.batches = DeviceIterator(
             self.source, self.mesh, seed=self.seed, first=start, end=self.end, global_batch=self.batch
         )
 
     def __next__(self) -> dict[str, jax.Array]:
-        """The next batch; raises what reading it raised."""
-        loaded = self.batches.next()
+        """The next batch; raises what reading it raised, and then reads the same batch again at the next call."""
+        try:
+            loaded = self.batches.next()
+        except BaseException:
+            if not self.closed:
+                self.batches.close()
+                self._open(self.samples)
+            raise
         if loaded is None:
             raise StopIteration
         self.samples += self.batch
@@ -96,6 +102,7 @@ class Loader(Iterator[dict[str, jax.Array]]):
 
     def close(self) -> None:
         """Stop loading."""
+        self.closed = True
         self.batches.close()
 
     def __enter__(self) -> "Loader":

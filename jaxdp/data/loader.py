@@ -1,6 +1,5 @@
 """Batches of images of one size: decoded on a pool of threads, or in memory."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from PIL import Image
 
+from jaxdp.cores import usable_cores
 from jaxdp.data import progress
 from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
 from jaxdp.errors import OneLine, StorageError
@@ -36,7 +36,7 @@ class ItemSource(Protocol):
 
 def default_threads() -> int:
     """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return usable_cores()
 
 
 class DecodedImages:

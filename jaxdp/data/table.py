@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxdp.data import progress
-from jaxdp.data.decode import ImageError
+from jaxdp.data.decode import ImageError, read_image
 from jaxdp.data.file_format import Format, numbered
 from jaxdp.errors import ConfigError, first_line, plural, printable
-from jaxdp.files import read_regular
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 SPLIT_COLUMN = "split"
@@ -141,11 +140,13 @@ class TableItems:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
-        """(encoded image, label). Raises ImageError for a file that cannot be read."""
+        """(encoded image, label). Raises what `read_image` raises."""
         try:
-            return read_regular(self._path(index)), int(self.labels[index])
-        except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-            raise ImageError(getattr(error, "strerror", None) or first_line(error)) from None
+            return read_image(self._path(index)), int(self.labels[index])
+        except ImageError:
+            raise
+        except ValueError as error:  # a null byte in the path
+            raise ImageError(first_line(error)) from None
 
     def _path(self, index: int) -> Path:
         return self.table.path.parent / self.rows.paths[index]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from jaxdp.cores import usable_cores
 from jaxdp.errors import ConfigError, one_of, plural
 
 DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
@@ -258,8 +259,9 @@ def core_binding_warning(environment: Environment = os.environ) -> str | None:
     bound = "OMPI_MCA_orte_bound_at_launch" in environment or len(os.sched_getaffinity(os.getppid())) > cores
     if "OMPI_COMM_WORLD_RANK" not in environment or not bound or cores >= total:
         return None
+    threads = usable_cores()
     return (
-        f"mpirun binds this process to {cores} of {total} cores: {cores} thread{'s' * (cores > 1)} decode{'s' * (cores == 1)} "
+        f"mpirun binds this process to {cores} of {total} cores: {plural(threads, 'thread')} decode{'s' * (threads == 1)} "
         "images, and on CPUs results can differ by rounding; mpirun --bind-to none gives each process all cores"
     )
 

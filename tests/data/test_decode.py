@@ -1,6 +1,8 @@
 """Decoding and cropping of encoded images, compared with Pillow, OpenCV and torchvision's definitions."""
 
+import errno
 import io
+import os
 import struct
 import zlib
 
@@ -22,6 +24,7 @@ from PIL import Image
 from jaxdp.config import Augment
 from jaxdp.data import decode
 from jaxdp.data.decode import ImageError
+from jaxdp.errors import StorageError
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}])
@@ -290,3 +293,36 @@ def test_random_numbers_are_unique_to_seed_and_position():
     assert decode.random_numbers(1, 5) != decode.random_numbers(0, 5)
     epoch = np.random.Generator(np.random.Philox(key=[0, 3])).random(3 + 2 * decode.CROP_ATTEMPTS)
     assert not np.isin(decode.random_numbers(0, 3 * decode.BLOCK), epoch).any()  # nor are they those that shuffle
+
+
+class Failing:
+    """`read_regular` of a file system that fails `times` times."""
+
+    def __init__(self, number, times):
+        self.number, self.times = number, times
+
+    def __call__(self, path):
+        self.times -= 1
+        if self.times >= 0:
+            raise OSError(self.number, os.strerror(self.number), path)
+        return b"content"
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ENOTCONN])
+def test_read_errors_that_may_pass_say_nothing_about_the_image(monkeypatch, number):
+    slept = []
+    monkeypatch.setattr(decode.time, "sleep", slept.append)
+    monkeypatch.setattr(decode, "read_regular", Failing(number, 3))
+    assert decode.read_image("a.png") == b"content"
+    assert slept == list(decode.RETRY_DELAYS)
+    monkeypatch.setattr(decode, "read_regular", Failing(number, 99))
+    with pytest.raises(StorageError) as raised:  # which no setting of --data.on-bad-image skips
+        decode.read_image("a.png")
+    assert (raised.value.filename, raised.value.strerror) == ("a.png", os.strerror(number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ELOOP])
+def test_a_path_without_a_readable_file_is_an_unusable_image_at_once(monkeypatch, number):
+    monkeypatch.setattr(decode, "read_regular", Failing(number, 1))
+    with pytest.raises(ImageError, match=os.strerror(number)):
+        decode.read_image("a.png")

@@ -45,6 +45,35 @@ def test_a_loader_continues_from_its_state_with_another_batch_and_mesh():
         np.testing.assert_array_equal(np.concatenate(labels_of(other, 2)), expected)
 
 
+class FailsOnce:
+    """Images whose labels are their indices; reading one of them fails the first time."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def __len__(self):
+        return len(LABELS)
+
+    def __getitem__(self, index):
+        if index == self.index:
+            self.index = None
+            raise OSError("no answer")
+        return IMAGES[index], index
+
+
+def test_a_loader_reads_the_same_batch_again_after_an_error():
+    with jaxdp.data.Loader((IMAGES, LABELS), 8, seed=1, end=64) as loader:
+        expected = labels_of(loader, 8)
+    with jaxdp.data.Loader(FailsOnce(expected[1][3]), 8, seed=1, end=64, image_size=6) as loader:
+        assert labels_of(loader, 1) == expected[:1]
+        with pytest.raises(RuntimeError, match="no answer"):
+            next(loader)
+        assert loader.get_state()["samples"] == 8
+        assert labels_of(loader, 7) == expected[1:]
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
 def test_items_and_gray_arrays_become_images_of_one_size():
     items = [(IMAGES[0], 1), (np.zeros((9, 12), np.uint8), 0)] * 4
     with jaxdp.data.Loader(items, 8, image_size=4) as loader:
