@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from jaxdp.errors import ConfigError, first_line, nearest, printable
+from jaxdp.errors import ConfigError, TrainingError, first_line, nearest, printable
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,9 @@ def test_first_line_of_a_message_that_begins_with_an_empty_one_is_what_it_says()
     assert str(error.value).startswith("\n")
     assert first_line(error.value).startswith("Not equal to tolerance")
     assert first_line(ValueError("\n")) == "ValueError"
+
+
+def test_control_characters_of_an_error_are_escaped_in_its_first_line_and_in_a_notebook():
+    text = "caf\u00e9 \x1b[2J\x07\u202e"
+    assert first_line(ValueError(f"{text}\nsecond")) == "caf\u00e9 \\x1b[2J\\x07\\u202e"
+    assert TrainingError(f"{text}\nb")._render_traceback_() == ["TrainingError: caf\u00e9 \\x1b[2J\\x07\\u202e\nb"]
