@@ -27,7 +27,7 @@ class OneLine:
     exit_code = EXIT_FAILURE
 
     def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
+        return [printable_lines(f"{type(self).__name__}: {self}")]
 
 
 class _NoValue(enum.Enum):  # whose member stays the same when pickled
@@ -110,8 +110,8 @@ def one_of(field: str, value: object, choices: Iterable[object]) -> ConfigError:
 
 
 def first_line(error: BaseException, otherwise: str | None = None) -> str:
-    """The first line of an error's message; if it is empty, `otherwise` or the error's type."""
-    return (str(error).strip().splitlines() or [otherwise or type(error).__name__])[0]
+    """The first line of an error's message, safe to print; if it is empty, `otherwise` or the error's type."""
+    return printable_lines((str(error).strip().splitlines() or [otherwise or type(error).__name__])[0])
 
 
 def kind_of(thing: object) -> str:

@@ -1,5 +1,6 @@
 """What a run has recorded: metrics.jsonl, whose records are flat dicts with the fields of RECORD_FIELDS, and events.jsonl."""
 
+import errno
 import io
 import json
 import math
@@ -8,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxdp.files import LARGEST, open_regular
 from jaxdp.files import LOG as LOG
-from jaxdp.files import open_regular
 
 EVENTS = "events.jsonl"
 START, MESSAGE, STOPPED, FAILED, FINISHED = "start", "message", "stopped", "failed", "finished"
@@ -76,9 +77,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def scan_log(path: Path, accept: Callable[[dict[str, Any]], bool] = lambda record: True) -> tuple[list[dict[str, Any]], int]:
-    """(records of a metrics.jsonl, number of damaged lines, without a torn last one). accept: whether a record is intact."""
+    """(records of a metrics.jsonl, number of damaged lines, without a torn last one). accept: whether a record is intact.
+
+    Raises OSError if the file cannot be read or is larger than `LARGEST`.
+    """
     records, damaged = [], 0
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace", newline="\n") as file:
+        if os.fstat(file.fileno()).st_size > LARGEST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         for line in file:
             record, is_whole = _dict_of(line), line.endswith("\n")
             if is_whole and isinstance(record.get("samples"), int) and accept(record):

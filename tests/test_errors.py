@@ -153,3 +153,9 @@ def test_place_in_user_code_is_the_innermost_line_outside_the_libraries():
         plural(1, "device", "of no kind")
     assert place_in_user_code(error.value).startswith(" at test_errors.py:")  # not jaxdp/errors.py, in which it was raised
     assert place_in_user_code(ValueError("never raised")) == ""
+
+
+def test_control_characters_of_an_error_are_escaped_in_its_first_line_and_in_a_notebook():
+    text = "caf\u00e9 \x1b[2J\x07\u202e"
+    assert first_line(ValueError(f"{text}\nsecond")) == "caf\u00e9 \\x1b[2J\\x07\\u202e"
+    assert TrainingError(f"{text}\nb")._render_traceback_() == ["TrainingError: caf\u00e9 \\x1b[2J\\x07\\u202e\nb"]

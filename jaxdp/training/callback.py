@@ -10,7 +10,7 @@ import jax
 
 from jaxdp.distributed.preemption import StopTraining
 from jaxdp.distributed.status import Failure
-from jaxdp.errors import TrainingError, first_line, place_in_user_code
+from jaxdp.errors import TrainingError, first_line, place_in_user_code, printable_lines
 
 if TYPE_CHECKING:
     from jaxdp.checkpoint.manifest import Manifest
@@ -75,7 +75,7 @@ class CallbackError(TrainingError):
 
     def _render_traceback_(self) -> list[str]:
         own = traceback.format_exception(self.__cause__) if self.__cause__ else []
-        return [*own, *super()._render_traceback_()]
+        return [*map(printable_lines, own), *super()._render_traceback_()]
 
 
 class Callbacks:
