@@ -36,8 +36,13 @@ class Npz(Format):
     def _pairs(self) -> dict[str, tuple[str, str]]:
         """Split -> names of its images and labels."""
         matches = [(re.fullmatch(images, key), labels) for key in self.keys for images, labels in PAIRS]
-        found = {match[1]: (match[0], labels.format(match[1])) for match, labels in matches if match}
-        return {split: pair for split, pair in found.items() if pair[1] in self.keys}
+        pairs = [(match[1], (match[0], labels.format(match[1]))) for match, labels in matches if match]
+        found: dict[str, tuple[str, str]] = {}
+        for split, pair in pairs:
+            if pair[1] in self.keys and found.setdefault(split, pair) != pair:
+                both = f"{' and '.join(found[split])}, and {' and '.join(pair)}"
+                raise self.error(f"{split!r} is both {both}", "keep one pair")
+        return found
 
     def read(self, name: str, classes: list[str] | None) -> ArrayItems:
         return self._arrays(self._pairs()[name], name)

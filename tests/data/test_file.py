@@ -184,6 +184,16 @@ def test_unusable_arrays_are_refused(tmp_path, arrays, message):
         splits(tmp_path / "all.npz")
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_npz_with_two_pairs_of_arrays_for_a_split_is_refused_and_names_both(tmp_path, reverse):
+    images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
+    arrays = {"x_train": images, "y_train": labels, "train_images": images + 1, "train_labels": labels}
+    np.savez(tmp_path / "two.npz", **dict(sorted(arrays.items(), reverse=reverse)))
+    with pytest.raises(ConfigError, match="'train' is both ") as refused:
+        splits(tmp_path / "two.npz")
+    assert all(name in str(refused.value) for name in arrays)
+
+
 def python_2(content: bytes) -> bytes:
     """A pickle of protocol 3 as Python 2 and its NumPy write it: bytes are strings."""
     operations = {b"B": b"T", b"C": b"U"}
