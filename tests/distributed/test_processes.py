@@ -104,6 +104,8 @@ RUNS = {
     "faults of the watching thread": ({0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT}, {}),
     "read-only directory": ({0: READ_ONLY, 1: READ_ONLY}, {}),
     "suspended as a whole": ({0: LIVES_ON, 1: LIVES_ON}, {}),
+    "rank 0 alone": ({0: WAIT}, {"processes": 2, "environment": LATE_START}),
+    "rank 1 alone": ({1: WAIT}, {"processes": 2, "environment": LATE_START}),
     "rank 1 does not start": ({0: WAIT, 2: WAIT}, {"processes": 3, "environment": LATE_START}),
 }
 
@@ -234,6 +236,14 @@ def test_processes_that_do_not_start_are_named_by_those_that_do(faulty):
         assert re.fullmatch(
             r"jaxdp: 1 of 3 processes did not start within 20 s: rank 1 \(started: rank 0 on \S+, rank 2 on \S+\); .*", line
         ), line
+
+
+@pytest.mark.parametrize("name", ["rank 0 alone", "rank 1 alone"])
+def test_a_process_without_others_is_told_how_to_train_alone(faulty, name):
+    """The variables of a launcher that has not started it: of a shell, or left over."""
+    ((code, line),) = faulty[name].wait()
+    assert code == 1
+    assert re.search(r" did not start .*; if nothing has started more processes, .* use --cluster none$", line), line
 
 
 def test_two_processes_of_the_same_rank_are_refused(start):
