@@ -151,6 +151,25 @@ def test_the_wake_up_descriptor_of_an_event_loop_is_kept():
         os.close(writer)
 
 
+WAITS_IN_A_THREAD = """
+import os, signal, threading
+from jaxdp.distributed.preemption import SignalHandler
+def waits():
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+with SignalHandler() as signals:
+    signals.run_in_thread(waits)
+"""
+
+
+def test_a_signal_while_a_start_waits_in_a_thread_ends_the_program_although_the_thread_goes_on():
+    """As for a directory that does not answer, or for JAX to connect the processes."""
+    program = [sys.executable, "-c", WAITS_IN_A_THREAD]
+    completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    assert completed.returncode == 1
+    assert completed.stderr.endswith("StopTraining: SIGTERM\n")
+
+
 WAITING = """
 import sys, time
 from pathlib import Path
