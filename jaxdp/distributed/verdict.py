@@ -173,7 +173,7 @@ class Judge:
     def _silent(self, silent: list[Record], processes: int) -> Verdict:
         reason = f"sent no sign of life for {self.limits.silence_seconds:g} s ({SILENT_CAUSES})"
         if len(silent) == processes - 1 > 1:
-            reason += f"; so did all {processes - 2} others, so the host of rank 0 may be cut off"
+            reason += "; so did all others, so the host of rank 0 may be cut off"
         return blame(silent[0], reason)
 
     def _collective(self, alive: Mapping[int, Record], clock: float) -> Verdict | None:

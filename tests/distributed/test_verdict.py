@@ -294,6 +294,14 @@ def test_processes_that_have_not_started_are_named():
     assert str(verdict.missing(records, 3, 60)) == (
         "2 of 3 processes did not start within 60 s: ranks 1, 2 (started: rank 0 on node0); they may not share --workdir"
     )
+    assert "9 of 10 processes did not start within 60 s: ranks 1, 2, 3, 4, 5 and 4 more (" in str(
+        verdict.missing(records, 10, 60)
+    )
+    eight = [record(rank) for rank in range(8)]
+    assert verdict.names(eight).endswith("rank 3 on node3, rank 4 on node4 and 3 more")
+    assert verdict.waiting(dict(enumerate(eight)), 9, LIMITS) == (
+        "waiting for rank 8 to start; the run ends after 1 minutes (guard.start_minutes)"
+    )
 
 
 @pytest.mark.parametrize(
