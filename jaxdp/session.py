@@ -90,7 +90,7 @@ def train(
     arguments: `--resume never` is resume="never".
 
     Raises ConfigError if the run cannot start or does not fit into memory, OSError if object storage does not answer before
-    that, TrainingError if it cannot continue, and Stopped after a stop signal (SIGTERM, SIGINT, SIGUSR1), when the run is
+    that, TrainingError if it cannot continue, and Stopped after a stop signal (SIGTERM, SIGINT, ...), when the run is
     saved; a program that does not catch it exits with code 75.
     If another process of the run fails, this process prints which one and exits.
     """

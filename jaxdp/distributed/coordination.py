@@ -5,26 +5,55 @@ import errno
 import ipaddress
 import os
 import socket
+import time
+from concurrent.futures import Future
 
 from jaxdp.distributed.launchers import Cluster
+from jaxdp.distributed.preemption import in_daemon_thread
+from jaxdp.distributed.process_group import JoinedProcesses
 from jaxdp.errors import ConfigError, first_line
 
 SHUTDOWN_SECONDS = 10
 HEARTBEAT_SECONDS = 3600  # the status files name a silent process long before; JAX's 100 s end runs that are suspended
 START_SECONDS = 300  # for the processes, which have all started, to connect
+LISTEN_SECONDS = 10.0  # for rank 0 to see its own service, where the system shows it
+POLL_SECONDS = 0.01
+NO_PROXY = ("no_grpc_proxy", "no_proxy")  # gRPC reads the second if the first is not set
+LISTENS = "0A"  # the state of a socket in /proc/self/net/tcp
+OPTIONS = {  # of JAX; a release may lack one
+    "jax_enable_preemption_service": False,  # its handler of SIGTERM would replace that of the run
+    "jax_check_proxy_envs": False,  # warns of proxies, which are not used
+}
 
 
-def initialize(cluster: Cluster, *, local_device_ids: list[int] | None = None) -> None:
+def initialize(group: JoinedProcesses, *, local_device_ids: list[int] | None = None) -> None:
     """Connect this process with the others of its run, by `jax.distributed.initialize`. Blocks until all have called it.
 
-    local_device_ids: the GPUs of this process; None for all. Raises ConfigError if the coordinator's port is taken, on which
-    JAX would crash, and ConnectionError if JAX does not start.
+    The others connect once rank 0 listens: at a port that another run has, they would end that run. local_device_ids: the GPUs
+    of this process; None for all. Raises ConfigError if the coordinator's port is taken, on which JAX would crash, and
+    ConnectionError if JAX does not start.
     """
     import jax
 
-    bind = bind_address(cluster.address, cluster.port) if cluster.rank == 0 else None
-    with contextlib.suppress(AttributeError):  # a release may lack this option: its handler would replace that of the run
-        jax.config.update("jax_enable_preemption_service", False)
+    cluster = group.cluster
+    bind = bind_address(cluster.address, cluster.port) if group.is_rank0 else None
+    for option, value in OPTIONS.items():
+        with contextlib.suppress(AttributeError):
+            jax.config.update(option, value)
+    exclude_from_proxies(cluster.address)
+    service = in_daemon_thread(_connect, cluster, bind, local_device_ids) if group.is_rank0 else None
+    if service is not None:
+        _wait_until_listening(service, cluster.port)
+    group.all_gather_object("rank 0 to listen", None)
+    if service is not None:
+        service.result()
+    else:
+        _connect(cluster, bind, local_device_ids)
+
+
+def _connect(cluster: Cluster, bind: str | None, local_device_ids: list[int] | None) -> None:
+    import jax
+
     address = format_address(cluster.address, cluster.port)
     try:
         jax.distributed.initialize(
@@ -44,6 +73,37 @@ def initialize(cluster: Cluster, *, local_device_ids: list[int] | None = None) -
             f"jax.distributed does not start at {address} ({first_line(error)}); check that the hosts reach each "
             "other at all ports, and that no JAX computation ran before",
         ) from None
+
+
+def exclude_from_proxies(host: str) -> None:
+    """Let JAX's gRPC connect to a host directly: `http_proxy` of a company's network leads out of it."""
+    name, general = NO_PROXY
+    excluded = os.environ.get(name, os.environ.get(general, ""))
+    if host not in excluded.split(","):
+        os.environ[name] = f"{excluded},{host}".lstrip(",")
+
+
+def _wait_until_listening(service: "Future[None]", port: int) -> None:
+    """Wait until the service listens. Raises its error if it ends before."""
+    deadline = time.monotonic() + LISTEN_SECONDS
+    while not (service.done() or is_listening(port)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    if service.done():
+        service.result()
+
+
+def is_listening(port: int) -> bool:
+    """Whether this process, and no other, listens at a TCP port; False where the system does not show it."""
+    own, sockets = set[str](), list[list[str]]()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as file:
+            sockets += [line.split() for line in file]
+    listening = {f"socket:[{each[9]}]" for each in sockets if each[3] == LISTENS and int(each[1].split(":")[1], 16) == port}
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return bool(own & listening)
 
 
 def bind_address(host: str, port: int) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO, TextIO
 
-from jaxdp.distributed.stop_signals import STOP_SIGNALS, StopSignals
+from jaxdp.distributed.stop_signals import StopSignals, handled_by
 from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError
 from jaxdp.files import discard_output
 
@@ -40,6 +40,7 @@ class Process:
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.ended: float | None = None  # when, by the monotonic clock
         self.killed = False
+        self.on_end: Callable[[], None] = lambda: None
         self._readers = list[threading.Thread]()
         self.process = subprocess.Popen(
             command,
@@ -75,6 +76,7 @@ class Process:
         code = self.process.poll()
         if code is not None and self.ended is None:
             self.ended = now
+            self.on_end()
             for reader in self._readers:
                 reader.join(1)
         return code
@@ -92,6 +94,42 @@ class Process:
     def is_aborted(self) -> bool:
         """Whether JAX may have ended the process because rank 0 has ended: it aborts all others within milliseconds."""
         return self.rank > 0 and self.process.returncode == -signal.SIGABRT
+
+
+GUARDIAN = """
+import contextlib, os, signal, sys
+running = set()
+for line in sys.stdin:
+    (running.add if line[0] == "+" else running.discard)(int(line[1:]))
+for group in running:
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGTERM)
+"""
+
+
+class Guardian:
+    """A process that sends SIGTERM to those of the run if the launcher is killed: its input then ends."""
+
+    def __enter__(self) -> "Guardian":
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        command = [sys.executable, "-I", "-S", "-c", GUARDIAN]
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=null, stderr=null, start_new_session=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def watch(self, process: Process) -> None:
+        """Begin to watch a process until it has ended, when another may get its number."""
+        self._write(f"+{process.process.pid}")
+        process.on_end = lambda: self._write(f"-{process.process.pid}")
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it was killed
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
 
 
 def launch(command: list[str], processes: int, restarts: int = 0) -> int:
@@ -118,19 +156,15 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
     signals, received = list[int](), StopSignals()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if received.is_forced(time.monotonic()) or not signals:
+        if received.is_forced(number, time.monotonic()) or not signals:
             signals.append(number)
 
-    previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
-    try:
+    with handled_by(on_signal), Guardian() as guardian:
         for remaining in range(restarts, -1, -1):
-            code = _run_once(command, processes, signals)
+            code = _run_once(command, processes, signals=signals, guardian=guardian)
             if code in (0, EXIT_CONFIG, EXIT_STOPPED) or signals or not remaining:
                 return code
             _print(f"restarting; {remaining - 1} more restart{'s' * (remaining != 2)} after this one")
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     raise AssertionError
 
 
@@ -151,7 +185,7 @@ def reserved_port() -> int:
     return port
 
 
-def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
+def _run_once(command: list[str], processes: int, *, signals: list[int], guardian: "Guardian") -> int:
     """Start the processes and wait for them. signals: those to forward; grows."""
     variables = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{reserved_port()}",
@@ -175,6 +209,7 @@ def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
         for rank in range(processes):
             environment = os.environ | variables | {"JAX_PROCESS_ID": str(rank)}
             running.append(Process(rank, command, environment))
+            guardian.watch(running[-1])
             running[-1].copy_output(write)
         return _wait_for_all(running, signals, started)
     except BaseException as error:

@@ -21,6 +21,7 @@ MAX_PROCESSES = 2**20
 REACH_SECONDS = 2.0  # for the host of rank 0 to answer
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 COORDINATOR_HINT = "use HOST:PORT of rank 0"
+ALONE = "--cluster none"  # of a process that has variables of a launcher, but was not started by it
 Environment = Mapping[str, str]
 
 
@@ -124,7 +125,7 @@ def _torchrun(environment: Environment) -> Cluster | None:
         if processes == 1:
             return None
         reason = "is not set, but WORLD_SIZE and RANK are"
-        raise ConfigError("MASTER_ADDR", reason=reason, hint="set it to the host of rank 0, or use --cluster none")
+        raise ConfigError("MASTER_ADDR", reason=reason, hint="set it to the host of rank 0")
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else DEFAULT_PORT
     port += environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's agent listens at MASTER_PORT
     return Cluster("torchrun", environment["MASTER_ADDR"], port, _number(environment, "RANK"), processes)
@@ -202,7 +203,7 @@ def detect(
     elif launcher == "none":
         return None
     elif launcher == "auto":
-        cluster = next((cluster for cluster in (read(environment) for read in LAUNCHERS.values()) if cluster), None)
+        cluster = _found(environment)
     elif launcher not in LAUNCHERS:
         raise one_of("--cluster", launcher, ["auto", "none", *LAUNCHERS])
     elif (cluster := LAUNCHERS[launcher](environment)) is None:
@@ -212,6 +213,18 @@ def detect(
         return None
     _check(cluster)
     return cluster if cluster.num_processes > 1 or launcher != "auto" else None
+
+
+def _found(environment: Environment) -> Cluster | None:
+    """The first cluster that the environment describes. Its variables may be left over from another command."""
+    try:
+        cluster = next((cluster for cluster in (read(environment) for read in LAUNCHERS.values()) if cluster), None)
+        if cluster is not None:
+            _check(cluster)
+    except ConfigError as error:
+        hint = f"{error.hint}{', or ' if error.hint else ''}use {ALONE} to train with this process alone"
+        raise ConfigError(error.field, error.value, reason=error.reason, hint=hint) from None
+    return cluster
 
 
 def _from_flags(launcher: str, coordinator: str | None, *, processes: int | None, rank: int | None) -> Cluster:

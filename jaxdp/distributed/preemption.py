@@ -12,20 +12,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from jaxdp.distributed import supervisor
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.status import Failure
-from jaxdp.distributed.stop_signals import STOP_SIGNALS, StopSignals, before_the_first_step
+from jaxdp.distributed.stop_signals import StopSignals, before_the_first_step, handled_by
 from jaxdp.errors import EXIT_STOPPED, OneLine
 from jaxdp.xla.jax_options import own_options
 
 TELL_SECONDS = 1.0  # for a process that exits at once to tell the others
 CHECK_SECONDS = 0.1  # between two checks for a stop while the main thread waits
 Result = TypeVar("Result")
+
+
+def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """Call a function in a thread for which the end of the program does not wait."""
+    future = Future[Result]()
+
+    def work() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="prepare_0", daemon=True).start()
+    return future
 
 
 class _ArrivalTime:
@@ -69,21 +83,20 @@ class SignalHandler:
         self.group: ProcessGroup = ProcessGroup()
         self.on_forced_signal = on_forced_signal or self._exit_at_once
         self._signals, self._arrival_time = StopSignals(), _ArrivalTime()
-        self._previous_handlers: dict[int, Any] = {}
+        self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> "SignalHandler":
         if threading.current_thread() is threading.main_thread():
             self._arrival_time.open()
-            self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+            self._entered.callback(self._arrival_time.close)
+            self._entered.enter_context(handled_by(self._on_signal))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
-        self._arrival_time.close()
+        self._entered.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signals.is_forced(self._arrival_time()):
+        if self._signals.is_forced(number, self._arrival_time()):
             failure = supervisor.current().record.failure
             if failure is not None and failure.code == EXIT_STOPPED:
                 os._exit(EXIT_STOPPED)  # the others know; once one has exited, its launcher signals the rest
@@ -132,12 +145,8 @@ class SignalHandler:
         return future.result()
 
     def run_in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function in another thread and return its result; the main thread handles signals meanwhile."""
-        executor = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-        try:
-            return self.wait_for(executor.submit(own_options()(function), *arguments))
-        finally:
-            executor.shutdown(wait=False)
+        """Call a function in another thread, and return its result. A stop meanwhile does not wait for it."""
+        return self.wait_for(in_daemon_thread(own_options()(function), *arguments))
 
 
 class StopTraining(Exception):

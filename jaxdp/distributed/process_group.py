@@ -22,6 +22,7 @@ RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 10.0  # for a directory that does not answer at the end of a run
 ABORT_SECONDS = 60.0
 ALL = "all.values"  # what rank 0 has collected
+Waiting = Callable[[], None]
 NONE, SAVE, STOP = range(3)  # requests of a process; a step's metrics carry the largest (`jaxdp.training.request_flags`)
 
 
@@ -271,25 +272,28 @@ class Exchange:
         group, shown, name = self.group, name, f"{self._run} {name}"
         self._operations[name] += 1
         number = self._operations[name]
-        self._publish(f"{group.rank}.values", self._outgoing, name, number=number, value=value)
+        publish = partial(self._publish, name=name, number=number, while_waiting=while_waiting)
+        publish(f"{group.rank}.values", self._outgoing, value=value)
         with group.status.at_barrier(shown):
             if not group.is_rank0:
                 return self._wait_for(ALL, name, number, while_waiting=while_waiting)
             files = [f"{rank}.values" for rank in range(group.num_processes)]
             values = [self._wait_for(file, name, number, while_waiting=while_waiting) for file in files]
-            self._publish(ALL, self._collected, name, number=number, value=values)
+            publish(ALL, self._collected, value=values)
             return values
 
-    def _publish(self, file: str, values: dict[str, dict[int, Any]], name: str, *, number: int, value: Any) -> None:
+    def _publish(
+        self, file: str, values: dict[str, dict[int, Any]], *, name: str, number: int, value: Any, while_waiting: Waiting
+    ) -> None:
         """Write a value. A process that begins operation n has read the results of n - 1: nobody needs older ones."""
         with self._writing:
             values[name] = {n: v for n, v in values.get(name, {}).items() if n >= number - 1} | {number: value}
             text = json.dumps({"session": self.group.follower.session, "values": values})
-            self._retry(partial(self.board.write, file, f"{_checksum(text)}\n{text}"))
+            self._retry(partial(self.board.write, file, f"{_checksum(text)}\n{text}"), while_waiting)
 
-    def _wait_for(self, file: str, name: str, number: int, *, while_waiting: Callable[[], None]) -> Any:
+    def _wait_for(self, file: str, name: str, number: int, *, while_waiting: Waiting) -> Any:
         while True:
-            checksum, _, text = (self._retry(partial(self.board.read, file)) or "").partition("\n")
+            checksum, _, text = (self._retry(partial(self.board.read, file), while_waiting) or "").partition("\n")
             try:
                 found = json.loads(text)
                 if checksum == _checksum(text) and found["session"] == self.group.follower.session:
@@ -299,7 +303,7 @@ class Exchange:
             while_waiting()
             time.sleep(self.board.poll_seconds)
 
-    def _retry(self, action: Callable[[], Any]) -> Any:
+    def _retry(self, action: Callable[[], Any], while_waiting: Waiting) -> Any:
         began = time.monotonic()
         while True:
             try:
@@ -307,6 +311,7 @@ class Exchange:
             except OSError:  # it may answer again; the watchdog ends a run that waits too long
                 if self.is_closing and time.monotonic() - began > CLOSE_SECONDS:
                     raise
+                while_waiting()
                 time.sleep(RETRY_SECONDS)
 
 

@@ -150,7 +150,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool 
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
     if isinstance(group, JoinedProcesses) and group.num_processes > 1:
         if not jax.distributed.is_initialized():
-            coordination.initialize(group.cluster, local_device_ids=_local_device_ids(group))
+            coordination.initialize(group, local_device_ids=_local_device_ids(group))
     elif jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ConfigError(
             "jax.distributed",

@@ -29,6 +29,7 @@ CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in ("process_group", "su
 STARTED_IN = f"{Path(__file__).parents[1] / 'training'}/"
 COORDINATION = ("barrier", "sync_global", "key_value")  # parts of the names of functions that wait for JAX's service
 PREEMPTION = "jaxdp/distributed/preemption.py"
+CALLERS = ("concurrent/futures/thread.py", PREEMPTION)  # call what a thread of the run does
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
 # Files whose frames do not show what a thread does or waits for.
@@ -113,7 +114,7 @@ def _is_idle(frames: Sequence[Frame]) -> bool:
     """Whether a thread waits for work: one of a pool, or a library's."""
     if frames[0].file.endswith("concurrent/futures/thread.py"):
         return True
-    in_pool = any(frame.file.endswith("concurrent/futures/thread.py") and frame.function == "run" for frame in frames)
+    in_pool = any(frame.file.endswith(CALLERS) and frame.function in ("run", "work") for frame in frames)
     return not in_pool and frames[0].file.endswith(SLEEPING)
 
 

@@ -3,33 +3,55 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from jaxdp.errors import EXIT_STOPPED
 
 # Open MPI's mpirun forwards SIGUSR1 (it kills its processes a second after SIGTERM); Slurm scripts often use it too.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# SIGHUP: the terminal was closed; SIGQUIT: Ctrl-\; SIGXCPU: a limit of CPU time.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)  # which `nohup` and `&` in a script ask for
+# Nobody sends these by hand: the shell and the system both send SIGHUP, and the system SIGXCPU every second.
+REPEATED = (signal.SIGHUP, signal.SIGXCPU)
 COPY_SECONDS = 2.0
 
 
 class StopSignals:
     """Decides which stop signals are forced: the third, and the second unless it arrives within COPY_SECONDS of the first.
 
-    The terminal signals all processes of its foreground group, and a launcher among them, such as torchrun or `uv run`,
-    forwards the signal up to 0.2 s later: Ctrl-C then arrives twice.
+    REPEATED signals do not count. The terminal signals all processes of its foreground group, and a launcher among them, such
+    as torchrun or `uv run`, forwards the signal up to 0.2 s later: Ctrl-C then arrives twice.
     """
 
     def __init__(self) -> None:
         self._received, self._first = 0, 0.0
 
-    def is_forced(self, arrived: float) -> bool:
+    def is_forced(self, number: int, arrived: float) -> bool:
         """Count a signal. arrived: its time in seconds, always by the same clock."""
+        if number in REPEATED:
+            return False
         self._received += 1
         if self._received == 1:
             self._first = arrived
         return self._received > 2 or (self._received == 2 and arrived - self._first >= COPY_SECONDS)
+
+
+@contextmanager
+def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a function handle STOP_SIGNALS. Only the main thread can do so; in another thread, nothing changes."""
+    previous = dict[int, Any]()
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                if number not in UNLESS_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
+                    previous[number] = signal.signal(number, handler)
+        yield
+    finally:
+        for each, before in previous.items():
+            signal.signal(each, before)
 
 
 def before_the_first_step(reason: str | None, resume_action: str = "the same command") -> str:
@@ -40,19 +62,9 @@ def before_the_first_step(reason: str | None, resume_action: str = "the same com
 
 @contextmanager
 def exits_when_signaled() -> Iterator[None]:
-    """Let stop signals exit with 75 while a command starts, until it sets its own handler: nothing can be lost yet.
-
-    Only the main thread of a process may handle signals; in another thread, nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Let stop signals exit with 75 while a command starts, until it sets its own handler: nothing can be lost yet."""
+    with handled_by(_exit):
         yield
-        return
-    previous = {number: signal.signal(number, _exit) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

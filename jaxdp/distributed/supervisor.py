@@ -361,6 +361,7 @@ class Follower:
         supervisor, alive, processes = self.supervisor, self._records.alive, self.cluster.num_processes
         limits, now = supervisor.limits, supervisor.status.clock
         stranger = _other_coordinator(supervisor.record.run, self._strangers)
+        lone = "" if stranger or len(alive) > 1 else verdict.lone(self.cluster.launcher)
         if not self.session and len(alive) == processes:
             supervisor.update(session=secrets.token_hex(8))
         self._judge.limits = limits
@@ -369,9 +370,9 @@ class Follower:
             supervisor.print_report(tuple(verdict.report(alive, limits)))
         elif now - self._began >= limits.start_seconds:
             found = found or verdict.missing(self._records, processes, limits.start_seconds)
-            found = found and replace(found, reason=found.reason + stranger)
+            found = found and replace(found, reason=found.reason + stranger + lone)
         elif now - self._began >= limits.late_seconds:
-            supervisor.print_report((verdict.waiting(alive, processes, limits) + stranger,))
+            supervisor.print_report((verdict.waiting(alive, processes, limits) + stranger + lone,))
         if found is not None and supervisor.record.verdict is None:
             found = self._placed(found)
             supervisor.update(verdict=found)
@@ -384,7 +385,8 @@ class Follower:
             if now - self._began >= limits.start_seconds:
                 run, seconds = self.supervisor.record.run, limits.start_seconds
                 reason = f"rank 0 did not start at {run} within {seconds:g} s, or does not share --workdir"
-                return Verdict(reason + _other_coordinator(self.supervisor.record.run, self._strangers))
+                stranger = _other_coordinator(run, self._strangers)
+                return Verdict(reason + (stranger or verdict.lone(self.cluster.launcher)))
             return None
         number, lines = rank0.report
         if lines or number > 0:

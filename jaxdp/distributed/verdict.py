@@ -6,6 +6,7 @@ A run of one process is judged by the same rules, over its own record.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from jaxdp.distributed.launchers import ALONE
 from jaxdp.distributed.status import ITERATION_OF_ACTIVITY, OUTSIDE, Heartbeat, Record, Verdict
 from jaxdp.errors import EXIT_CONFIG, plural
 
@@ -172,7 +173,7 @@ class Judge:
     def _silent(self, silent: list[Record], processes: int) -> Verdict:
         reason = f"sent no sign of life for {self.limits.silence_seconds:g} s ({SILENT_CAUSES})"
         if len(silent) == processes - 1 > 1:
-            reason += f"; so did all {processes - 2} others, so the host of rank 0 may be cut off"
+            reason += "; so did all others, so the host of rank 0 may be cut off"
         return blame(silent[0], reason)
 
     def _collective(self, alive: Mapping[int, Record], clock: float) -> Verdict | None:
@@ -284,8 +285,15 @@ def report(alive: Mapping[int, Record], limits: Limits) -> list[str]:
 
 def waiting(alive: Mapping[int, Record], processes: int, limits: Limits) -> str:
     """A line about processes that have not started yet."""
-    absent = _absent(alive, processes)
-    return f"waiting for {absent} to start; the run ends after {limits.start_seconds / 60:g} minutes (guard.start_minutes)"
+    end = f"the run ends after {limits.start_seconds / 60:g} minutes (guard.start_minutes)"
+    return f"waiting for {_absent(alive, processes)} to start; {end}"
+
+
+def lone(launcher: str) -> str:
+    """What to add to a line of a process that waits for all others: the variables of the launcher may be left over."""
+    if launcher == "flags":
+        return ""
+    return f"; if nothing has started more processes, as in a shell of `srun --pty`, use {ALONE}"
 
 
 def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdict | None:

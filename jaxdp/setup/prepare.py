@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,11 +40,12 @@ def prepare(
     """Start JAX, open the data and make the plan. Raises ConfigError if the run cannot be planned.
 
     datasets: (training, evaluation) in place of the config's. saved_batches: per-worker batches that are kept if these devices
-    allow it. adjust: changes the config once the number of training images is known. run: calls the function that opens the
-    data, which may take long.
+    allow it. adjust: changes the config once the number of training images is known. run: calls the functions that may wait
+    long: for the other processes and for the data.
     """
     group = group or runtime.current_group()
-    devices = runtime.start(config.mesh, group, cache=True)
+    start = partial(runtime.start, config.mesh, group, cache=True)
+    devices = run(start) if group.num_processes > 1 else start()  # in a thread if it waits for others
     progress.listener = group.status.record_progress
     opened = run(_data_errors(config)(open_datasets), config, datasets)
     config = with_class_weights(with_classes(config, opened.class_count), opened.train)

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from helpers.processes import popen
+from helpers.processes import popen, wait_until
 
 from jaxdp.distributed.launch import launch, reserved_port
 
@@ -99,6 +99,28 @@ def test_launch_with_repeated_signals_says_so_and_exits_with_137():
     assert launcher.returncode == 137
     resume = "the same command continues from the last checkpoint, if there is one"
     assert err == f"jaxdp launch: killed after a second signal; {resume}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGKILL])
+def test_the_processes_of_a_launcher_that_a_signal_ends_are_asked_to_stop(tmp_path, number):
+    """A closed terminal signals the launcher alone, and nothing tells the others that it was killed."""
+    script = (
+        "import os, pathlib, signal, sys, time\n"
+        "def save(number, frame):\n"
+        f"    pathlib.Path({str(tmp_path)!r}, os.environ['JAX_PROCESS_ID']).write_text(signal.Signals(number).name)\n"
+        "    sys.exit(75)\n"
+        "for each in (1, 3, 15, 24): signal.signal(each, save)\n"
+        "print('ready', flush=True); time.sleep(300)"
+    )
+    command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--", sys.executable, "-c", script]
+    launcher = popen(command)
+    assert {launcher.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+    launcher.send_signal(number)
+    launcher.communicate(timeout=300)
+    is_killed = number == signal.SIGKILL
+    assert launcher.returncode == (-number if is_killed else 75)
+    expected = "SIGTERM" if is_killed else number.name
+    wait_until(lambda: [path.read_text() for path in sorted(tmp_path.glob("[01]"))] == [expected] * 2)
 
 
 def test_launch_of_jaxdp_needs_no_activated_environment(monkeypatch, tmp_path, capfd):

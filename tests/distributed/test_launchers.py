@@ -105,6 +105,8 @@ FLAGS = {"coordinator": "a:1", "processes": 2, "rank": 0}
         ("auto", SLURM | {"SLURM_STEP_NODELIST": "", "SLURM_NODELIST": ""}, {}, "SLURM_STEP_NODELIST", ""),
         ("auto", {**TRAINER, "JAX_PROCESS_ID": "two"}, {}, "JAX_PROCESS_ID", "two"),
         ("auto", {**TRAINER, "JAX_PROCESS_ID": "2"}, {}, "rank", 2),
+        ("auto", {"WORLD_SIZE": "4", "RANK": "0"}, {}, "MASTER_ADDR", NO_VALUE),
+        ("auto", {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, {}, "JAX_COORDINATOR_ADDRESS", NO_VALUE),
         ("auto", {}, {"processes": 2}, "--coordinator", NO_VALUE),
         ("slurm", SLURM, FLAGS, "--cluster", "slurm"),
         ("auto", {}, FLAGS | {"coordinator": f"{'a' * 70}:1"}, "coordinator address", "a" * 70),
@@ -115,6 +117,8 @@ def test_detect_with_incomplete_or_invalid_values_raises(launcher, environment, 
         detect(launcher, environment, **flags)
     assert (error.value.field, error.value.value) == (field, value)
     assert "\n" not in str(error.value)
+    is_found = launcher == "auto" and not flags  # the variables may be left over
+    assert error.value.hint.endswith("use --cluster none to train with this process alone") == is_found
 
 
 def test_detect_with_flags_ignores_the_environment():

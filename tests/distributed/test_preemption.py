@@ -16,12 +16,12 @@ from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed import supervisor
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.distributed.status import Failure
-from jaxdp.distributed.stop_signals import STOP_SIGNALS
 from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import EXIT_STOPPED
 from jaxdp.records import read_log
 
 SLOW = [*TINY, *RESNET, "--mesh.cpu-devices", "2", "--epochs", "16", "--batch.0.until-epoch", "8"]  # compiles for seconds
+ASKED_BY_HAND = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT)
 LONG = [*TINY, "--mesh.cpu-devices", "2", "--epochs", "40"]  # 240 steps, so that it does not end before a signal
 
 
@@ -45,7 +45,10 @@ main.main(sys.argv[1:2])
 """
 
 
-@pytest.mark.parametrize(("command", "number"), [("train", signal.SIGUSR1), ("launch", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("train", signal.SIGUSR1), ("launch", signal.SIGTERM), ("train", signal.SIGHUP), ("launch", signal.SIGXCPU)],
+)
 def test_a_signal_while_a_command_is_imported_exits_with_75_and_one_line(command, number):
     program = [sys.executable, "-c", SIGNALED_AT_ITS_IMPORT, command, str(number.value)]
     completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
@@ -80,7 +83,7 @@ def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path):
         ([0, -3600], [False, False]),  # the system's clock was set
     ],
 )
-@pytest.mark.parametrize("numbers", list(itertools.permutations(STOP_SIGNALS)))
+@pytest.mark.parametrize("numbers", list(itertools.permutations(ASKED_BY_HAND, 3)))
 def test_a_signal_is_forced_if_it_is_the_second_after_two_seconds_or_the_third(monkeypatch, arrivals, forced, numbers):
     seen, later = [False], iter(arrivals)
     with SignalHandler(lambda: seen.append(True)) as signals:
@@ -91,6 +94,34 @@ def test_a_signal_is_forced_if_it_is_the_second_after_two_seconds_or_the_third(m
             assert seen[-1] == expected
         monkeypatch.undo()
         assert signals.stop_reason == numbers[0].name
+
+
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGXCPU])
+def test_a_closed_terminal_and_a_limit_of_cpu_time_stop_a_run_and_are_never_forced(monkeypatch, first):
+    """The shell and the system both send SIGHUP, and Linux repeats SIGXCPU every second until the hard limit.
+
+    SIGTERM after them, as of a machine that shuts down, is the first request by hand.
+    """
+    forced, clock = [], itertools.count(0, 10)
+    with SignalHandler(lambda: forced.append(True)) as signals:
+        monkeypatch.setattr(signals, "_arrival_time", lambda: next(clock))
+        for number in (first, first, signal.SIGHUP, signal.SIGXCPU, signal.SIGTERM, first):
+            signal.raise_signal(number)
+        assert (signals.stop_reason, forced) == (first.name, [])
+        signal.raise_signal(signal.SIGTERM)
+        assert forced == [True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU])
+def test_a_signal_that_nohup_or_the_shell_ignores_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with SignalHandler() as signals:
+            signal.raise_signal(number)
+            assert signals.stop_reason is None
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_late_signal_of_a_launcher_to_a_process_whose_stop_the_others_know_exits_with_75(monkeypatch):
@@ -118,6 +149,25 @@ def test_the_wake_up_descriptor_of_an_event_loop_is_kept():
         assert signal.set_wakeup_fd(-1) == writer
         os.close(reader)
         os.close(writer)
+
+
+WAITS_IN_A_THREAD = """
+import os, signal, threading
+from jaxdp.distributed.preemption import SignalHandler
+def waits():
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+with SignalHandler() as signals:
+    signals.run_in_thread(waits)
+"""
+
+
+def test_a_signal_while_a_start_waits_in_a_thread_ends_the_program_although_the_thread_goes_on():
+    """As for a directory that does not answer, or for JAX to connect the processes."""
+    program = [sys.executable, "-c", WAITS_IN_A_THREAD]
+    completed = subprocess.run(program, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    assert completed.returncode == 1
+    assert completed.stderr.endswith("StopTraining: SIGTERM\n")
 
 
 WAITING = """

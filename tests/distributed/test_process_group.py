@@ -3,6 +3,8 @@
 import json
 from types import SimpleNamespace
 
+import pytest
+
 from jaxdp.distributed.process_group import ALL, Exchange
 from jaxdp.distributed.status import ProcessStatus
 
@@ -20,3 +22,19 @@ def test_a_text_that_is_read_while_it_is_replaced_counts_as_none():
     reads = iter([half_old, text[:50], text])
     board.read = lambda name: next(reads)
     assert exchange._wait_for(ALL, "0 word", 1, while_waiting=lambda: None) == ["new" * 100]
+
+
+@pytest.mark.parametrize("method", ["read", "write"])
+def test_a_stop_ends_an_exchange_whose_board_does_not_answer(method):
+    def fails(*arguments):
+        raise OSError("no answer")
+
+    def stop():
+        raise SystemExit("stopped")
+
+    board = SimpleNamespace(poll_seconds=0, write=lambda name, text: None, read=lambda name: None)
+    setattr(board, method, fails)
+    follower = SimpleNamespace(board=board, session="a")
+    exchange = Exchange(SimpleNamespace(rank=1, is_rank0=False, num_processes=2, follower=follower, status=ProcessStatus()))
+    with pytest.raises(SystemExit):
+        exchange.all_gather("word", 1, stop)

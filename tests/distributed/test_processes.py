@@ -104,6 +104,8 @@ RUNS = {
     "faults of the watching thread": ({0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT}, {}),
     "read-only directory": ({0: READ_ONLY, 1: READ_ONLY}, {}),
     "suspended as a whole": ({0: LIVES_ON, 1: LIVES_ON}, {}),
+    "rank 0 alone": ({0: WAIT}, {"processes": 2, "environment": LATE_START}),
+    "rank 1 alone": ({1: WAIT}, {"processes": 2, "environment": LATE_START}),
     "rank 1 does not start": ({0: WAIT, 2: WAIT}, {"processes": 3, "environment": LATE_START}),
 }
 
@@ -236,6 +238,14 @@ def test_processes_that_do_not_start_are_named_by_those_that_do(faulty):
         ), line
 
 
+@pytest.mark.parametrize("name", ["rank 0 alone", "rank 1 alone"])
+def test_a_process_without_others_is_told_how_to_train_alone(faulty, name):
+    """The variables of a launcher that has not started it: of a shell, or left over."""
+    ((code, line),) = faulty[name].wait()
+    assert code == 1
+    assert re.search(r" did not start .*; if nothing has started more processes, .* use --cluster none$", line), line
+
+
 def test_two_processes_of_the_same_rank_are_refused(start):
     """Started together, one of them or both."""
     (first,) = start({1: WAIT}, processes=3).running
@@ -312,6 +322,49 @@ def test_a_taken_port_is_a_config_error_on_every_process(start, free_port):
         for code, line in start({0: START_JAX, 1: START_JAX}, environment={"STUCK": "60"}).wait():
             assert code == 2
             assert f"coordinator port={free_port}: rank 0 cannot listen on 127.0.0.1" in line
+
+
+HEALTHY = """
+import numpy
+from jax.experimental import multihost_utils
+print("started", flush=True)
+while not Path(sys.argv[1]).with_name("others have ended").exists():
+    group.status.record_progress()
+    time.sleep(0.05)
+assert multihost_utils.process_allgather(numpy.array(rank)).tolist() == [0, 1]
+group.close()
+os._exit(0)
+"""
+
+
+def test_a_run_that_names_the_port_of_another_one_does_not_end_it(start, tmp_path, free_port):
+    """Its rank 0 is refused, and no other rank of it connects to the service that it finds at the port."""
+    patient = {"STUCK": "60"}
+    healthy = start({0: START_JAX + HEALTHY, 1: START_JAX + HEALTHY}, environment=patient)
+    for process in healthy.running:
+        assert process.stdout.readline() == "started\n", process.communicate()
+    other = Run(tmp_path / "other", free_port, {0: START_JAX, 1: START_JAX}, environment=patient)
+    for code, line in other.wait():
+        assert code == 2
+        assert f"coordinator port={free_port}: rank 0 cannot listen on 127.0.0.1" in line
+    (tmp_path / "others have ended").touch()
+    assert [code for code, _ in healthy.wait()] == [0, 0]
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_rank_0(start, free_port):
+    """It would not answer: it listens, and accepts no connection."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        names = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+        environment = dict.fromkeys([*names, *map(str.upper, names)], address) | {"no_proxy": "example.org", "STUCK": "60"}
+        run = start({rank: START_JAX + "group.close(); os._exit(0)" for rank in (0, 1)}, environment=environment)
+        for process in run.running:
+            _, err = process.communicate(timeout=TIMEOUT)
+            assert process.returncode == 0, err
+            assert "proxy" not in err
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 def test_unequal_numbers_of_devices_are_a_config_error_on_every_process(start):

@@ -1,9 +1,13 @@
+from types import SimpleNamespace
+
 import jax
 import pytest
 
-from jaxdp.config import Mesh
+from jaxdp.config import Config, Mesh
 from jaxdp.distributed import runtime
+from jaxdp.distributed.preemption import StopTraining
 from jaxdp.errors import ConfigError
+from jaxdp.setup.prepare import prepare
 
 
 def test_start_on_a_machine_with_a_gpu_that_jax_does_not_see_raises_unless_the_cpu_is_requested(monkeypatch):
@@ -29,3 +33,13 @@ def test_start_with_more_cpu_devices_than_jax_runs_with_raises():
 def test_start_with_fewer_cpu_devices_returns_the_first_ones():
     assert runtime.start(Mesh(cpu_devices=2)) == jax.devices()[:2]
     assert runtime.start(Mesh()) == jax.devices()[:1]
+
+
+def test_the_start_of_jax_in_a_run_of_several_processes_can_be_stopped():
+    """It waits for the others in native code, where the main thread would handle no signal."""
+
+    def stop(function, *arguments):
+        raise StopTraining("SIGTERM")
+
+    with pytest.raises(StopTraining):
+        prepare(Config(), group=SimpleNamespace(num_processes=2), run=stop)

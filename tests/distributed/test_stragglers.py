@@ -38,3 +38,22 @@ def test_a_report_covers_the_steps_since_the_last_one_or_the_whole_run():
 def test_nothing_is_reported_before_all_processes_have_taken_a_step():
     assert Stragglers(2).report({0: StepTimes(3, 3.0, 3.0)}, HOSTS) == {}
     assert describe({"waiting_share": 0.001, "slowest": []}) == ""
+
+
+def test_steps_before_a_gap_and_the_time_of_the_gap_do_not_count():
+    """As between two phases, whose step numbers do not follow each other."""
+    one = Stragglers(1)
+    for step, completed in ((1, 10.0), (2, 12.0), (9, 100.0), (10, 103.0)):
+        one.add(step, 0.5, completed)
+    assert one.own == StepTimes(2, 5.0, 1.0)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 5])
+def test_one_late_process_is_compared_with_the_median_and_of_two_with_the_other(processes):
+    waited = [0.5] * (processes - 1) + [0.2]
+    times = {rank: StepTimes(10, 20.0, 10 * each) for rank, each in enumerate(waited)}
+    report = Stragglers(processes).report(times, [f"h{rank}" for rank in range(processes)])
+    first = report["slowest"][0]
+    assert (first["rank"], first["host"], first["late_seconds"]) == (processes - 1, f"h{processes - 1}", pytest.approx(0.3))
+    assert report["waiting_share"] == pytest.approx(0.3 * (processes - 1) / processes / 2)
+    assert len(report["slowest"]) == min(processes, 3)

@@ -114,6 +114,23 @@ def test_a_collective_that_fails_on_several_processes_is_blamed_on_none_of_them(
     assert (found.rank, str(found)) == (None, reason)
 
 
+@pytest.mark.parametrize("gone", [[1], [0, 1]])
+def test_a_process_that_has_reported_a_failed_collective_is_not_blamed_for_its_own_end(gone):
+    """Its library or its launcher has ended it then; the process that fell silent is the cause."""
+    run, failed = Run(gone=gone), {"failure": Failure("Gloo: connection closed by peer", collective=True)}
+    states = {f"r{rank}": failed for rank in gone}
+    assert run.read(3, **states) is None
+    found = run.read(30, silent=[*gone, 2], **states)
+    assert (found.rank, found.reason[:20]) == (2, "sent no sign of life")
+
+
+def test_a_process_that_is_gone_is_blamed_although_another_has_reported_a_failed_collective():
+    run, failed = Run(gone=[2]), {"failure": Failure("Gloo: connection closed by peer", collective=True)}
+    run.read(1, r1=failed)
+    assert (found := run.read(1, r1=failed, silent=[2])).rank == 2
+    assert found.reason == verdict.KILLED
+
+
 @pytest.mark.parametrize(("cut_off", "named"), [([1], 1), ([2], 2), ([1, 2], 0)])
 def test_a_failed_collective_is_blamed_on_the_host_that_is_cut_off_not_on_the_first_that_reports(cut_off, named):
     states = {f"r{rank}": {"cut_off": True} for rank in cut_off}
@@ -276,6 +293,14 @@ def test_processes_that_have_not_started_are_named():
     records.add(2, record(2, 5), 0.0)  # the file of an earlier run: it does not change
     assert str(verdict.missing(records, 3, 60)) == (
         "2 of 3 processes did not start within 60 s: ranks 1, 2 (started: rank 0 on node0); they may not share --workdir"
+    )
+    assert "9 of 10 processes did not start within 60 s: ranks 1, 2, 3, 4, 5 and 4 more (" in str(
+        verdict.missing(records, 10, 60)
+    )
+    eight = [record(rank) for rank in range(8)]
+    assert verdict.names(eight).endswith("rank 3 on node3, rank 4 on node4 and 3 more")
+    assert verdict.waiting(dict(enumerate(eight)), 9, LIMITS) == (
+        "waiting for rank 8 to start; the run ends after 1 minutes (guard.start_minutes)"
     )
 
 
