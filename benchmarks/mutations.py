@@ -106,8 +106,8 @@ def changes(tree: ast.Module) -> Iterator[Change]:
                 yield Change("constant", node, ast.Constant(2 * value or 1.0))
             case ast.keyword("axis" | "axes", ast.Tuple([*first, _]) as axes) if first:
                 yield Change("axis", axes, ast.Tuple(first, ast.Load()))
-            case ast.keyword("axis" | "axes", index) | ast.Subscript(ast.Attribute(attr="shape"), index) if (
-                re.fullmatch(r"-?\d+", number := ast.unparse(index))
+            case ast.keyword("axis" | "axes", index) | ast.Subscript(ast.Attribute(attr="shape"), index) if re.fullmatch(
+                r"-?\d+", number := ast.unparse(index)
             ):
                 yield Change("axis", index, ast.Constant(1 if number == "0" else 0))
             case ast.Name(name, ast.Load()) if name in MESH_AXES:
