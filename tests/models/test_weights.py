@@ -131,7 +131,7 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 102469
             "it is the index of weights in several files; join",
         ),
         ("config.json", b'{"architecture": "resnet50"}', "it is a JSON text; give weights as a .safetensors"),
-        ("w.gz", gzip.compress(b"weights"), "it is a compressed file; unpack it"),
+        ("w.gz", gzip.compress(b"weights", mtime=0), "it is a compressed file; unpack it"),
         ("w.zip", zipped("w.safetensors"), "it is a zip archive; unpack it"),
         ("w.tar", tarred("w.safetensors"), "it is a tar archive; unpack it"),
         ("w.npy", b"\x93NUMPY\x01\x00", "it is a NumPy file"),
