@@ -120,8 +120,8 @@ def label_text(value: Any) -> str | None:
     """A label as text, whole numbers without decimals; "" for a missing one, None for what is no name and no whole number."""
     if isinstance(value, str):
         return None if value.lower() == "nan" else normalized(value)  # what other programs write for a missing value
-    if value is None or isinstance(value, (bool, np.bool_)):
-        return "" if value is None else str(value)
-    if isinstance(value, (int, float, np.integer, np.floating, Decimal)) and math.isfinite(value) and value == int(value):
+    if isinstance(value, (int, np.integer, np.bool_)):
+        return str(value)
+    if isinstance(value, (float, np.floating, Decimal)) and math.isfinite(value) and value == int(value):
         return str(int(value))
-    return None
+    return "" if value is None else None

@@ -22,6 +22,7 @@ from jaxdp.errors import ConfigError
 
 LABELS = [2, 0, 1, 0]
 NAMES = ["ape", "bee", "cat"]
+WITH_EXTRA = pytest.param("hugging face", marks=pytest.mark.slow)  # .ci/run installs the extra only for these
 
 
 def config_of(path, **data) -> Config:
@@ -153,7 +154,7 @@ def write_parquet(path, values):
     parquet.write_table(pyarrow.table({"path": paths, "label": values}), path)
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet", "hugging face", "npz"])
+@pytest.mark.parametrize("form", ["csv", "parquet", WITH_EXTRA, "npz"])
 def test_whole_floats_are_the_numbers_of_classes(tmp_path, images, form):
     """What pandas makes of integers after a missing value."""
     values, place = np.array([10.0, 2.0, 0.0, 1.0]), tmp_path
@@ -188,7 +189,7 @@ NOT_LABELS = [
 
 
 @pytest.mark.parametrize(("values", "row"), NOT_LABELS, ids=str)
-@pytest.mark.parametrize("form", ["parquet", "hugging face", "npz", "python"])
+@pytest.mark.parametrize("form", ["parquet", WITH_EXTRA, "npz", "python"])
 def test_a_value_that_is_no_name_and_no_number_of_a_class_is_refused_with_its_row(tmp_path, images, form, values, row):
     arrays = {"images": np.zeros((len(values), 8, 8), np.uint8), "labels": np.array(values)}
     if form in ("npz", "python") and (arrays["labels"].dtype.kind not in "if" or arrays["labels"].ndim > 1):
@@ -366,13 +367,14 @@ def save_hugging_face(folder, values, names=None):
     return folder / "saved"
 
 
+@pytest.mark.slow
 def test_a_number_that_is_no_class_of_hugging_face_is_refused_with_its_row(tmp_path, images):
     """The package writes -1 for an image without a label."""
     with pytest.raises(ConfigError, match="row 2 of train has the label -1; remove the row, or give it one of the 3 classes"):
         splits(save_hugging_face(tmp_path, [0, 1, -1, 0], NAMES))
 
 
-@pytest.mark.slow  # .ci/run installs the extra only for these
+@pytest.mark.slow
 def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})
