@@ -172,6 +172,23 @@ def test_whole_floats_are_the_numbers_of_classes(tmp_path, images, form):
         assert items.labels.dtype.kind == "i"
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint64", "float16", "float32", "double", "decimal", "category", "bool"])
+def test_parquet_labels_of_every_type_of_numbers_are_equal(tmp_path, kind):
+    """As pyarrow converts them; booleans are the names of two classes."""
+    pyarrow = pytest.importorskip("pyarrow")
+    values = pyarrow.array([True, False, True] if kind == "bool" else [1, 0, 10])
+    if kind == "category":
+        values = values.cast("string").dictionary_encode()
+    elif kind != "bool":
+        values = pyarrow.array(np.array([1, 0, 10], np.float16)) if kind == "float16" else values
+        values = values.cast(pyarrow.decimal128(21, 1) if kind == "decimal" else kind)
+    for split in ("train", "val"):
+        write_parquet(tmp_path / f"{split}.parquet", values)
+    for items in splits(tmp_path).values():
+        found = (items.labels.tolist(), items.classes)
+        assert found == (([1, 0, 1], ["False", "True"]) if kind == "bool" else ([1, 0, 10], 11))
+
+
 NOT_LABELS = [
     ([0.0, np.nan, 1.0], 1),
     ([0.0, 1.5, 1.0], 1),

@@ -15,6 +15,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
 from jaxdp.data.datasets import with_classes
+from jaxdp.data.given import as_source
 from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
@@ -71,6 +72,7 @@ def test_labels_that_are_whole_numbers_and_booleans_are_accepted(dtype, shape):
     assert repr(opened.train.batch(np.arange(4))[1].tolist()) == "[0, 1, 1, 0]"
     with pytest.raises(ConfigError, match=r"^datasets: row 0 of training has the label 4294967295; .* from 0 to 999,999"):
         sources.open_datasets(GIVEN, [(images, np.full(4, 2**32 - 1, np.uint32))] * 2)
+    assert as_source((images, np.full(4, 999_999)), "training").classes == 1_000_000
     with pytest.raises(ConfigError, match=r"^datasets: row 1 of evaluation has the label -1; "):
         sources.open_datasets(GIVEN, [(images, labels), (images, np.array([0, -1, 1, 0]))])
 
