@@ -12,6 +12,7 @@ import jaxdp
 from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
 from jaxdp.data.class_weights import with_class_weights
+from jaxdp.data.datasets import with_classes
 from jaxdp.data.loader import ArraySource
 from jaxdp.errors import ConfigError
 from jaxdp.losses import binary_cross_entropy, label_weights, rank_of_label
@@ -133,6 +134,8 @@ def test_balanced_class_weights_are_those_of_sklearn(tiny):
     config = dataclasses.replace(tiny, optimizer=Optimizer(class_weights="balanced"))
     found = with_class_weights(config, ArraySource(np.zeros((32, 2, 2, 3)), labels)).optimizer.class_weights
     np.testing.assert_allclose(found, compute_class_weight("balanced", classes=np.arange(6), y=labels), rtol=1e-15)
+    two = with_class_weights(with_classes(config, 2), Labelled(labels > 4)).optimizer.class_weights
+    np.testing.assert_allclose(two, compute_class_weight("balanced", classes=np.arange(2), y=labels > 4), rtol=1e-15)
     with pytest.raises(ConfigError, match="no training image has the class 5"):
         with_class_weights(config, ArraySource(np.zeros((32, 2, 2, 3)), labels % 5))
     with pytest.raises(ConfigError, match=r"has its labels only with the images; give a number for each class, or datasets"):

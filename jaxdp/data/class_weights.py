@@ -24,7 +24,7 @@ def with_class_weights(config: Config, train: Any) -> Config:
         reason = f"data.source={config.data.source!r} has its labels only with the images"
         raise ConfigError(field, "balanced", reason=reason, hint=hint)
     labels, classes = np.asarray(labels), config.model.class_count
-    if labels.shape != (len(train),) or labels.dtype.kind not in "iu" or not np.all((labels >= 0) & (labels < classes)):
+    if labels.shape != (len(train),) or labels.dtype.kind not in "iub" or not np.all((labels >= 0) & (labels < classes)):
         found = f"{labels.dtype} of shape {labels.shape} for {len(train)} images"
         reason = f"the labels of the training set are {found}, not a class, 0 to {classes - 1}, for each"
         raise ConfigError(field, "balanced", reason=reason, hint=hint)

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
+from jaxdp.data.image_folder import same_names
 from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
@@ -268,8 +269,12 @@ def resized(config: Config, open_training: Callable[[Config], BatchSource]) -> d
 
 
 def stated_classes(source: ItemSource) -> int | None:
-    """The number of classes that a source states in its attribute `classes`, a number or a list of names, or `class_names`."""
-    classes: Any = getattr(source, "classes", None) or _class_names(source)
+    """The number of classes that a source states in its attribute `classes`, a number or a list of names, or `class_names`.
+
+    Raises ConfigError for names that differ only in their Unicode form.
+    """
+    names = _class_names(source)
+    classes: Any = getattr(source, "classes", None) or names
     return int(classes) if isinstance(classes, (int, np.integer)) else len(classes) if classes else None
 
 
@@ -307,9 +312,12 @@ def _label_warnings(train: ItemSource, evaluation: ItemSource) -> list[str]:
 
 def _class_names(source: ItemSource) -> tuple[str, ...]:
     names: Any = getattr(source, "class_names", None) or getattr(source, "classes", None)
-    if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
-        return tuple(names)
-    return ()
+    if not (isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)):
+        return ()
+    if same := same_names(names):
+        reason = f"two names {same[0]!r} differ only in their Unicode form, {same[0]!a} and {same[1]!a}"
+        raise ConfigError("class_names", reason=reason, hint="rename one, or merge the classes")
+    return tuple(names)
 
 
 def with_classes(config: Config, classes: int) -> Config:

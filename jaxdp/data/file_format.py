@@ -1,9 +1,12 @@
 """The interface of the formats that the data source `file` reads, and the labels in their rows."""
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +17,8 @@ from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
 
 COLUMNS = {"image": ("image", "img", "path", "file", "file_name", "filename"), "label": ("label", "class")}  # their usual names
-NUMBER = r"[+-]?[0-9]{1,9}"
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+LABEL_HINT = f"labels are names, or whole numbers from 0 to {MAX_CLASSES - 1:,}"
 
 
 class Format(Splits):
@@ -69,28 +73,28 @@ class Format(Splits):
         if not isinstance(items, ArrayItems):
             hint = "store uint8 pixels of shape [N, H, W, 3] or [N, H, W]"
             raise self.error(f"{split} images are {pair[0].dtype} of shape {pair[0].shape}", hint)
-        if len(items) and items.labels.min() < 0:
-            raise self.error(f"{split} has the label {items.labels.min()}", "labels count from 0")
         if names is not None and items.classes > len(names):
-            raise self.error(f"{split} has the label {items.classes - 1}", f"there are {len(names)} class names, from 0")
+            reason = f"row {items.labels.argmax()} of {split} has the label {items.classes - 1}"
+            raise self.error(reason, f"there are {len(names)} class names, from 0")
         items.classes = names or items.classes
         return items
 
 
 def numbered(
-    texts: Sequence[str],
+    values: Sequence[Any],
     classes: list[str] | None,
     *,
     row_name: Callable[[int], str],
     error: Callable[[str, str], ConfigError],
 ) -> tuple[np.ndarray, int | list[str]]:
-    """(labels [N] int32, their number or the names of the classes) of texts: whole numbers from 0, or names.
+    """(labels [N] int32, their number or the names of the classes) of values: whole numbers from 0, or names.
 
-    classes: names of the training split. row_name: index of a text -> how errors name it. Raises `error` (reason, hint) for an
-    empty text, a negative number, a name that is not in `classes`, and more than MAX_CLASSES different texts.
+    classes: names of the training split. row_name: index of a value -> how errors name it. Raises `error` (reason, hint) for a
+    missing value, for one that is no name and no whole number, a negative or too large number, a name that is not in `classes`,
+    and more than MAX_CLASSES different names.
     """
-    texts = list(map(normalized, texts))
-    used = set(texts)
+    texts = list(map(label_text, values))
+    used = {text for text in texts if text is not None}
     if len(used) > MAX_CLASSES:
         hint = "name the column of the labels with --data.label-column"
         raise error(f"the data set has more than {MAX_CLASSES:,} classes", hint)
@@ -98,13 +102,26 @@ def numbered(
         raise error(f"{row_name(texts.index(''))} has no label", "add it, or remove the row")
     found: int | list[str]
     if classes is None and all(re.fullmatch(NUMBER, text) for text in used):
-        labels = {text: int(text) for text in used}
-        found, hint = max(labels.values(), default=-1) + 1, "labels count from 0"
+        numbers = {text: float(text) for text in used}
+        labels = {text: int(n) for text, n in numbers.items() if 0 <= n < MAX_CLASSES and n.is_integer()}
+        found, hint = max(labels.values(), default=-1) + 1, LABEL_HINT
     else:
         found = class_order(list(used)) if classes is None else classes
         labels = {normalized(name): label for label, name in enumerate(found)}
         hint = "the training split lacks it: add images of it there, or remove the row"
     for row, text in enumerate(texts):
-        if labels.get(text, -1) < 0:
-            raise error(f"{row_name(row)} has the label {printable(text)!r}", hint)
-    return np.array([labels[text] for text in texts], np.int32), found
+        if text is None or text not in labels:
+            reason = f"{row_name(row)} has the label {printable(repr(values[row]), 80)}"
+            raise error(reason, LABEL_HINT if text is None else hint)
+    return np.array([labels[text] for text in texts if text is not None], np.int32), found
+
+
+def label_text(value: Any) -> str | None:
+    """A label as text, whole numbers without decimals; "" for a missing one, None for what is no name and no whole number."""
+    if isinstance(value, str):
+        return None if value.lower() == "nan" else normalized(value)  # what other programs write for a missing value
+    if isinstance(value, (int, np.integer, np.bool_)):
+        return str(value)
+    if isinstance(value, (float, np.floating, Decimal)) and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return "" if value is None else None

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.config import Config
+from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
 from jaxdp.data.loader import ItemSource
 from jaxdp.errors import ConfigError, first_line, place_in_user_code
@@ -16,7 +16,7 @@ GIVEN = "given"  # the name of the source
 class ArrayItems:
     """Images and labels of the caller, without a copy.
 
-    images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers or booleans [N].
+    images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers from 0, or booleans, [N].
     classes: the largest label plus one.
     """
 
@@ -83,7 +83,10 @@ def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
 
 
 def as_source(item: Any, name: str) -> ItemSource:
-    """A source of a pair of arrays (images, labels); any other object unchanged."""
+    """A source of a pair of arrays (images, labels); any other object unchanged.
+
+    Raises ConfigError for other shapes and types than `ArrayItems` has, and for labels that are not whole numbers from 0.
+    """
     if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
         return item
     images, labels = np.asarray(item[0]), np.asarray(item[1])
@@ -92,7 +95,11 @@ def as_source(item: Any, name: str) -> ItemSource:
         raise ConfigError("datasets", reason=f"{name} images are {images.dtype} of shape {images.shape}", hint=hint)
     if labels.shape == (len(images), 1):  # as Keras has them
         labels = labels[:, 0]
-    if labels.dtype.kind not in "iub" or labels.shape != images.shape[:1]:
-        hint = f"give integers of shape {images.shape[:1]}, one for each image"
+    if labels.dtype.kind not in "iubf" or labels.shape != images.shape[:1]:
+        hint = f"give whole numbers of shape {images.shape[:1]}, one for each image"
         raise ConfigError("datasets", reason=f"{name} labels are {labels.dtype} of shape {labels.shape}", hint=hint)
-    return ArrayItems(images, labels)
+    wrong = ~((labels >= 0) & (labels < MAX_CLASSES) & (labels == np.trunc(labels)))  # NaN, too
+    if wrong.any():
+        reason = f"row {(row := wrong.argmax())} of {name} has the label {labels[row]}"
+        raise ConfigError("datasets", reason=reason, hint=f"labels are whole numbers from 0 to {MAX_CLASSES - 1:,}")
+    return ArrayItems(images, labels.astype(np.int64) if labels.dtype.kind == "f" else labels)

@@ -56,9 +56,10 @@ class Examples:
             if names is not None and value is not None and not 0 <= value < len(names):
                 hint = f"remove the row, or give it one of the {len(names)} classes"
                 raise place.error(f"{self.name(row)} has the label {value}", hint)
-        texts = ["" if value is None else str(value if names is None else names[value]) for value in values]
+        if names is not None:
+            values = [None if value is None else names[value] for value in values]
         classes = names if classes is None else classes
-        self.labels, self.classes = numbered(texts, classes, row_name=self.name, error=place.error)
+        self.labels, self.classes = numbered(values, classes, row_name=self.name, error=place.error)
         self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
 
     def __len__(self) -> int:

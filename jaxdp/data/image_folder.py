@@ -120,12 +120,12 @@ def match_classes(
     """
     if not names:
         raise error(f"{split!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
-    by_class: dict[str, str] = {}
-    for name in names:
-        same = by_class.setdefault(normalized(name), name)
-        if same != name:
-            reason = f"{split!r} has two class folders {name!r} that differ only in their Unicode form, {same!a} and {name!a}"
-            raise error(reason, "merge them into one")
+    if same := same_names(names):
+        reason = (
+            f"{split!r} has two class folders {same[0]!r} that differ only in their Unicode form, {same[0]!a} and {same[1]!a}"
+        )
+        raise error(reason, "merge them into one")
+    by_class = {normalized(name): name for name in names}
     if classes is None:
         return class_order(names)
     expected = list(map(normalized, classes))
@@ -143,6 +143,13 @@ def match_classes(
 def normalized(name: str) -> str:
     """A class name in the Unicode form in which names are compared: macOS decomposes letters with accents, Linux does not."""
     return unicodedata.normalize("NFC", name)
+
+
+def same_names(names: Iterable[str]) -> tuple[str, str] | None:
+    """The first two class names that differ only in their Unicode form."""
+    first_of: dict[str, str] = {}
+    pairs = ((first_of.setdefault(normalized(name), name), name) for name in names)
+    return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
 
 def class_order(names: list[str]) -> list[str]:

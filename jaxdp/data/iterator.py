@@ -126,9 +126,6 @@ def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
     items = as_source(dataset, "training")
     if hasattr(items, "__len__") and not len(items):
         raise ConfigError("dataset", reason="it has no images")
-    labels = items.labels if isinstance(items, ArrayItems) else np.zeros(1)
-    if wrong := [label for label in (labels.min(), labels.max()) if not 0 <= label < MAX_CLASSES]:
-        raise ConfigError("dataset", reason=f"label {wrong[0]}: classes are numbered from 0", hint="map the labels")
     if isinstance(items, ArrayItems) and image_size is None:
         images = items.images.reshape(*items.images.shape[:3], -1)  # [N, H, W, 1 or 3]
         return ArraySource(np.broadcast_to(images, (*images.shape[:3], 3)), items.labels)

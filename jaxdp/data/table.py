@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,17 +28,17 @@ TEXT_TYPES = ("string", "large_string", "string_view")  # of Parquet
 CHECKED = 10_000  # rows of a split, evenly spaced, whose files must exist at the start; others are found when they are read
 ROWS_AT_A_TIME = 2**16
 
-Row = tuple[int, str, str, str]
+Row = tuple[int, str, Any, str]
 """(number in the file, path, label, split)"""
 
 
 @dataclass
 class Rows:
-    """Rows of a table. numbers: of their lines in the file; paths, labels: their texts."""
+    """Rows of a table. numbers: of their lines in the file; paths: texts; labels: see `numbered`."""
 
     numbers: array = field(default_factory=lambda: array("q"))
     paths: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
 
 
 class Table(Format):
@@ -72,7 +73,7 @@ class Table(Format):
             rows = splits[split if divided else ""]
             rows.numbers.append(number)
             rows.paths.append(path)
-            rows.labels.append(sys.intern(label))
+            rows.labels.append(sys.intern(label) if isinstance(label, str) else label)
             if number % ROWS_AT_A_TIME == 0:
                 progress.report()
         if not splits:
@@ -120,8 +121,8 @@ class Table(Format):
                 for batch in file.iter_batches(ROWS_AT_A_TIME, columns=names):
                     for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
                         number += 1
-                        path, label, *split = ("" if value is None else str(value).strip() for value in row)
-                        yield number, path, label, split[0] if split else ""
+                        path, *split = ("" if value is None else str(value).strip() for value in (row[0], *row[2:]))
+                        yield number, path, row[1].strip() if isinstance(row[1], str) else row[1], split[0] if split else ""
         except ConfigError:
             raise
         except Exception as error:  # OSError, ArrowInvalid, ..., by damage

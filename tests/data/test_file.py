@@ -2,8 +2,10 @@
 
 import csv
 import dataclasses
+import datetime
 import pickle
 import pickletools
+import re
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from jaxdp.config import Config, Data
 from jaxdp.data import sources
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.decode import decode
+from jaxdp.data.given import as_source
 from jaxdp.errors import ConfigError
 
 LABELS = [2, 0, 1, 0]
 NAMES = ["ape", "bee", "cat"]
+WITH_EXTRA = pytest.param("hugging face", marks=pytest.mark.slow)  # .ci/run installs the extra only for these
 
 
 def config_of(path, **data) -> Config:
@@ -111,7 +115,11 @@ GOOD = "images/0.png,ape\nimages/1.png,bee\n"
         (HEADER + "\n\nimages/0.png,\n", "row 4 has no label"),
         (HEADER + ",ape\n", "row 2 has no path"),
         (HEADER + 'images/0.png,"ape\n', "row 2: unexpected end of data"),
-        (HEADER + "images/0.png,-1\nimages/1.png,0\n", "row 2 has the label '-1'"),
+        (HEADER + "images/1.png,0\nimages/0.png,-1\n", "row 3 has the label '-1'; labels are names, or whole numbers from 0"),
+        (HEADER + "images/1.png,0\nimages/0.png,1000000\n", "row 3 has the label '1000000'; .* from 0 to 999,999"),
+        (HEADER + "images/1.png,0\nimages/0.png,1.5\n", "row 3 has the label '1.5'"),
+        (HEADER + "images/1.png,0\nimages/0.png,NaN\n", "row 3 has the label 'NaN'"),
+        (HEADER + "images/1.png,ape\nimages/0.png,nan\n", "row 3 has the label 'nan'; labels are names"),
         ((HEADER + "images/0.png,\xe9t\xe9\n").encode("latin-1"), "not UTF-8"),
     ],
 )
@@ -138,6 +146,100 @@ def test_a_repeated_row_is_warned_about_and_classes_must_be_those_of_training(tm
     (tmp_path / "train.csv").write_text(HEADER + "images/0.png,0\nimages/1.png,1\n")
     with pytest.raises(ConfigError, match=r"the labels of train are numbers, those of val names"):
         splits(tmp_path)
+
+
+def write_parquet(path, values):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    paths = [f"images/{n}.png" for n in range(len(values))]
+    parquet.write_table(pyarrow.table({"path": paths, "label": values}), path)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", WITH_EXTRA, "npz"])
+def test_whole_floats_are_the_numbers_of_classes(tmp_path, images, form):
+    """What pandas makes of integers after a missing value."""
+    values, place = np.array([10.0, 2.0, 0.0, 1.0]), tmp_path
+    for split in ("train", "val"):
+        if form == "csv":
+            write_table(tmp_path / f"{split}.csv", ["path", "label"], [(f"images/{n}.png", v) for n, v in enumerate(values)])
+        elif form == "parquet":
+            write_parquet(tmp_path / f"{split}.parquet", values)
+        elif form == "npz":
+            np.savez(tmp_path / f"{split}.npz", images=np.zeros((4, 8, 8), np.uint8), labels=values)
+    if form == "hugging face":
+        place = save_hugging_face(tmp_path, values.tolist())
+    for items in splits(place).values():
+        assert (labels(items), items.classes) == (values.tolist(), 11)
+        assert items.labels.dtype.kind == "i"
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint64", "float16", "float32", "double", "decimal", "category", "bool"])
+def test_parquet_labels_of_every_type_of_numbers_are_equal(tmp_path, kind):
+    """As pyarrow converts them; booleans are the names of two classes."""
+    pyarrow = pytest.importorskip("pyarrow")
+    values = pyarrow.array([True, False, True] if kind == "bool" else [1, 0, 10])
+    if kind == "category":
+        values = values.cast("string").dictionary_encode()
+    elif kind != "bool":
+        values = pyarrow.array(np.array([1, 0, 10], np.float16)) if kind == "float16" else values
+        values = values.cast(pyarrow.decimal128(21, 1) if kind == "decimal" else kind)
+    for split in ("train", "val"):
+        write_parquet(tmp_path / f"{split}.parquet", values)
+    for items in splits(tmp_path).values():
+        found = (items.labels.tolist(), items.classes)
+        assert found == (([1, 0, 1], ["False", "True"]) if kind == "bool" else ([1, 0, 10], 11))
+
+
+NOT_LABELS = [
+    ([0.0, np.nan, 1.0], 1),
+    ([0.0, 1.5, 1.0], 1),
+    ([0.0, np.inf, 1.0], 1),
+    ([0.0, -1.0, 1.0], 1),
+    ([0, 1, -1], 2),
+    ([0, 1, 10**6], 2),
+    (["0", "1", "10000000000"], 2),
+    (["ape", "nan", "bee"], 1),
+    ([[0, 1], [1, 0]], 0),
+    ([{"a": 0}, {"a": 1}], 0),
+    ([b"ape", b"bee"], 0),
+    ([datetime.date(2026, 1, 1)] * 2, 0),
+]
+
+
+@pytest.mark.parametrize(("values", "row"), NOT_LABELS, ids=str)
+@pytest.mark.parametrize("form", ["parquet", WITH_EXTRA, "npz", "python"])
+def test_a_value_that_is_no_name_and_no_number_of_a_class_is_refused_with_its_row(tmp_path, images, form, values, row):
+    arrays = {"images": np.zeros((len(values), 8, 8), np.uint8), "labels": np.array(values)}
+    if form in ("npz", "python") and (arrays["labels"].dtype.kind not in "if" or arrays["labels"].ndim > 1):
+        return  # the type and shape of the array are refused
+    place, shown = tmp_path, re.escape(repr(values[row]))
+    if form == "parquet":
+        write_parquet(tmp_path / "train.parquet", values)
+    elif form == "hugging face":
+        place = save_hugging_face(tmp_path, values)
+    elif form == "npz":
+        np.savez(tmp_path / "train.npz", **arrays)
+    with pytest.raises(
+        ConfigError, match=rf"row {row + (form == 'parquet')} (of train\w* )?has the label {shown}; labels are "
+    ):
+        as_source(tuple(arrays.values()), "training") if form == "python" else splits(place)
+
+
+def test_names_in_another_unicode_form_are_one_class_of_a_table_and_refused_as_given_names(tmp_path, images):
+    composed, decomposed = "caf\xe9", "cafe\u0301"
+    for split, forms in (("train", (composed, decomposed)), ("val", (decomposed, decomposed))):
+        rows = [(f"images/{n}.png", name) for n, name in enumerate((*forms, "ape"))]
+        write_table(tmp_path / f"{split}.csv", ["path", "label"], rows)
+    for items in splits(tmp_path).values():
+        assert (labels(items), items.classes) == ([1, 1, 0], ["ape", composed])
+    arrays = {"images": np.zeros((2, 8, 8), np.uint8), "labels": [0, 1], "class_names": [composed, decomposed]}
+    for split in ("train", "val"):
+        (tmp_path / "npz").mkdir(exist_ok=True)
+        np.savez(tmp_path / f"npz/{split}.npz", **arrays)
+    named = type("Named", (list,), {"class_names": [composed, decomposed]})([(arrays["images"][0], 0)])
+    given = Config(data=Data(source="given", image_size=32))
+    for use in (sources.open_datasets, sources.inspect, lambda _: sources.open_datasets(given, (named, named))):
+        with pytest.raises(ConfigError, match=r"differ only in their Unicode form, 'caf\\xe9' and 'cafe\\u0301'"):
+            use(config_of(tmp_path / "npz"))
 
 
 def test_a_parquet_file_that_is_damaged_or_holds_the_images_is_refused(tmp_path):
@@ -172,7 +274,11 @@ def test_npz_files_have_their_arrays(tmp_path, keys):
         ({"a": np.zeros(1)}, "no split 'train'"),
         ({"x_train": np.zeros((2, 8, 8)), "y_train": np.zeros(2, int)}, r"train images are float64 of shape \(2, 8, 8\)"),
         ({"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, None])}, "with pickled objects"),
-        ({"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, -1])}, "train has the label -1"),
+        ({"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, -1])}, "row 1 of train has the label -1"),
+        (
+            {"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, 3]), "class_names": NAMES},
+            "row 1 of train has the label 3; there are 3 class names, from 0",
+        ),
     ],
 )
 def test_unusable_arrays_are_refused(tmp_path, arrays, message):
@@ -267,7 +373,25 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
         splits(tmp_path / "binary")
 
 
-@pytest.mark.slow  # .ci/run installs the extra only for these
+def save_hugging_face(folder, values, names=None):
+    """A saved data set of the first images with these labels, in train and test. names: of a ClassLabel."""
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [str(folder / f"images/{n}.png") for n in range(len(values))], "label": values}
+    split = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    if names:
+        split = split.cast_column("label", datasets.ClassLabel(names=names))
+    datasets.DatasetDict(train=split, test=split).save_to_disk(str(folder / "saved"))
+    return folder / "saved"
+
+
+@pytest.mark.slow
+def test_a_number_that_is_no_class_of_hugging_face_is_refused_with_its_row(tmp_path, images):
+    """The package writes -1 for an image without a label."""
+    with pytest.raises(ConfigError, match="row 2 of train has the label -1; remove the row, or give it one of the 3 classes"):
+        splits(save_hugging_face(tmp_path, [0, 1, -1, 0], NAMES))
+
+
+@pytest.mark.slow
 def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})

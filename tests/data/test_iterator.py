@@ -93,8 +93,8 @@ def test_items_and_gray_arrays_become_images_of_one_size():
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state({"seed": 1, "examples": 30, "samples": 0}), "has seed=1"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state({"samples": 8}), "instance of dict without samples"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state(8), "state: an instance of int is no state of a loader"),
-        (lambda: jaxdp.data.Loader((IMAGES, LABELS - 1), 8), "dataset: label -1: classes are numbered from 0"),
-        (lambda: jaxdp.data.Loader((IMAGES, LABELS + 2**40), 8), r"dataset: label \d+: classes are numbered from 0"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS - 1), 8), "row 0 of training has the label -1; labels are whole numbers"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS + 2**40), 8), r"row 0 of training has the label \d+; labels are"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, seed=2**64), r"seed=\d+: must be a whole number"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, mesh=jax.make_mesh((8,), ("x",))), "mesh=.*must have the axes"),
         (

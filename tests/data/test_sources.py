@@ -15,6 +15,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
 from jaxdp.data.datasets import with_classes
+from jaxdp.data.given import as_source
 from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
@@ -62,15 +63,18 @@ def test_labels_that_do_not_count_from_0_are_warned_about():
     assert sources.open_datasets(GIVEN, [(images, np.array([0, 1, 2]))] * 2).warnings == ()
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("bool", (-1,)), ("uint8", (-1, 1)), ("int64", (-1,))])
-def test_labels_of_integer_and_boolean_types_are_accepted(dtype, shape):
+@pytest.mark.parametrize(("dtype", "shape"), [("bool", (-1,)), ("uint8", (-1, 1)), ("int64", (-1,)), ("float64", (-1,))])
+def test_labels_that_are_whole_numbers_and_booleans_are_accepted(dtype, shape):
     """Keras has uint8 of shape [N, 1]."""
     images, labels = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 1, 0], dtype).reshape(shape)
     opened = sources.open_datasets(GIVEN, [(images, labels)] * 2)
     assert (opened.class_count, opened.warnings) == (2, ())
-    assert opened.train.batch(np.arange(4))[1].tolist() == [0, 1, 1, 0]
-    with pytest.raises(ConfigError, match=r"^model.classes=4294967296: the data set has more than 1,000,000 classes"):
+    assert repr(opened.train.batch(np.arange(4))[1].tolist()) == "[0, 1, 1, 0]"
+    with pytest.raises(ConfigError, match=r"^datasets: row 0 of training has the label 4294967295; .* from 0 to 999,999"):
         sources.open_datasets(GIVEN, [(images, np.full(4, 2**32 - 1, np.uint32))] * 2)
+    assert as_source((images, np.full(4, 999_999)), "training").classes == 1_000_000
+    with pytest.raises(ConfigError, match=r"^datasets: row 1 of evaluation has the label -1; "):
+        sources.open_datasets(GIVEN, [(images, labels), (images, np.array([0, -1, 1, 0]))])
 
 
 def test_number_of_classes_that_no_source_states_is_required():
@@ -132,7 +136,7 @@ def test_arrays_give_the_images_of_a_list_of_their_items(tiny, channels):
     ("images", "labels", "message"),
     [
         (np.zeros((4, 8, 8, 3), np.float32), [0] * 4, "training images are float32 of shape (4, 8, 8, 3); give uint8 pixels"),
-        (np.zeros((4, 8, 8), np.uint8), [0] * 3, "training labels are int64 of shape (3,); give integers of shape (4,)"),
+        (np.zeros((4, 8, 8), np.uint8), [0] * 3, "training labels are int64 of shape (3,); give whole numbers of shape (4,)"),
     ],
 )
 def test_open_datasets_with_unusable_arrays_raises(images, labels, message):
