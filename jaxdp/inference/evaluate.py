@@ -15,7 +15,8 @@ from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
 from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError
-from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
+from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
+from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import class_names, run_config, trained_classes
 from jaxdp.training import evaluation
@@ -62,6 +63,8 @@ def evaluate_weights(
 ) -> tuple[dict[str, Any], str]:
     """Evaluate a safetensors file of ResNet weights on all held-out images, prepared as belongs to the weights.
 
+    Classes are those that the file names, or else those of the data in their order.
+
     config: from `jaxdp.inference.load_run.weights_config`, with changes, such as the directory of the images; None for that
     function's. datasets: as for `evaluate`.
 
@@ -73,7 +76,8 @@ def evaluate_weights(
         hint = "use --data.source imagenet2012, or folder with --data.directory"
         raise ConfigError("data.source", config.data.source, reason="weights come without images", hint=hint)
     loaded = load_weights(path, config)
-    data = open_datasets(loaded.config, datasets, may_lack_classes=True)
+    trained = preprocessing.classes_of(path, WEIGHTS)
+    data = open_datasets(loaded.config, datasets, may_lack_classes=True, trained=trained)
     return _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh), loaded.words
 
 
