@@ -316,12 +316,14 @@ class _Session:
         saved_batches = group.broadcast_object("saved batches", manifest and manifest.metadata.get("per_worker_batch"))
         signals.raise_if_stop_agreed()  # before JAX waits for all processes, without handling signals
         group.set_activity("load", detail="starting JAX and opening the data")
+        run = self._continued(path, origin)
         plan, devices, datasets = prepare(
             config,
             datasets=self.datasets,
             group=group,
             saved_batches=saved_batches,
-            adjust=self._adjustment(path, origin),
+            trained=run.classes,
+            adjust=self._adjustment(run),
             run=signals.run_in_thread,
         )
         fingerprint = signals.run_in_thread(data_fingerprint, config, datasets)
@@ -369,15 +371,18 @@ class _Session:
         self.signals.group.status.record_progress()
         return self.signals.stop_reason
 
-    def _adjustment(self, path: Path, origin: Manifest | None) -> Callable[[Config, int], Config]:
-        """What a run takes from the checkpoint that it continues, a function of (config, images). All processes call this."""
-        group, restarts = self.signals.group, self.schedule_from_now
-        found = continued.read_continued(path, origin, verified=restarts) if group.is_rank0 else None
-        run = continued.Continued(*group.broadcast_object("what the run continues", found))
+    def _continued(self, path: Path, origin: Manifest | None) -> continued.Continued:
+        """What the run continues. All processes call this."""
+        group, verified = self.signals.group, self.schedule_from_now
+        found = continued.read_continued(path, origin, verified=verified) if group.is_rank0 else None
+        return continued.Continued(*group.broadcast_object("what the run continues", found))
+
+    def _adjustment(self, run: continued.Continued) -> Callable[[Config, int], Config]:
+        """What a run takes from the checkpoint that it continues, a function of (config, images)."""
 
         def adjusted(config: Config, examples: int) -> Config:
             config = continued.with_ended_phases(config, run.ended)
-            return continued.with_new_schedule(config, examples, run=run) if restarts else config
+            return continued.with_new_schedule(config, examples, run=run) if self.schedule_from_now else config
 
         return adjusted
 

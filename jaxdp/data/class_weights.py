@@ -19,7 +19,7 @@ def with_class_weights(config: Config, train: Any) -> Config:
     if optimizer.class_weights != "balanced":
         return config
     field, hint = "optimizer.class_weights", "give a number for each class, or datasets with an attribute `labels`"
-    labels = getattr(train, "labels", getattr(getattr(train, "source", None), "labels", None))
+    labels = getattr(train, "labels", None)
     if labels is None:
         reason = f"data.source={config.data.source!r} has its labels only with the images"
         raise ConfigError(field, "balanced", reason=reason, hint=hint)

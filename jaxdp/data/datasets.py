@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
-from jaxdp.data.image_folder import same_names
+from jaxdp.data.class_names import matching_labels, names_of
 from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
@@ -67,11 +67,12 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
+    def open(self, config: Config, *, may_lack_classes: bool, trained: Sequence[str] | None) -> Datasets:
         """The data sets of a config.
 
         may_lack_classes: whether the data may have fewer classes than the model, as in an evaluation. The training images of
-        files are then not opened. Raises ConfigError for a data set that cannot be trained on.
+        files are then not opened. trained: the class names of the run whose labels these data get, () if its classes have
+        numbers; None for a new run. Raises ConfigError for a data set that cannot be trained on, or of other classes.
         """
 
     def splits(self, config: Config) -> Sequence[tuple[str, ItemSource]]:
@@ -168,7 +169,7 @@ class FileSource(Source):
     def split(self, config: Config, name: str) -> EncodedItems:
         return self.data_set(config).open(name)
 
-    def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
+    def open(self, config: Config, *, may_lack_classes: bool, trained: Sequence[str] | None) -> Datasets:
         if may_lack_classes:
             train = evaluation = self._evaluation_split(config)
         else:
@@ -176,7 +177,8 @@ class FileSource(Source):
         for items in (train, evaluation):
             if start := getattr(items, "start", None):  # looks for the files of a table
                 start()
-        return decode_items(config, train, evaluation, source=config.data.source, may_lack_classes=may_lack_classes)
+        source = config.data.source
+        return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, trained=trained)
 
     def _evaluation_split(self, config: Config) -> EncodedItems:
         """The evaluation split, without the training split, which need not exist."""
@@ -197,16 +199,24 @@ def decode_items(
     *,
     source: str,
     may_lack_classes: bool = False,
+    trained: Sequence[str] | None = None,
 ) -> Datasets:
-    """Data sets of two sets of single items. source: name of the data source. may_lack_classes: see `Source.open`.
+    """Data sets of two sets of single items. source: name of the data source. Other arguments are those of `Source.open`.
 
-    Raises ConfigError for an empty set, and for another number of classes than the model has.
+    If only one of the two sets names its classes, the names are those of both. Raises ConfigError for an empty set, another
+    number of classes than the model has, and a class that the training set, or the run's, does not have.
     """
     only_evaluates = may_lack_classes and train is evaluation
     for items, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(items) == 0:
             raise ConfigError("data.source", source, reason=f"the {kind} set is empty")
-    stated = max(stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
+    own = names_of(train) or names_of(evaluation)
+    trained = own if trained is None else tuple(trained)
+    relabel = {
+        kind: matching_labels(names_of(items) or own, trained, error=class_error(config, source, kind))
+        for items, kind in ((train, "training"), (evaluation, "evaluation"))[only_evaluates:]
+    }
+    stated = max(len(trained), stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
     if may_lack_classes and config.model.classes is not None and (stated or 0) <= config.model.classes:
         stated = None
     config = with_classes(config, model_classes(config, stated, source))
@@ -214,21 +224,23 @@ def decode_items(
 
     def open_training(config: Config) -> BatchSource:
         transform = training_transform(config)
-        return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training image")
+        return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training", relabel=relabel["training"])
 
     # An evaluation ignores bad images: a replacement would count twice.
     ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
     transform = evaluation_transform(config)
-    held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation image")
+    new_labels = relabel["evaluation"]
+    held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation", relabel=new_labels)
     both = (evaluation,) if train is evaluation else (train, evaluation)
-    warnings = [] if only_evaluates else _label_warnings(train, evaluation)
+    has_own_labels = not only_evaluates and relabel["training"] is None
+    warnings = _label_warnings(train, evaluation, new_labels) if has_own_labels else []
     warnings += [text for items in both for text in getattr(items, "warnings", ())]
     return Datasets(
         held_out if only_evaluates else open_training(config),
         held_out,
         *pixel_stats(config, source),
         class_count=config.model.class_count,
-        classes=_class_names(train),
+        classes=trained,
         warnings=tuple(warnings),
         resized={} if only_evaluates else resized(config, open_training),
     )
@@ -241,6 +253,7 @@ def _loaded(
     *,
     on_bad_image: OnBadImage,
     kind: str,
+    relabel: np.ndarray | None,
 ) -> DecodedImages | ArraySource:
     """`DecodedImages`, or all of its images in memory if they are small and few and their transform is not random."""
     transform, size = transform_and_size
@@ -252,7 +265,8 @@ def _loaded(
         classes=classes,
         threads=threads,
         on_bad_image=on_bad_image,
-        kind=kind,
+        kind=f"{kind} image",
+        relabel=relabel,
     )
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or config.data.crops_while_loading:
         return loader
@@ -271,9 +285,9 @@ def resized(config: Config, open_training: Callable[[Config], BatchSource]) -> d
 def stated_classes(source: ItemSource) -> int | None:
     """The number of classes that a source states in its attribute `classes`, a number or a list of names, or `class_names`.
 
-    Raises ConfigError for names that differ only in their Unicode form.
+    Raises ConfigError as `names_of`.
     """
-    names = _class_names(source)
+    names = names_of(source)
     classes: Any = getattr(source, "classes", None) or names
     return int(classes) if isinstance(classes, (int, np.integer)) else len(classes) if classes else None
 
@@ -297,9 +311,11 @@ def model_classes(config: Config, stated: int | None, source: str | None = None)
     return count
 
 
-def _label_warnings(train: ItemSource, evaluation: ItemSource) -> list[str]:
-    """What users should know about labels that are in memory."""
+def _label_warnings(train: ItemSource, evaluation: ItemSource, new_labels: np.ndarray | None) -> list[str]:
+    """What users should know about labels that are in memory. new_labels: of the evaluation set, see `matching_labels`."""
     labels, held_out = getattr(train, "labels", None), getattr(evaluation, "labels", None)
+    if isinstance(held_out, np.ndarray) and new_labels is not None:
+        held_out = new_labels[held_out[(held_out >= 0) & (held_out < len(new_labels))]]
     if not (isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iub"):
         return []
     missing = sorted({*range(min(stated_classes(train) or 0, 2**20))} - {*np.unique(labels).tolist()})
@@ -310,14 +326,11 @@ def _label_warnings(train: ItemSource, evaluation: ItemSource) -> list[str]:
     return warnings
 
 
-def _class_names(source: ItemSource) -> tuple[str, ...]:
-    names: Any = getattr(source, "class_names", None) or getattr(source, "classes", None)
-    if not (isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)):
-        return ()
-    if same := same_names(names):
-        reason = f"two names {same[0]!r} differ only in their Unicode form, {same[0]!a} and {same[1]!a}"
-        raise ConfigError("class_names", reason=reason, hint="rename one, or merge the classes")
-    return tuple(names)
+def class_error(config: Config, source: str, kind: str) -> Callable[[str, str], ConfigError]:
+    """(reason, hint) -> error about the classes of the "training" or "evaluation" set of a data source."""
+    directory = config.data.directory
+    where = ("data.source", source) if directory is None or SOURCES[source].from_python else ("data.directory", directory)
+    return lambda reason, hint: ConfigError(*where, reason=f"the {kind} set is of other classes: {reason}", hint=hint)
 
 
 def with_classes(config: Config, classes: int) -> Config:

@@ -4,6 +4,7 @@ digits.npz has the images, [N, 8, 8] uint8 from 0 to 16, and stratified splits (
 of `train_test_split` made. Importing scikit-learn takes longer than all else that a run does before it compiles.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
-from jaxdp.data.datasets import Datasets, Source, model_classes, pixel_stats, resized
+from jaxdp.data.class_names import matching_labels
+from jaxdp.data.datasets import Datasets, Source, class_error, model_classes, pixel_stats, resized
 from jaxdp.data.loader import ArraySource
 
 FILE = Path(__file__).with_name("digits.npz")
@@ -25,14 +27,18 @@ class Digits(Source):
         examples = {"train": IMAGES - TEST, "fit": IMAGES - TEST - VALIDATION}
         return examples[config.data.train_split], SOURCES[config.data.source].classes
 
-    def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
+    def open(self, config: Config, *, may_lack_classes: bool, trained: Sequence[str] | None) -> Datasets:
+        names = tuple(map(str, range(model_classes(config, SOURCES[config.data.source].classes))))
+        trained = names if trained is None else tuple(trained)
+        relabel = matching_labels(names, trained, error=class_error(config, "digits", "training"))
+
         def split(config: Config, name: str) -> ArraySource:
-            return ArraySource(*digits(config.data.stored_size or config.data.image_size)[name])
+            images, labels = digits(config.data.stored_size or config.data.image_size)[name]
+            return ArraySource(images, labels if relabel is None else relabel[labels])
 
         train, evaluation = split(config, config.data.train_split), split(config, config.data.eval_split or "test")
-        names = tuple(map(str, range(model_classes(config, SOURCES[config.data.source].classes))))
         other_sizes = resized(config, lambda config: split(config, config.data.train_split))
-        return Datasets(train, evaluation, *pixel_stats(config), class_count=len(names), classes=names, resized=other_sizes)
+        return Datasets(train, evaluation, *pixel_stats(config), class_count=len(names), classes=trained, resized=other_sizes)
 
 
 @cache

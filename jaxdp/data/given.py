@@ -41,8 +41,9 @@ class Given(Source):
         train, evaluation = self._pair(config)
         return len(train), max(stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
 
-    def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
-        return open_pair(config, self._pair(config), may_lack_classes=may_lack_classes, source=config.data.source)
+    def open(self, config: Config, *, may_lack_classes: bool, trained: Sequence[str] | None) -> Datasets:
+        source = config.data.source
+        return open_pair(config, self._pair(config), may_lack_classes=may_lack_classes, trained=trained, source=source)
 
     def splits(self, config: Config) -> Sequence[tuple[str, ItemSource]]:
         train, evaluation = self._pair(config)
@@ -63,10 +64,17 @@ class Given(Source):
             raise ConfigError("data.source", config.data.source, reason=reason, hint=hint) from error
 
 
-def open_pair(config: Config, pair: Sequence[Any], *, may_lack_classes: bool = False, source: str = GIVEN) -> Datasets:
+def open_pair(
+    config: Config,
+    pair: Sequence[Any],
+    *,
+    may_lack_classes: bool = False,
+    trained: Sequence[str] | None = None,
+    source: str = GIVEN,
+) -> Datasets:
     """Data sets of (training, evaluation) items from Python; see `Source.open`. source: name of their data source."""
     train, evaluation = check_pair(pair)
-    return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes)
+    return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, trained=trained)
 
 
 def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:

@@ -44,7 +44,8 @@ class DecodedImages:
 
     classes: labels must lie in 0 .. classes - 1. on_bad_image, for images that cannot be read: "stop" raises DataError, "skip"
     takes the next good image instead, "ignore" returns the label IGNORED. kind: names images of a source without `name`, such
-    as "training image". bad_images: name -> reason of those that could not be read.
+    as "training image". relabel: label of the source -> label in batches; None: the same. bad_images: name -> reason of those
+    that could not be read.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class DecodedImages:
         threads: int | None = None,
         on_bad_image: OnBadImage = "stop",
         kind: str = "image",
+        relabel: np.ndarray | None = None,
     ) -> None:
-        self.source, self.transform, self.size, self.classes = source, transform, size, classes
+        self.source, self.transform, self.size, self.relabel = source, transform, size, relabel
+        self.classes = classes if relabel is None else len(relabel)
         self.on_bad_image, self.kind = on_bad_image, kind
         self.threads = threads or default_threads()
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
@@ -69,6 +72,12 @@ class DecodedImages:
         # Of a source that fetches images over a network: tells it the coming order, and lets threads that wait for images fail.
         self.read_ahead: Callable[[Iterable[np.ndarray]], None] = getattr(source, "read_ahead", lambda order: None)
         self.stop_reading: Callable[[], None] = getattr(source, "stop_reading", lambda: None)
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The labels of all images, if the source has them in its attribute `labels`."""
+        labels = getattr(self.source, "labels", None)
+        return labels if labels is None or self.relabel is None else self.relabel[np.asarray(labels)]
 
     @property
     def storage_share(self) -> float:
@@ -157,7 +166,8 @@ class DecodedImages:
             image = bytes(image)
         if isinstance(image, Image.Image):
             image = rgb(image)
-        return image if isinstance(image, bytes) else _check_pixels(image), int(number.item())
+        new_label = number.item() if self.relabel is None else self.relabel[int(number.item())]
+        return image if isinstance(image, bytes) else _check_pixels(image), int(new_label)
 
     def _name(self, index: int) -> str:
         return self.source.name(index) if hasattr(self.source, "name") else f"{self.kind} {index}"

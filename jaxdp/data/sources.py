@@ -36,14 +36,20 @@ def inspect(config: Config) -> tuple[Config, int]:
     return with_classes(config, model_classes(config, classes)), examples
 
 
-def open_datasets(config: Config, pair: Sequence[ItemSource] | None = None, *, may_lack_classes: bool = False) -> Datasets:
+def open_datasets(
+    config: Config,
+    pair: Sequence[ItemSource] | None = None,
+    *,
+    may_lack_classes: bool = False,
+    trained: Sequence[str] | None = None,
+) -> Datasets:
     """The data sets of a config. pair: (training, evaluation) items from Python, which replace the config's source.
 
-    may_lack_classes, errors: as of `Source.open`.
+    Other arguments, errors: as of `Source.open`.
     """
     if pair is not None:
-        return given.open_pair(config, pair, may_lack_classes=may_lack_classes)
-    return source_of(config).open(config, may_lack_classes=may_lack_classes)
+        return given.open_pair(config, pair, may_lack_classes=may_lack_classes, trained=trained)
+    return source_of(config).open(config, may_lack_classes=may_lack_classes, trained=trained)
 
 
 def is_resident(datasets: Datasets, platform: str) -> bool:

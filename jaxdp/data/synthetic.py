@@ -1,9 +1,12 @@
 """Generated images, of any size and number."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxdp.config import Config
-from jaxdp.data.datasets import Datasets, Source, pixel_stats, resized
+from jaxdp.data.class_names import matching_labels
+from jaxdp.data.datasets import Datasets, Source, class_error, pixel_stats, resized
 
 CLASSES = 1000  # unless the model's number is given
 
@@ -14,8 +17,11 @@ class Synthetic(Source):
     def size(self, config: Config) -> tuple[int, int]:
         return config.data.train_examples, config.model.classes or CLASSES
 
-    def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
+    def open(self, config: Config, *, may_lack_classes: bool, trained: Sequence[str] | None) -> Datasets:
         _, classes = self.size(config)
+        error = class_error(config, "synthetic", "training")
+        if matching_labels((), trained or (), error=error) is not None:
+            raise error("its numbers stand in another order than in training", "use another data set")
 
         def generate(config: Config, split: int) -> SyntheticSource:
             data = config.data

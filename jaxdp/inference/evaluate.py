@@ -1,7 +1,7 @@
 """Evaluating a checkpoint on the held-out images."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from jaxdp import models
 from jaxdp.choices import LOSSES, SOURCES
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
-from jaxdp.data.image_folder import normalized
 from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError
-from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
+from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
+from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
-from jaxdp.setup.run_dir import CLASSES, class_names, read_run_text, run_config
+from jaxdp.setup.run_dir import class_names, run_config, trained_classes
 from jaxdp.training import evaluation
 from jaxdp.training.evaluation import Observer
 from jaxdp.validation import validate
@@ -52,8 +52,7 @@ def evaluate(
         raise ConfigError("data.source", source, reason=reason, hint=hint)
     state, config, manifest = load_run(workdir, checkpoint, config)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
-    data = open_datasets(config, datasets, may_lack_classes=True)
-    _check_class_order(workdir, config, data.classes)
+    data = open_datasets(config, datasets, may_lack_classes=True, trained=trained_classes(workdir))
     result = _evaluate_on(data, config, state.evaluated, mesh=mesh, observer=observer)
     return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": manifest.location}
 
@@ -63,6 +62,8 @@ def evaluate_weights(
     path: str | Path, config: Config | None = None, *, datasets: tuple[Any, Any] | None = None
 ) -> tuple[dict[str, Any], str]:
     """Evaluate a safetensors file of ResNet weights on all held-out images, prepared as belongs to the weights.
+
+    Classes are those that the file names, or else those of the data in their order.
 
     config: from `jaxdp.inference.load_run.weights_config`, with changes, such as the directory of the images; None for that
     function's. datasets: as for `evaluate`.
@@ -75,7 +76,8 @@ def evaluate_weights(
         hint = "use --data.source imagenet2012, or folder with --data.directory"
         raise ConfigError("data.source", config.data.source, reason="weights come without images", hint=hint)
     loaded = load_weights(path, config)
-    data = open_datasets(loaded.config, datasets, may_lack_classes=True)
+    trained = preprocessing.classes_of(path, WEIGHTS)
+    data = open_datasets(loaded.config, datasets, may_lack_classes=True, trained=trained)
     return _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh), loaded.words
 
 
@@ -114,17 +116,3 @@ def _evaluate_on(
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(len(data.evaluation), mesh)
     return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=observer)
-
-
-def _check_class_order(workdir: str | Path, config: Config, classes: Sequence[str]) -> None:
-    """Raise ConfigError if the data's classes differ from those the run was trained on, or come in another order."""
-    if not classes or read_run_text(workdir, CLASSES) is None:
-        return
-    for number, (trained, current) in enumerate(zip(class_names(workdir, config.model.class_count), classes, strict=False)):
-        if normalized(trained) != normalized(current):
-            raise ConfigError(
-                "data.directory",
-                config.data.directory,
-                reason=f"class {number} is {current!r}, but was {trained!r} in training (see {CLASSES})",
-                hint="use images of the same classes",
-            )

@@ -19,6 +19,7 @@ from jaxdp.inference.load_run import LoadedRun, load_run
 from jaxdp.inference.serving import served_model
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.torch_weights import to_torch
+from jaxdp.setup.run_dir import trained_classes
 from jaxdp.xla.jax_options import own_options
 
 SUFFIXES = dict.fromkeys(("jaxdp", "torchvision", "timm"), ".safetensors") | {"stablehlo": ".jaxexport", "onnx": ".onnx"}
@@ -46,8 +47,8 @@ def export(
 
     checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. format: "jaxdp"
     names tensors of a safetensors file by their tree paths, "torchvision" and "timm" use the names and layouts of those
-    libraries; the file's metadata contain the config as JSON, samples, epoch and accuracy. "stablehlo" and "onnx" are whole
-    models, see docs/weights.md. dtype: of the activations of "stablehlo".
+    libraries; the file's metadata contain the config and the class names as JSON, samples, epoch and accuracy. "stablehlo"
+    and "onnx" are whole models, see docs/weights.md. dtype: of the activations of "stablehlo".
 
     Returns {"output", "bytes", "checkpoint", "format", "warnings"}, with "tensors" (their number) for weights and "metadata"
     for models. Raises ConfigError if the run or the checkpoint cannot be used or exported in this format, or if the output file
@@ -66,7 +67,7 @@ def export(
         hint = "use stablehlo" if format == "onnx" else "use jaxdp"
         raise ConfigError("--format", format, reason=f"the run's model is {name!r}, not {RESNET!r}", hint=hint)
     if SUFFIXES[format] == ".safetensors":
-        result = _export_weights(loaded, output, format)
+        result = _export_weights(loaded, output, format, classes=trained_classes(workdir))
     else:
         served = served_model(workdir, loaded, format=format, dtype=dtype)
         data = to_stablehlo(served) if format == "stablehlo" else export_onnx.to_onnx(served)
@@ -75,8 +76,8 @@ def export(
     return {"output": str(output), "checkpoint": loaded.manifest.location, "format": format, **result}
 
 
-def _export_weights(loaded: LoadedRun, output: Path, format: str) -> dict[str, Any]:
-    """Write a safetensors file. Returns its part of the result of `export`."""
+def _export_weights(loaded: LoadedRun, output: Path, format: str, *, classes: list[str] | None) -> dict[str, Any]:
+    """Write a safetensors file. classes: see `trained_classes`. Returns its part of the result of `export`."""
     state, config, manifest = loaded
     tensors, warnings = weights.named_tensors(*jax.device_get(state.evaluated)), _pixel_warnings(config)
     metadata = {
@@ -87,6 +88,8 @@ def _export_weights(loaded: LoadedRun, output: Path, format: str) -> dict[str, A
         "epoch": f"{manifest.epoch:g}",
         "accuracy": str(manifest.accuracy),
     }
+    if classes is not None:
+        metadata[preprocessing.CLASSES] = json.dumps(classes)
     if format != "jaxdp":
         tensors = to_torch(tensors, manifest.metadata["progress"]["steps"])
         metadata["format"] = "pt"  # some readers expect this for PyTorch's layouts

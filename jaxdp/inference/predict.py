@@ -20,7 +20,8 @@ from jaxdp.data.decode import ImageError
 from jaxdp.data.loader import DecodedImages
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, read_regular
-from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
+from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
+from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
@@ -144,15 +145,16 @@ def predict_weights(
     """Predict the most likely classes of all images of a source with a safetensors file of ResNet weights.
 
     given: preprocessing that replaces what the file states. blur_pool: `model.blur_pool` of the network, for a file that does
-    not state it. Classes have numbers for names. Other arguments are those of `predict_source`. Returns (predictions, the
-    file's content and preprocessing in one line). Raises ConfigError if the file cannot be used or states another BlurPool, and
-    as `predict` does.
+    not state it. Classes have numbers for names, unless the file names them. Other arguments are those of `predict_source`.
+    Returns (predictions, the file's content and preprocessing in one line). Raises ConfigError if the file cannot be used or
+    states another BlurPool, and as `predict` does.
     """
     config = weights_config(path, given, blur_pool=blur_pool)
     if blur_pool not in ("none", config.model.blur_pool):
         reason = f"{str(path)!r} states BlurPool {config.model.blur_pool!r}"
         raise ConfigError("--model.blur-pool", blur_pool, reason=reason, hint="omit it")
-    names = [f"class {number}" for number in range(config.model.class_count)]
+    names = (preprocessing.classes_of(path, WEIGHTS) or [])[: config.model.class_count]
+    names += [f"class {number}" for number in range(len(names), config.model.class_count)]
     top = _checked_top(source, names, top)
     loaded = load_weights(path, config)
     about = {"checkpoint": str(path)}

@@ -1,6 +1,6 @@
-"""What a file of weights states besides tensors: the preparation of images, and BlurPool, which has no weights.
+"""What a file of weights states besides tensors: the preparation of images, class names, and BlurPool, which has no weights.
 
-jaxdp has metadata for both. timm stores `pretrained_cfg` as JSON in the metadata of a safetensors file, or in the `config.json`
+jaxdp has metadata for all. timm stores `pretrained_cfg` as JSON in the metadata of a safetensors file, or in the `config.json`
 beside it, as on the Hugging Face hub. Older files of that name hold its entries at the top.
 """
 
@@ -16,9 +16,10 @@ import numpy as np
 from jaxdp.config import BlurPool, Config, Data, Preprocessing
 from jaxdp.config_words import evaluation_words
 from jaxdp.errors import ConfigError, first_line
-from jaxdp.files import read_regular
+from jaxdp.files import expand_user, read_regular
 from jaxdp.validation import validate
 
+CLASSES = "classes"
 METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
 ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
 MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
@@ -48,6 +49,22 @@ def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
         reason = f"the preprocessing that it or {TIMM_FILE} beside it states cannot be used: {first_line(error)}"
         raise ConfigError(field, str(path), reason=reason, hint="correct or remove that statement") from None
     return Preprocessing()
+
+
+def classes_of(path: str | Path, field: str) -> list[str] | None:
+    """The class names that a readable safetensors file states, [] for numbers; None if it states none.
+
+    Raises ConfigError, naming `field`, for anything but a list of names.
+    """
+    text = metadata_of(read_regular(Path(expand_user(path, field)), MAX_FILE_BYTES)).get(CLASSES, "null")
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = text
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        reason = f"the metadata {CLASSES!r} is not a list of names"
+        raise ConfigError(field, str(path), reason=reason, hint="correct or remove it")
+    return names
 
 
 def metadata_of(data: bytes) -> dict[str, str]:

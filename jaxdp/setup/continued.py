@@ -13,7 +13,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.files import CHECKPOINTS
-from jaxdp.setup.run_dir import run_config
+from jaxdp.setup.run_dir import run_config, trained_classes
 from jaxdp.validation import changes, from_json, to_json, validate, with_fields
 
 FIELD = "schedule.from_epoch"
@@ -21,11 +21,12 @@ FIELD = "schedule.from_epoch"
 
 class Continued(NamedTuple):
     """What a run continues. samples: of the checkpoint, if any. saved: the config in its directory as JSON, if any. ended:
-    (global batch, end) of the batch phases that have ended before the checkpoint."""
+    (global batch, end) of the batch phases that have ended before the checkpoint. classes: see `trained_classes`."""
 
     samples: int | None
     saved: str | None
     ended: list[tuple[int, float]]
+    classes: list[str] | None
 
 
 def read_continued(workdir: Path, origin: Manifest | None, *, verified: bool) -> Continued:
@@ -37,10 +38,11 @@ def read_continued(workdir: Path, origin: Manifest | None, *, verified: bool) ->
     except ConfigError:  # there is no run, or `prepare_run_dir` reports the error
         saved = None
     if manifest is None:
-        return Continued(None, saved, [])
+        return Continued(None, saved, [], None)
     ends = [(phase.global_batch, phase.until_epoch) for phase in manifest.config.batch]
     ended = [(batch, end) for batch, end in ends if end is not None and end <= manifest.epoch]
-    return Continued(manifest.samples, saved, ended)
+    place = manifest.path.parent.parent if manifest.url is None else manifest.url.rsplit("/", 2)[0]
+    return Continued(manifest.samples, saved, ended, trained_classes(place))
 
 
 def with_ended_phases(config: Config, ended: list[tuple[int, float]]) -> Config:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,20 +34,21 @@ def prepare(
     datasets: tuple[Any, Any] | None = None,
     group: ProcessGroup | None = None,
     saved_batches: SavedBatches | None = None,
+    trained: Sequence[str] | None = None,
     adjust: Callable[[Config, int], Config] = lambda config, examples: config,
     run: Callable[..., Any] = lambda function, *arguments: function(*arguments),
 ) -> tuple[Plan, list[jax.Device], Datasets]:
     """Start JAX, open the data and make the plan. Raises ConfigError if the run cannot be planned.
 
     datasets: (training, evaluation) in place of the config's. saved_batches: per-worker batches that are kept if these devices
-    allow it. adjust: changes the config once the number of training images is known. run: calls the functions that may wait
-    long: for the other processes and for the data.
+    allow it. adjust: changes the config once the number of training images is known. trained: see
+    `jaxdp.data.datasets.Source.open`. run: calls the functions that may wait long: for the other processes and for the data.
     """
     group = group or runtime.current_group()
     start = partial(runtime.start, config.mesh, group, cache=True)
     devices = run(start) if group.num_processes > 1 else start()  # in a thread if it waits for others
     progress.listener = group.status.record_progress
-    opened = run(_data_errors(config)(open_datasets), config, datasets)
+    opened = run(_data_errors(config)(partial(open_datasets, trained=trained)), config, datasets)
     config = with_class_weights(with_classes(config, opened.class_count), opened.train)
     config = adjust(config, len(opened.train))
     sizes = {

@@ -239,11 +239,28 @@ def read_run_text(workdir: PathLike, name: str) -> str | None:
 
 
 def write_class_names(workdir: Path, names: Sequence[str]) -> None:
-    """Write the names of the classes; remove the file if the data have no names."""
-    if names:
-        write_atomically(workdir / CLASSES, json.dumps(list(names), indent=1, ensure_ascii=False) + "\n")
-    else:
-        (workdir / CLASSES).unlink(missing_ok=True)
+    """Write the names of the classes by label: an empty list if they have numbers."""
+    write_atomically(workdir / CLASSES, json.dumps(list(names), indent=1, ensure_ascii=False) + "\n")
+
+
+def trained_classes(workdir: PathLike) -> list[str] | None:
+    """The names with which `write_class_names` was called in a run; None if it has no such file.
+
+    Raises ConfigError if the file is damaged.
+    """
+    names: Any = None
+    try:
+        text = read_run_text(workdir, CLASSES)
+        if text is None:
+            return None
+        names = json.loads(text)
+    except (ConfigError, StorageError):  # of the URL
+        raise
+    except (ValueError, OSError):
+        pass
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _error(workdir, f"its {CLASSES} is not a list of names", "repair or delete that file")
+    return names
 
 
 def class_names(workdir: PathLike, count: int) -> list[str]:
@@ -251,16 +268,9 @@ def class_names(workdir: PathLike, count: int) -> list[str]:
 
     Raises ConfigError if the file with the names is damaged.
     """
-    names: Any = []
-    try:
-        text = read_run_text(workdir, CLASSES)
-        names = [] if text is None else json.loads(text)
-    except (ConfigError, StorageError):  # of the URL
-        raise
-    except (ValueError, OSError):
-        names = None
-    if not isinstance(names, list) or len(names) > count or not all(isinstance(name, str) for name in names):
-        raise _error(workdir, f"its {CLASSES} is not a list of at most {count} names", "repair or delete that file")
+    names = trained_classes(workdir) or []
+    if len(names) > count:
+        raise _error(workdir, f"its {CLASSES} has more than {count} names", "repair or delete that file")
     return names + [f"class {number}" for number in range(len(names), count)]
 
 

@@ -15,6 +15,11 @@ from jaxdp import ConfigError, evaluate, predict
 from jaxdp.config import Config, Data, Model
 from jaxdp.data.decode import decode
 from jaxdp.data.sources import open_datasets
+from jaxdp.inference.evaluate import evaluate_weights
+from jaxdp.inference.export import export
+from jaxdp.inference.load_run import weights_config
+from jaxdp.inference.predict import Images, predict_weights
+from jaxdp.validation import to_json
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +124,22 @@ def test_folders_named_by_numbers_have_these_labels_and_need_no_training_images(
     data = open_datasets(config, may_lack_classes=True).evaluation
     images, labels = data.batch(np.arange(12), np.arange(12))
     assert (images[:, 0, 0, 0] // 20).tolist() == labels.tolist() == list(range(12))
+
+
+def test_an_exported_file_keeps_the_names_of_its_classes(flowers, tmp_path):
+    """A table of two of the classes, which it numbers in another way than the run."""
+    path, files = tmp_path / "run.safetensors", [file for file in held_out_files(flowers) if file.parent.name != CLASSES[0]]
+    shutil.copytree(flowers / "run", tmp_path / "run")
+    (tmp_path / "run/config.json").write_text(to_json(config_for_any_mesh(flowers)))
+    export(tmp_path / "run", path)
+    rows = [f"{file},{file.parent.name}" for file in files]
+    (tmp_path / "val.csv").write_text("\n".join(["path,label", *rows]))
+    config = dataclasses.replace(weights_config(path), data=dataclasses.replace(weights_config(path).data, source="file"))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=str(tmp_path)))
+    metrics, _ = evaluate_weights(path, config)
+    predictions = predict(flowers / "run", files, top=1)
+    assert metrics["eval_accuracy"] == np.mean(
+        [names == [f.parent.name] for names, f in zip(predictions.names, files, strict=True)]
+    )
+    found, _ = predict_weights(path, Images(files), top=1)
+    assert found.predictions.names == predictions.names

@@ -68,13 +68,13 @@ def from_epoch(epoch: float, **fields) -> Config:
     ],
 )
 def test_new_schedule_begins_at_the_checkpoint_unless_the_same_one_has_begun(saved, begins):
-    run = Continued(samples=1000, saved=saved and to_json(saved), ended=[])
+    run = Continued(samples=1000, saved=saved and to_json(saved), ended=[], classes=None)
     assert with_new_schedule(Config(), 100, run=run) == from_epoch(begins)
 
 
 def test_new_schedule_needs_a_checkpoint_and_room():
     with pytest.raises(ConfigError, match=r"^--schedule-from-now=True: there is no checkpoint to continue from"):
-        with_new_schedule(Config(), 100, run=Continued(None, to_json(Config()), []))
-    assert with_new_schedule(Config(), 100, run=Continued(0, None, [])) == Config()
+        with_new_schedule(Config(), 100, run=Continued(None, to_json(Config()), [], None))
+    assert with_new_schedule(Config(), 100, run=Continued(0, None, [], None)) == Config()
     with pytest.raises(ConfigError, match=r"^schedule.warmup_epochs=5.0: must be less than the 5 epochs"):
-        with_new_schedule(Config(), 100, run=Continued(8500, None, []))
+        with_new_schedule(Config(), 100, run=Continued(8500, None, [], None))

@@ -155,7 +155,7 @@ def test_next_free_returns_the_first_directory_without_a_run(tmp_path):
 def test_class_names_without_a_file_are_numbers_and_a_damaged_file_raises(tmp_path):
     assert class_names(tmp_path, 3) == ["class 0", "class 1", "class 2"]
     (tmp_path / "classes.json").write_text('["a", "b", "c", "d"]')
-    with pytest.raises(ConfigError, match=r"its classes.json is not a list of at most 3 names"):
+    with pytest.raises(ConfigError, match=r"its classes.json has more than 3 names"):
         class_names(tmp_path, 3)
 
 
