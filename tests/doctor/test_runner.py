@@ -41,9 +41,11 @@ def test_doctor_checks_a_machine_although_the_number_of_classes_is_unknown(monke
 
 
 def test_doctor_reads_the_number_of_classes_from_the_data_as_plan_does(monkeypatch, tmp_path, capsys):
-    for name in ("train/a", "train/b", "train/c", "val/a"):
+    image = encode(noise(8, 8), "PNG")
+    for name in [f"{split}/{label}" for split in ("train", "val") for label in "abc"]:
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "0.png").write_bytes(encode(noise(8, 8), "PNG"))
+        for number in range(50):
+            (tmp_path / name / f"{number}.png").write_bytes(image)
     flags = ["--json", "--data.source", "folder", "--data.directory", str(tmp_path)]
     main.main(["plan", "--devices", "1", *flags])
     parts = json.loads(capsys.readouterr().out)["state_bytes"]
