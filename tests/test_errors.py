@@ -145,7 +145,7 @@ def test_plural(number, noun, spec, words):
 def test_not_imported_is_the_package_that_is_missing_or_whose_import_failed(code, package, tmp_path, monkeypatch):
     (tmp_path / "outer_h.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Exception, match="absent_a|division|Expecting value") as error:
+    with pytest.raises(Exception, match=r"absent_a|division|Expecting value") as error:
         importlib.import_module("outer_h")
     assert not_imported(error.value) == package
     assert not_imported(ZeroDivisionError()) is None

@@ -61,17 +61,6 @@ def test_events_of_a_long_file_are_its_last_whole_ones(tmp_path):
     assert events == [json.loads(line) for line in lines[-(MAX_READ // len(lines[0])) :]]
 
 
-import os
-
-import pytest
-
-from jaxdp.records import read_log, to_json
-
-
-def test_to_json_writes_numbers_that_are_not_finite_as_null():
-    assert to_json({"a": float("nan"), "b": float("inf"), "c": 1.5, "d": 3}) == '{"a": null, "b": null, "c": 1.5, "d": 3}'
-
-
 def test_sparse_log_that_claims_a_terabyte_is_refused_without_reading_it(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"samples": 1}\n')

@@ -73,7 +73,7 @@ def test_new_schedule_begins_at_the_checkpoint_unless_the_same_one_has_begun(sav
 
 
 def test_new_schedule_needs_a_checkpoint_and_room():
-    with pytest.raises(ConfigError, match="^--schedule-from-now=True: there is no checkpoint to continue from"):
+    with pytest.raises(ConfigError, match=r"^--schedule-from-now=True: there is no checkpoint to continue from"):
         with_new_schedule(Config(), 100, run=Continued(None, to_json(Config()), []))
     assert with_new_schedule(Config(), 100, run=Continued(0, None, [])) == Config()
     with pytest.raises(ConfigError, match=r"^schedule.warmup_epochs=5.0: must be less than the 5 epochs"):
