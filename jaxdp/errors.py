@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from functools import partial
+from typing import IO
 
 EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # EXIT_STOPPED: stopped by a signal; the same command resumes
 
@@ -26,8 +27,12 @@ class OneLine:
 
     exit_code = EXIT_FAILURE
 
+    def __str__(self) -> str:
+        """The message, safe to print: Python's tracebacks show it."""
+        return printable_lines(super().__str__())
+
     def _render_traceback_(self) -> list[str]:
-        return [printable_lines(f"{type(self).__name__}: {self}")]
+        return [f"{type(self).__name__}: {self}"]
 
 
 class _NoValue(enum.Enum):  # whose member stays the same when pickled
@@ -77,7 +82,7 @@ class StorageError(OneLine, OSError):
         self.permanent = permanent
 
     def __str__(self) -> str:
-        return f"{self.filename}: {self.strerror}"
+        return printable_lines(f"{self.filename}: {self.strerror}")
 
 
 class TrainingError(OneLine, RuntimeError):
@@ -144,7 +149,13 @@ def printable(text: object, limit: int = 200) -> str:
 
 def printable_lines(text: object) -> str:
     """`printable` for messages that quote untrusted text: keeps line breaks and does not truncate."""
-    return "\n".join(printable(line, sys.maxsize - 1) for line in str(text).split("\n"))
+    lines = str(text).split("\n")
+    return "\n".join(line if line.isprintable() else printable(line, sys.maxsize - 1) for line in lines)
+
+
+def print_safe(text: object, file: IO[str] | None = None) -> None:
+    """Print text of any origin as `printable_lines`, on stdout or another stream: what all of jaxdp prints with."""
+    print(printable_lines(text) + "\n", end="", file=file, flush=True)
 
 
 def not_imported(error: BaseException) -> str | None:

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast, get_args
 
-from jaxdp.errors import ConfigError, suggest
+from jaxdp.errors import ConfigError, print_safe, suggest
 from jaxdp.foreign_flags import COUNTERPARTS
 from jaxdp.registry import OneOf
 
@@ -55,15 +55,15 @@ def show(options: type, flags: "Flags", *, program: str, topic: str, everyday: S
         group = next((flag.group for name, flag in flags.named.items() if name.endswith(field)), topic)
         raise ConfigError(f"--help {topic}", reason="no such group of options", hint=suggest(group, [*flags.groups, ALL]))
     if flags.groups and not topic:
-        print(_overview(options, flags, program=program, everyday=everyday))
+        print_safe(_overview(options, flags, program=program, everyday=everyday))
     elif flags.groups and topic != ALL:
-        print(f"usage: {program} [OPTIONS]\n\n{_group(flags, topic)}")
+        print_safe(f"usage: {program} [OPTIONS]\n\n{_group(flags, topic)}")
     else:
         arguments = "".join(f" {flag.value_name}" for flag in flags.positional)
         groups = [_group(flags, name) for name in flags.groups] or [f"Options:\n{_full_rows(flags.named.values())}"]
         if flags.positional:
             groups = [f"Arguments:\n{_full_rows(flags.positional)}", *groups]
-        print("\n\n".join([f"usage: {program} [OPTIONS]{arguments}", description(options), *groups]))
+        print_safe("\n\n".join([f"usage: {program} [OPTIONS]{arguments}", description(options), *groups]))
     sys.exit()
 
 

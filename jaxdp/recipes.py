@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jaxdp.config
 from jaxdp.choices import AUGMENTATIONS, SOURCES
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError, first_line, suggest
+from jaxdp.errors import ConfigError, first_line, print_safe, suggest
 from jaxdp.files import check_local, expand_user, known_recipes, read_text
 from jaxdp.flags import flag_value, parse
 from jaxdp.relations import unusable_fields
@@ -70,7 +70,7 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
         recipe = adapt(config, flags)
         config = validate(apply_flags(recipe.config, flags))
         if recipe.note and _shows_notes.get() and is_rank0():
-            print(recipe.note, file=sys.stderr, flush=True)
+            print_safe(recipe.note, sys.stderr)
     return config
 
 

@@ -2,6 +2,9 @@
 
 import importlib
 import pickle
+import re
+import sys
+import traceback
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from jaxdp.errors import (
     one_of,
     place_in_user_code,
     plural,
+    print_safe,
     printable,
     printable_lines,
 )
@@ -77,6 +81,12 @@ def test_first_line_of_a_message_that_begins_with_an_empty_one_is_what_it_says()
     assert str(error.value).startswith("\n")
     assert first_line(error.value).startswith("Not equal to tolerance")
     assert first_line(ValueError("\n")) == "ValueError"
+
+
+def test_print_safe_escapes_all_but_line_breaks_on_both_streams(capsys):
+    print_safe("a\x1b[2J\nb\r")
+    print_safe("\u202ec", sys.stderr)
+    assert capsys.readouterr() == ("a\\x1b[2J\nb\\r\n", "\\u202ec\n")
 
 
 def test_printable_lines_keeps_line_breaks_and_the_whole_text():
@@ -158,4 +168,9 @@ def test_place_in_user_code_is_the_innermost_line_outside_the_libraries():
 def test_control_characters_of_an_error_are_escaped_in_its_first_line_and_in_a_notebook():
     text = "caf\u00e9 \x1b[2J\x07\u202e"
     assert first_line(ValueError(f"{text}\nsecond")) == "caf\u00e9 \\x1b[2J\\x07\\u202e"
+    escaped = "caf\u00e9 \\x1b[2J\\x07\\u202e"
+    for error in (ConfigError("a", reason=text), TrainingError(text), StorageError(text, f"s3://{text}")):
+        assert escaped in str(error)
+        assert str(error) == "".join(traceback.format_exception_only(error)).strip().partition(": ")[2]
+        assert not re.search("[\x1b\x07\u202e]", str(error))
     assert TrainingError(f"{text}\nb")._render_traceback_() == ["TrainingError: caf\u00e9 \\x1b[2J\\x07\\u202e\nb"]

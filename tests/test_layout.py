@@ -127,6 +127,18 @@ def test_no_module_imports_itself_through_others():
     TopologicalSorter({name: imports(path) for name, path in modules.items()}).prepare()  # raises CycleError with the circle
 
 
+def test_lines_are_printed_with_what_escapes_control_characters():
+    """Not with `print`, but for the lines of a sender, which another process reads and shows."""
+    raw = {
+        module_of(path)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, (ast.Name, ast.Attribute))
+        and ast.unparse(node) in ("print", "sys.stdout.write", "sys.stderr.write")
+    }
+    assert raw == {"jaxdp.errors", "jaxdp.trackers.sender", "jaxdp.cli.report"}  # the latter: a file of CSV on stdout
+
+
 def test_every_folder_says_what_belongs_there():
     for path in PACKAGE.rglob("*/__init__.py"):
         assert ast.get_docstring(ast.parse(path.read_text())), path

@@ -27,12 +27,14 @@ class RunFiles(Callback):
     """
 
     def on_start(self, run: Run) -> None:
+        kept = run.restored and run_dir.kept_records(run.restored, evaluates_again=run.progress.evaluates_now)
+        records, warnings = kept or ([], [])
         run_dir.mark_running(run.workdir, run.config)
         run_dir.write_class_names(run.workdir, run.datasets.classes)
-        source = run.workdir if run.restored is None else run.restored.path.parent.parent
-        samples, again = run.progress.samples, run.progress.evaluates_now
-        run.logged, warning = run_dir.truncate_log(source, run.workdir, samples=samples, evaluates_again=again)
-        if warning:
+        run_dir.write_log(run.workdir, records)
+        run.logged = [record for record in records if record["samples"] == run.progress.samples]
+        run.progress.records = max(run.progress.records, len(records))
+        for warning in warnings:
             run.info(warning)
         if run.restored is not None:
             run.info(f"{RESUMING}{run.restored.location}: epoch {run.epoch:.2f}, step {run.progress.steps}")

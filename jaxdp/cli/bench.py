@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jaxdp.cli.options import ConfigFields, Switch
 from jaxdp.config import Config
-from jaxdp.errors import EXIT_FAILURE, ConfigError, one_of
+from jaxdp.errors import EXIT_FAILURE, ConfigError, one_of, print_safe
 from jaxdp.files import check_output, write_output
 from jaxdp.flag_help import rows
 from jaxdp.flags import flag_value, parse
@@ -131,7 +131,7 @@ class LearningRate(Options):
 
 def run(arguments: list[str], program: str) -> None:
     if arguments and arguments[0] in ("-h", "--help"):
-        print(
+        print_safe(
             f"usage: {program} NAME [options]\n\nMeasure parts of a run on this machine.\n\n"
             f"benchmarks:\n{rows({name: text for name, (text, *_) in BENCHES.items()})}\n\n"
             f"`{program} NAME --help` lists its options.\n\nExamples:\n"
@@ -303,7 +303,7 @@ def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench:
     screen = Screen()
     try:
         if options.json:
-            print(json.dumps(record, indent=1))
+            print_safe(json.dumps(record, indent=1))
         for part in [] if options.json else bench.render(record):
             (screen.info if isinstance(part, str) else screen.table)(part)
             screen.info("")

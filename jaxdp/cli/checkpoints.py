@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from jaxdp.cli.options import Switch
-from jaxdp.errors import EXIT_FAILURE
+from jaxdp.errors import EXIT_FAILURE, print_safe
 from jaxdp.flags import parse
 
 
@@ -37,10 +37,10 @@ def run(arguments: list[str], program: str) -> None:
     if options.keep is not None:
         names = [{"last": "newest"}.get(name.strip(), name.strip()) for name in options.keep.split(",")]
         deleted = keep_checkpoints(options.workdir, names)
-        print(f"deleted: {', '.join(map(str, reversed(deleted))) or 'none'}", file=sys.stderr)
+        print_safe(f"deleted: {', '.join(map(str, reversed(deleted))) or 'none'}", sys.stderr)
     rows = list_checkpoints(options.workdir)
     if options.json:
-        print(json.dumps(rows, indent=2))
+        print_safe(json.dumps(rows, indent=2))
     else:
         from jaxdp.loggers.console import Screen
 

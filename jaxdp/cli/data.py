@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from jaxdp.errors import ConfigError, one_of
+from jaxdp.errors import ConfigError, one_of, print_safe
 from jaxdp.flags import Arg, parse
 
 
@@ -32,4 +32,4 @@ def run(arguments: list[str], program: str) -> None:
     options = parse(Prepare, arguments[arguments[0] == "prepare" :], f"{program} prepare")
     from jaxdp.data.tfds import prepare
 
-    print(prepare(options.name, options.directory, options.manual_directory))
+    print_safe(prepare(options.name, options.directory, options.manual_directory))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch, stdout_for_the_document
 from jaxdp.config import Config
-from jaxdp.errors import EXIT_FAILURE, ConfigError, StorageError
+from jaxdp.errors import EXIT_FAILURE, ConfigError, StorageError, print_safe
 from jaxdp.files import is_url
 from jaxdp.flags import parse
 from jaxdp.recipes import load_recipe
@@ -84,7 +84,7 @@ def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None
             builder.error(str(error), "see docs/data.md for the layout of a data set")
         results.append(builder.build())
     if as_json:
-        print(json.dumps(to_dict(results, config.name), indent=2))
+        print_safe(json.dumps(to_dict(results, config.name), indent=2))
     else:
         screen = Screen()
         screen.info(f"checks for the recipe {config.name}")
@@ -128,7 +128,7 @@ def _verify(config: Config, workdir: str | None, *, launch: Launch, as_json: boo
             record = verify.run(config, info, group=group, shared_dir=shared, thorough=thorough)
             if group.is_rank0:
                 text = json.dumps(record, indent=1, allow_nan=False) if as_json else verify.summarize(record)
-                print(text, file=document, flush=True)
+                print_safe(text, document)
             if record["stopped"]:
                 raise KeyboardInterrupt
     finally:

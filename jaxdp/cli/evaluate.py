@@ -5,6 +5,7 @@ import json
 
 from jaxdp.cli.options import CheckpointName, ConfigFields, Switch, weights_flag
 from jaxdp.config import Config
+from jaxdp.errors import print_safe
 from jaxdp.flag_help import asks_for_help
 from jaxdp.flags import flag_value, parse
 from jaxdp.recipes import register_from, reset_for_network
@@ -52,10 +53,10 @@ def run(arguments: list[str], program: str) -> None:
     else:
         result, source = evaluate_weights(options.weights, options.run)
     if options.json:
-        print(json.dumps(result, indent=2))
+        print_safe(json.dumps(result, indent=2))
         return
     top5 = f"top-5 {100 * result['eval_top5']:.2f} %, " if "eval_top5" in result else ""
-    print(
+    print_safe(
         f"accuracy {100 * result['eval_accuracy']:.2f} %  ({top5}"
         f"{result['eval_examples']} held-out images)  held-out loss {result['eval_loss']:.4f}  "
         f"{source}"

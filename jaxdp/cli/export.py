@@ -5,7 +5,7 @@ import json
 from typing import Any, Literal
 
 from jaxdp.cli.options import CheckpointName, Switch
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, print_safe
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
 
@@ -63,14 +63,14 @@ def run(arguments: list[str], program: str) -> None:
     if options.card is not None:
         result["card"] = str(write_card(workdir, options.card, checkpoint, exported=result or None, overwrite=overwrite))
     if options.json:
-        print(json.dumps(result, indent=2))
+        print_safe(json.dumps(result, indent=2))
         return
     if "output" in result:
         content = (
             f"{result['tensors']} tensors" if "tensors" in result else f"{result['metadata']['network']} ({options.format})"
         )
-        print(f"{result['output']}: {content}, {result['bytes']:,} bytes, from {result['checkpoint']}")
+        print_safe(f"{result['output']}: {content}, {result['bytes']:,} bytes, from {result['checkpoint']}")
         for warning in result["warnings"]:
-            print(warning)
+            print_safe(warning)
     if "card" in result:
-        print(f"card: {result['card']}")
+        print_safe(f"card: {result['card']}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from jaxdp.cli.options import Switch
 from jaxdp.config import BlurPool, Model, Preprocessing, Stem
-from jaxdp.errors import plural
+from jaxdp.errors import plural, print_safe
 from jaxdp.flags import Arg, parse
 
 
@@ -48,12 +48,14 @@ def run(arguments: list[str], program: str) -> None:
     expected = {name: getattr(options, name) for name in ("depth", "classes", "stem", "blur_pool")}
     result = import_file(options.file, options.output, expected=expected, given=options.data, overwrite=options.overwrite)
     if options.json:
-        print(json.dumps(result, indent=2))
+        print_safe(json.dumps(result, indent=2))
         return
     model = result["model"]
     summary = (
         f"{Model(**model).title}, {plural(model['classes'], 'class')}, {result['tensors']} tensors, {result['bytes']:,} bytes"
     )
-    print(", ".join([f"{result['output']}: {summary}", *result["notes"]]))
+    print_safe(", ".join([f"{result['output']}: {summary}", *result["notes"]]))
     stated = result["preprocessing"]
-    print(describe(Preprocessing(**stated)) if stated else "no preprocessing stated; --data.eval-resize and others state it")
+    print_safe(
+        describe(Preprocessing(**stated)) if stated else "no preprocessing stated; --data.eval-resize and others state it"
+    )

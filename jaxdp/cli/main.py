@@ -12,7 +12,7 @@ from typing import Any
 from jaxdp import cli
 from jaxdp.distributed import memory
 from jaxdp.distributed.stop_signals import exits_when_signaled
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, OneLine, first_line, not_imported, one_of, printable, printable_lines
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, OneLine, first_line, not_imported, one_of, print_safe, printable
 from jaxdp.files import check_no_password, expand_user, is_url
 from jaxdp.flag_help import rows
 
@@ -50,7 +50,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
 
 def _main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help") or arguments == ["help"]:
-        print(_help(), flush=True)
+        print_safe(_help())
         sys.exit(0 if arguments else EXIT_CONFIG)
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
@@ -95,7 +95,7 @@ def _errors_in_one_line() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # report an error of writing like any other
     except KeyboardInterrupt:
-        print("jaxdp: interrupted", file=sys.stderr, flush=True)
+        print_safe("jaxdp: interrupted", sys.stderr)
         _flush()
         os._exit(EXIT_FAILURE)  # without waiting for compilations in threads
     except Exception as error:
@@ -104,7 +104,7 @@ def _errors_in_one_line() -> Iterator[None]:
             signal.raise_signal(signal.SIGPIPE)
         if (line := _line_of(error)) is None:
             raise
-        print(f"jaxdp: {printable_lines(line)}", file=sys.stderr, flush=True)
+        print_safe(f"jaxdp: {line}", sys.stderr)
         _leave(error.exit_code if isinstance(error, OneLine) else EXIT_FAILURE)
 
 
@@ -165,7 +165,7 @@ def _flush() -> None:
 def _version() -> None:
     from jaxdp import __version__
 
-    print(f"jaxdp {__version__}", flush=True)
+    print_safe(f"jaxdp {__version__}")
 
 
 def _help() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxdp.cli.options import EVERYDAY, ConfigFields, Switch
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError, plural
+from jaxdp.errors import ConfigError, plural, print_safe
 from jaxdp.flags import parse
 from jaxdp.planning import Plan as RunPlan
 from jaxdp.planning import small_worker_warning
@@ -102,7 +102,7 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
             document[name], section_parts = result
             parts += section_parts
     if options.json:
-        print(json.dumps(document, indent=2))
+        print_safe(json.dumps(document, indent=2))
         return
     from jaxdp.loggers.console import Screen
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from jaxdp.cli.options import CheckpointName, Switch, weights_flag
 from jaxdp.config import GivenNetwork, Preprocessing
-from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable_lines
+from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, print_safe, printable
 from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
 
@@ -81,7 +81,7 @@ def run(arguments: list[str], program: str) -> None:
         write_output(table, _as_csv(results).encode("utf-8", "surrogateescape"))
     if options.json:
         rows = [{"image": file, "top": classes} for file, classes in results]
-        print(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": skipped}, indent=2))
+        print_safe(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": skipped}, indent=2))
     else:
         if table is None:
             _print(results)
@@ -96,7 +96,7 @@ def run(arguments: list[str], program: str) -> None:
 
 
 def _log(text: str) -> None:
-    print(printable_lines(text), file=sys.stderr, flush=True)
+    print_safe(text, sys.stderr)
 
 
 def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
@@ -104,7 +104,7 @@ def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     for file, classes in results:
         shares = [f"{entry['name']} {100 * entry['probability']:.2f} %" for entry in classes]
-        print(printable(f"{file}: {', '.join(shares)}", LONGEST_PATH))
+        print_safe(printable(f"{file}: {', '.join(shares)}", LONGEST_PATH))
     sys.stdout.flush()
 
 

@@ -6,7 +6,7 @@ import sys
 from typing import Annotated
 
 from jaxdp.cli.options import CheckpointName, Switch
-from jaxdp.errors import ConfigError, printable
+from jaxdp.errors import ConfigError, print_safe, printable
 from jaxdp.files import check_output, write_output
 from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
@@ -61,19 +61,19 @@ def run(arguments: list[str], program: str) -> None:
         raise ConfigError("--csv", STDOUT, reason="not possible with --json, which writes to stdout too", hint="give a file")
     file = None if options.csv in (None, STDOUT) else check_output(options.csv, options.overwrite, "--csv")
     runs = read_all(options.workdir)
-    summaries = [{"workdir": run.workdir} | summarize(run.config, run.records, run.damaged) for run in runs]
+    summaries = [{"workdir": run.workdir} | summarize(run.config, run.records, run.damaged, lost=run.lost) for run in runs]
     if options.json:
         metrics = [{"metrics": [without_nan(record) for record in run.records]} for run in runs]
         document = [summary | more for summary, more in zip(summaries, metrics, strict=True)]
-        print(json.dumps(document, indent=2), flush=True)
+        print_safe(json.dumps(document, indent=2))
     else:
         lines = [as_text(summary | {"name": printable(summary["workdir"], 4096)}) for summary in summaries]
-        print("\n".join(lines), file=sys.stderr if options.csv == STDOUT else sys.stdout, flush=True)
+        print_safe("\n".join(lines), sys.stderr if options.csv == STDOUT else sys.stdout)
     if options.csv is not None:
         table = metrics_csv({run.label: run.records for run in runs})
         data = table.encode("utf-8", "backslashreplace")  # a name that a callback has logged may not be Unicode
         if file is None:
-            print(data.decode(), end="", flush=True)
+            sys.stdout.write(data.decode())
         else:
             write_output(file, data)
     if options.html:
@@ -83,4 +83,4 @@ def run(arguments: list[str], program: str) -> None:
         page = write_page(
             runs, options.output, evaluate=options.evaluate, checkpoint=options.checkpoint, info=Screen(sys.stderr).info
         )
-        print(f"page: {printable(page, 4096)}", file=sys.stderr if options.json or options.csv == STDOUT else sys.stdout)
+        print_safe(f"page: {printable(page, 4096)}", sys.stderr if options.json or options.csv == STDOUT else sys.stdout)

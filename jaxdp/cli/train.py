@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from jaxdp.cli import STARTED
-from jaxdp.errors import EXIT_STOPPED, printable_lines
+from jaxdp.errors import EXIT_STOPPED, print_safe
 
 if TYPE_CHECKING:
     from jaxdp.distributed.preemption import SignalHandler
@@ -32,7 +32,7 @@ def run(arguments: list[str], program: str) -> None:
             if group.is_rank0:
                 message = stopped if isinstance(stopped, Stopped) else stopped_before_training(signals.stop_reason)
                 with contextlib.suppress(OSError):  # its reader may be gone, as with Ctrl-C of `jaxdp train 2>&1 | tee log`
-                    print(f"jaxdp: {printable_lines(message)}", file=sys.stderr, flush=True)
+                    print_safe(f"jaxdp: {message}", sys.stderr)
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
             group.close()
@@ -95,7 +95,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     group = runtime.current_group()
     if options.json and group.is_rank0:
         try:
-            print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)
+            print_safe(to_json(dataclasses.asdict(result), indent=2), document)
         except OSError:
             group.close()  # the run has ended well: the other processes exit with 0
             raise

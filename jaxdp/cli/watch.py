@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from jaxdp.cli.options import Switch
-from jaxdp.errors import printable
+from jaxdp.errors import print_safe, printable
 from jaxdp.files import check_local, is_run
 from jaxdp.flags import Arg, parse
 from jaxdp.recipes import register_from
@@ -85,8 +85,8 @@ def _serve(stop: _Stop, workdirs: Sequence[str], *, host: str | None, port: int 
     with server:
         for workdir in workdirs:
             if not is_run(workdir):
-                print(f"{printable(workdir)} holds no run yet; the page will show it")
-        print(f"watching at {url} (Ctrl-C ends)", flush=True)
+                print_safe(f"{printable(workdir)} holds no run yet; the page will show it")
+        print_safe(f"watching at {url} (Ctrl-C ends)")
         if open_browser:
             import webbrowser
 

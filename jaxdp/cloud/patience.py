@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from jaxdp.cloud.location import Location, open_location
-from jaxdp.errors import StorageError
+from jaxdp.errors import StorageError, print_safe
 
 START_SECONDS = 20.0  # how long failing requests are repeated before a run begins, and by commands
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between two attempts, at random from half of it
@@ -77,7 +77,7 @@ def open_patiently(
     url: str,
     field: str,
     *,
-    notice: Callable[[str], Any] = lambda line: print(line, file=sys.stderr, flush=True),
+    notice: Callable[[str], Any] = lambda line: print_safe(line, sys.stderr),
     while_waiting: Callable[[], Any] = lambda: None,
 ) -> Location:
     """`open_location`, with requests that are repeated while they fail. notice, while_waiting: see `Patience`."""

@@ -27,7 +27,7 @@ from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, s
 from jaxdp.cloud.patience import open_patiently
 from jaxdp.config import Stop
 from jaxdp.distributed import status
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, print_safe
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT
 
 REJECTED = "rejected"  # object in a checkpoint that must not be used: it is corrupt, or may contain a wrong gradient
@@ -69,7 +69,7 @@ class RemoteRun:
         lease = newest_lease(self.location)
         if lease is None or lease.released:
             return lease, "free"
-        print(waiting_notice(self.location.url, lease), file=sys.stderr, flush=True)
+        print_safe(waiting_notice(self.location.url, lease), sys.stderr)
         try:
             lease = wait_until_free(self.location, lease)
         except LeaseHeld as error:
@@ -249,7 +249,7 @@ def download_checkpoint(
         else:
             if errors:
                 message = f"jaxdp: using {manifest.location} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
-                print(message, file=sys.stderr, flush=True)
+                print_safe(message, sys.stderr)
             return manifest
     if is_one:
         available = ", ".join(str(name.samples) for name in manifests) or "none"

@@ -17,7 +17,7 @@ from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.cloud.patience import START_SECONDS, Patience
 from jaxdp.cloud.read_ahead import BYTES, ITEMS, Daemons
 from jaxdp.config import Storage
-from jaxdp.errors import ConfigError, StorageError
+from jaxdp.errors import ConfigError, StorageError, print_safe
 from jaxdp.files import allow_open_files
 
 RUN_SECONDS = 3600.0  # how long failing requests are repeated once data are open
@@ -47,7 +47,7 @@ class Source:
 
     def notice(self, text: str) -> None:
         """Show a line while a run goes on."""
-        print(text, file=sys.stderr, flush=True)
+        print_safe(text, sys.stderr)
 
     def url_of(self, name: str) -> str:
         return join_url(self.location.url, name) if name else self.location.url

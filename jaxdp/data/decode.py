@@ -42,7 +42,7 @@ FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BI
 OPENCV_FILTERS = {"unfiltered": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
 RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before a file is read again
 # What is wrong with a path; every other error of a file system may pass, and says nothing about the image.
-LASTING = {getattr(errno, name) for name in ("ENOENT", "ENOTDIR", "EACCES", "EPERM", "ELOOP", "ENAMETOOLONG", "EFBIG")}
+LASTING = {getattr(errno, name) for name in ["ENOENT", "ENOTDIR", "EACCES", "EPERM", "ELOOP", "ENAMETOOLONG", "EFBIG"]}
 AUGMENTATION_STREAM = 2**63  # separates these Philox keys from those that shuffle the epochs
 
 # Pillow's warnings would be printed among the output of a run: of a size, which _check_size limits, and of odd metadata.

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import IO, TextIO
 
 from jaxdp.distributed.stop_signals import StopSignals, handled_by
-from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError
+from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError, print_safe
 from jaxdp.files import discard_output
 
 SIGNAL_EXIT_CODE = 128  # plus the number of the signal
@@ -169,7 +169,7 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
 
 
 def _print(text: str) -> None:
-    print(f"jaxdp launch: {text}", file=sys.stderr, flush=True)
+    print_safe(f"jaxdp launch: {text}", sys.stderr)
 
 
 def reserved_port() -> int:
@@ -266,7 +266,7 @@ def _exit_code(ended: Sequence[Process], signals: Sequence[int], started: float)
     first = ended[blamed[reporter]]
     _print(f"rank {first.rank} {_describe_exit(first)}, after {(first.ended or started) - started:.0f} s. Its last lines:")
     for line in first.last_lines:
-        print(f"[{first.rank}] {line}", file=sys.stderr)
+        print_safe(f"[{first.rank}] {line}", sys.stderr)
     sys.stderr.flush()
     code = reporter.process.returncode
     return SIGNAL_EXIT_CODE - code if code < 0 else code

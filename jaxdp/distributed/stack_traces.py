@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from jaxdp.errors import printable, printable_lines
+from jaxdp.errors import print_safe, printable
 
 MAX_FRAMES, MAX_THREADS = 12, 5  # innermost frames of a stack; threads of a process beside the main thread
 MAIN, NATIVE = "main thread", "native thread"
@@ -202,7 +202,7 @@ def print_lines(lines: Sequence[str]) -> None:
 
     The report is lost if the system allows no further thread: the caller, which watches the run, must go on.
     """
-    text = "jaxdp: " + printable_lines("\n".join(lines)) + "\n"
-    thread = threading.Thread(target=lambda: print(text, end="", file=sys.stderr, flush=True), name="print-stacks", daemon=True)
+    text = "jaxdp: " + "\n".join(lines)
+    thread = threading.Thread(target=lambda: print_safe(text, sys.stderr), name="print-stacks", daemon=True)
     with contextlib.suppress(RuntimeError):
         thread.start()

@@ -25,7 +25,7 @@ from jaxdp.distributed.launchers import Cluster, host_identity
 from jaxdp.distributed.status import Board, Directory, Failure, Record, Verdict, read_record
 from jaxdp.distributed.stragglers import StepTimes
 from jaxdp.distributed.verdict import Judge, Limits, Records
-from jaxdp.errors import EXIT_FAILURE, first_line, printable
+from jaxdp.errors import EXIT_FAILURE, first_line, print_safe, printable
 
 if TYPE_CHECKING:  # the command line starts to watch before it imports the config
     from jaxdp.config import Guard
@@ -187,10 +187,10 @@ class Supervisor:
             sys.stdout.flush()
         with contextlib.suppress(Exception):
             if is_own and code == EXIT_FAILURE:
-                print("jaxdp: ending the run. Stack traces of all threads:", file=sys.stderr, flush=True)
+                print_safe("jaxdp: ending the run. Stack traces of all threads:", sys.stderr)
                 faulthandler.dump_traceback(file=STDERR, all_threads=True)
             hint = f"; {self.resume_hint}" if self.resume_hint else ""
-            print(f"jaxdp: {printable(found, MOST_CHARS)}{hint}", file=sys.stderr, flush=True)
+            print_safe(f"jaxdp: {printable(found, MOST_CHARS)}{hint}", sys.stderr)
         with contextlib.suppress(Exception):
             if self.follower is not None:
                 self.follower.write_last()

@@ -11,7 +11,7 @@ from jaxdp.config import Config, Mesh
 from jaxdp.distributed import runtime
 from jaxdp.doctor.check_result import ResultBuilder, output_of
 from jaxdp.doctor.machine import format_bytes
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, first_line, print_safe
 from jaxdp.validation import from_json, to_json
 
 TIMEOUT_SECONDS = 100.0
@@ -56,4 +56,4 @@ def start_devices(mesh: Mesh) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(start_devices(from_json(sys.stdin.read()).mesh)))
+    print_safe(json.dumps(start_devices(from_json(sys.stdin.read()).mesh)))

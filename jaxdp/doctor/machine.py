@@ -21,15 +21,14 @@ OPEN_FILES = 2048  # ImageNet has 1,024 files; the rest is a margin
 SHARED_MEMORY_BYTES = GIB  # for NCCL's buffers between processes of one host
 SHARED_MEMORY = Path("/dev/shm")
 SLOW_REQUEST_SECONDS = 1.0
-UNKNOWN = "the size of a checkpoint is unknown, as `jaxdp plan` explains"
 
 
 def format_bytes(count: float) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / MB:,.0f} MB"
 
 
-def check_memory(result: ResultBuilder, state_bytes: int | None) -> None:
-    """Free memory, within the cgroup's limit, holds a copy of the state. state_bytes: None if unknown."""
+def check_memory(result: ResultBuilder, state_bytes: int | str) -> None:
+    """Free memory, within the cgroup's limit, holds a copy of the state. state_bytes: why, if it is unknown."""
     fields = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     memory = {name: 1024 * int(rest.split()[0]) for name, rest in fields}
     free, total, source = memory["MemAvailable"], memory["MemTotal"], ""
@@ -38,8 +37,8 @@ def check_memory(result: ResultBuilder, state_bytes: int | None) -> None:
         if limit < total:
             free, total, source = min(free, limit - used), limit, " (cgroup limit)"
     message = f"{format_bytes(free)} free of {format_bytes(total)}{source}"
-    if state_bytes is None:
-        return result.ok(f"{message}; {UNKNOWN}")
+    if isinstance(state_bytes, str):
+        return result.ok(f"{message}; {state_bytes}")
     message += f"; a copy of the state takes {format_bytes(state_bytes)}"
     result.add(ERROR if state_bytes > free else OK, message, "free memory")
 
@@ -61,7 +60,7 @@ def _free_space(path: Path) -> tuple[int, Path]:
     return shutil.disk_usage(existing).free, existing
 
 
-def check_disk(result: ResultBuilder, config: Config, *, workdir: Path, state_bytes: int | None) -> None:
+def check_disk(result: ResultBuilder, config: Config, *, workdir: Path, state_bytes: int | str) -> None:
     """The disk of `workdir` holds the recipe's checkpoints; those of temporary files and compiled programs have free space."""
     free, existing = _free_space(workdir)
     message = f"{format_bytes(free)} free for {workdir}"
@@ -69,8 +68,8 @@ def check_disk(result: ResultBuilder, config: Config, *, workdir: Path, state_by
         result.error(f"{workdir}: {reason}", "give another --workdir")
     elif not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         result.error(f"{existing} is not writable", "give another --workdir, or make it writable")
-    elif state_bytes is None:
-        result.ok(f"{message}; {UNKNOWN}")
+    elif isinstance(state_bytes, str):
+        result.ok(f"{message}; {state_bytes}")
     else:
         count = config.checkpoint.keep + 2  # the best one, and the one being written
         message += f"; {plural(count, 'checkpoint')}: {format_bytes(count * state_bytes)}"

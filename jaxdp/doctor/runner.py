@@ -10,9 +10,10 @@ from rich.text import Text
 from jaxdp import __version__, sizes
 from jaxdp.bench.environment import PACKAGES
 from jaxdp.config import Config
+from jaxdp.data.sources import inspect
 from jaxdp.doctor import cuda, devices, machine
 from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run_concurrently
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import is_url
 from jaxdp.setup.run_dir import local_workdir
 
@@ -38,12 +39,14 @@ def run_checks(config: Config, workdir: str) -> list[CheckResult]:
     return run_concurrently(checks, TIMEOUT_SECONDS)
 
 
-def _state_bytes(config: Config) -> int | None:
-    """Bytes of parameters, optimizer and statistics; None if the network is not known, as without a number of classes."""
+def _state_bytes(config: Config) -> int | str:
+    """Bytes of parameters, optimizer and statistics; or why they are unknown, as without the data that state the classes."""
     try:
+        if config.model.classes is None:
+            config, _ = inspect(config)
         parts = sizes.model_summary(config)["state_bytes"]
-    except ConfigError:
-        return None
+    except (ConfigError, StorageError) as error:
+        return f"the size of a checkpoint is unknown: {error}"
     return sum(parts.values()) - parts["gradients"]
 
 

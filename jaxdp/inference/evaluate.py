@@ -14,7 +14,7 @@ from jaxdp.choices import LOSSES, SOURCES
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
 from jaxdp.data.sources import open_datasets
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, print_safe
 from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
@@ -111,7 +111,7 @@ def _evaluate_on(
 ) -> dict[str, Any]:
     """Evaluate (params, batch_stats) on the held-out images of `data`; stderr gets the warnings about these."""
     for text in data.warnings:
-        print(f"jaxdp: {text}", file=sys.stderr, flush=True)
+        print_safe(f"jaxdp: {text}", sys.stderr)
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(len(data.evaluation), mesh)

@@ -31,7 +31,7 @@ from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state, verify_che
 from jaxdp.config import Config, Data, Preprocessing, Storage
 from jaxdp.config_words import evaluation_words
 from jaxdp.distributed import runtime
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, print_safe
 from jaxdp.files import expand_user, is_url
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.finetune import module_variables
@@ -163,7 +163,7 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: st
             continue
         if errors:
             message = f"jaxdp: using {path} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
-            print(message, file=sys.stderr, flush=True)
+            print_safe(message, sys.stderr)
         return manifest
     if not errors:
         run_config(workdir)  # raises ConfigError if there is no run

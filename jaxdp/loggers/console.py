@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxdp.errors import plural, printable_lines
+from jaxdp.errors import plural, print_safe, printable_lines
 from jaxdp.files import discard_output
 
 PRINT_SECONDS = 15.0  # least time between printed step lines without a terminal: a log stays short
@@ -195,7 +195,7 @@ class Screen(Quiet):
         self.lost = discard_output(self.console.file, error)
         self._tell_lost(self.lost)
         try:
-            print(f"jaxdp: {self.lost}", file=errors, flush=True)
+            print_safe(f"jaxdp: {self.lost}", errors)
         except OSError as stderr_error:  # `2>&1 | head`
             discard_output(errors, stderr_error)
 

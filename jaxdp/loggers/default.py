@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from jaxdp.config_words import training_labels
+from jaxdp.errors import print_safe
 from jaxdp.files import open_regular
 from jaxdp.loggers.console import Quiet
 from jaxdp.records import LOG, TIMING, is_plausible, scan_log, to_json, without_nan
@@ -44,7 +45,7 @@ class JsonLines:
     `info`.
     """
 
-    def __init__(self, path: Path, *, buffer_when_full: bool = False, info: Callable[[str], Any] = print) -> None:
+    def __init__(self, path: Path, *, buffer_when_full: bool = False, info: Callable[[str], Any] = print_safe) -> None:
         self.path, self.buffer_when_full, self.info = path, buffer_when_full, info
         self.file = open_regular(path, "ab")
         self._lock = Lock()  # the saving thread calls `sync` while the training loop writes
@@ -106,6 +107,7 @@ class MetricsFile(Callback):
     def _write(self, run: Run, record: Mapping[str, Any]) -> None:
         with run.processes.status.performing("writing the log"):
             self.file.write(record)
+        run.progress.records += 1
 
     def on_end(self, run: Run, result: TrainResult | None) -> None:
         self.file.close()

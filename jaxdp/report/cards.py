@@ -137,6 +137,8 @@ def _facts(history: History, pace: Pace) -> dict[str, str]:
         facts["skipped steps"] = f"{skipped:,.0f}"
     if history.damaged:
         facts["damaged log lines, skipped"] = f"{history.damaged:,}"
+    if history.lost:
+        facts["lost log lines"] = f"{history.lost:,}"
     return facts
 
 

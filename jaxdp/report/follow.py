@@ -105,7 +105,8 @@ class Board:
     def _make_page(self) -> None:
         """Make the page. After an error, the last page is shown, with the error at its end."""
         try:
-            self._page = page.page([run.seen() for run in self.runs], self._pictures, _url, follows=True, foot=self._problem)
+            seen, draws = [run.seen() for run in self.runs], self._drawing or self._undrawn
+            self._page = page.page(seen, self._pictures, _url, follows=True, draws=draws, foot=self._problem)
         except Exception as error:  # any content of a log: the server continues
             problem = f"The page could not be made ({type(error).__name__}: {first_line(error)})."
             if not self._page:

@@ -30,12 +30,14 @@ def page(
     *,
     confusions: Sequence[Confusion | str] = (),
     follows: bool = False,
+    draws: bool = False,
     head: str = "",
     foot: str = "",
 ) -> str:
     """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing.
 
-    follows: whether it asks the server for changes. head: more elements of the head. foot: text at the end.
+    follows: whether it asks the server for changes. draws: whether newer figures are being drawn. head: more
+    elements of the head. foot: text at the end.
     """
     histories = [run.history for run in runs if run.history is not None]
     cards = [card(run) for run in runs]
@@ -45,11 +47,12 @@ def page(
         plots_html = "".join(_figure(one, source(one)) for one in pictures.values() if one.group == group)
         return f'<div class="plots">{plots_html}</div>' if plots_html else ""
 
+    none_yet = "The curves are being drawn." if draws else "No curves yet."
     sections = {"Progress": cards_html(cards, styles), "Messages": messages_html(runs)}
     if histories:
         sections |= {
             "Results": results_table(histories) + "".join(f"<p>{escape(line)}</p>" for line in remarks(histories)),
-            "Loss and accuracy": (figures("curves") or "<p>No curves yet.</p>") + curves_note(histories),
+            "Loss and accuracy": (figures("curves") or f"<p>{none_yet}</p>") + curves_note(histories),
             "Learning rate, momentum, batch size and speed": figures("settings"),
             "Values of callbacks": figures("logged") + _left_out(logged_names(histories)[MAX_LOGGED:]),
             "Wall time": f'<div class="beside">{figures("time")}<div>{time_table(histories)}</div></div>',

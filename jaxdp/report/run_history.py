@@ -12,10 +12,10 @@ from typing import Any
 from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, Storage
-from jaxdp.errors import ConfigError, printable
+from jaxdp.errors import ConfigError, print_safe, printable
 from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, expand_user, is_url
-from jaxdp.records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, read_events, scan_log, without_nan
-from jaxdp.setup.run_dir import in_use, read_result, read_result_text, run_config
+from jaxdp.records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, read_events, without_nan
+from jaxdp.setup.run_dir import in_use, lost_records, read_records, read_result, read_result_text, run_config
 from jaxdp.training.result import TrainResult
 
 FIELD = "WORKDIR"
@@ -39,7 +39,7 @@ class History:
     log. status: finished, running, stopped (on request), failed, killed, or unknown (not running here, maybe elsewhere).
     result: result.json if finished, else the `Progress` of the newest checkpoint; {} without one. as_of: point of the run that
     `result` describes, for people. checkpoints: their samples. damaged: number of damaged lines of the log. events: see
-    `records.read_events`.
+    `records.read_events`. lost: number of records that the log has lost, as far as known.
     """
 
     workdir: str
@@ -52,6 +52,7 @@ class History:
     checkpoints: list[int]
     damaged: int
     events: list[dict]
+    lost: int = 0
 
     @property
     def training(self) -> list[dict]:
@@ -117,9 +118,10 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
 
 
 def _check_is_run(path: Path, workdir: str) -> None:
-    for name in (CONFIG, LOG):
-        if not (path / name).is_file():
-            raise ConfigError(FIELD, workdir, reason=f"holds no run: {name} not found", hint="give the directory of a run")
+    if not (path / CONFIG).is_file():
+        raise ConfigError(FIELD, workdir, reason=f"holds no run: {CONFIG} not found", hint="give the directory of a run")
+    if not (path / LOG).exists():
+        raise ConfigError(FIELD, workdir, reason=f"its {LOG} is missing")
 
 
 def read_directory(path: Path, label: str | None = None, *, is_running: bool, needs_result: bool = True) -> History:
@@ -168,7 +170,7 @@ def _read_result(path: Path, workdir: str, *, needed: bool) -> TrainResult | Non
     except ConfigError as error:
         if needed:
             raise
-        print(f"jaxdp: {printable(workdir, 4096)}: {error.reason}; the run is shown without it", file=sys.stderr, flush=True)
+        print_safe(f"jaxdp: {printable(workdir, 4096)}: {error.reason}; the run is shown without it", sys.stderr)
         return None
 
 
@@ -187,8 +189,8 @@ def _assemble(
     holder: what is known of the process that trains it: RUNNING, KILLED, or UNKNOWN. samples: of the checkpoints. newest: the
     manifest of the newest one.
     """
-    config, events, log = run_config(path), read_events(path / EVENTS), path / LOG
-    records, damaged = scan_log(log, lambda record: is_plausible(without_nan(record))) if log.exists() else ([], 0)
+    config, events = run_config(path), read_events(path / EVENTS)
+    records, damaged = read_records(path, lambda record: is_plausible(without_nan(record)))
     status, facts, as_of = holder if holder == RUNNING else _end(events, holder), dict[str, Any](), ""
     if result is not None:
         status, facts, as_of = "finished", dataclasses.asdict(result), "the end"
@@ -196,7 +198,9 @@ def _assemble(
         facts, as_of = newest.metadata["progress"], f"the newest checkpoint, epoch {newest.epoch:.2f}"
     if result is None and (path / RESULT).exists():  # a damaged one
         status = UNKNOWN
-    return History(workdir, label or config.name, config, records, status, facts, as_of, samples, damaged, events)
+    is_ahead = is_url(workdir) and result is None  # a checkpoint may be, of the log, which is uploaded less often
+    lost = lost_records(newest, len(records), damaged) if (newest or result) and not is_ahead else 0
+    return History(workdir, label or config.name, config, records, status, facts, as_of, samples, damaged, events, lost)
 
 
 def _end(events: list[dict], holder: str) -> str:

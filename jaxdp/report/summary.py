@@ -33,12 +33,13 @@ REFERENCE_EPOCHS = {
 def report(workdir: str | os.PathLike) -> dict:
     """Summary of the run in a directory or at a URL, see `summarize`. Raises ConfigError if it holds no run."""
     run = read(workdir)
-    return summarize(run.config, run.records, run.damaged)
+    return summarize(run.config, run.records, run.damaged, lost=run.lost)
 
 
-def summarize(config: Config, records: list[dict], damaged: int = 0) -> dict:
+def summarize(config: Config, records: list[dict], damaged: int = 0, *, lost: int = 0) -> dict:
     """Summary of a run: {"name", "source", "epochs", "accuracy", "best_accuracy", "best_epoch", "best_by",
-    "epochs_to_target", "reference_epochs", "ratio", "damaged_lines"}. damaged: number of damaged lines of the log.
+    "epochs_to_target", "reference_epochs", "ratio", "damaged_lines", "lost_lines"}. damaged, lost: numbers of damaged and lost
+    lines of the log.
 
     Accuracies are None before the first evaluation. best_accuracy and best_epoch: of the `best_evaluation` by `stop.metric`,
     which best_by names. The three before the last are None if they do not apply: another data set than ImageNet, target not
@@ -65,6 +66,7 @@ def summarize(config: Config, records: list[dict], damaged: int = 0) -> dict:
         "reference_epochs": reference,
         "ratio": ratio,
         "damaged_lines": damaged,
+        "lost_lines": lost,
     }
 
 
@@ -78,9 +80,11 @@ def best_evaluation(evaluations: Iterable[dict], metric: str) -> dict | None:
 
 
 def as_text(summary: dict) -> str:
-    """A summary as one line, or two for ImageNet, and one more if lines of the log are damaged."""
+    """A summary as one line, or two for ImageNet, and one more each if lines of the log are damaged or lost."""
     damaged = summary["damaged_lines"]
     skipped = [f"{summary['name']}: skipped {plural(damaged, 'damaged line')} of {LOG}"] * (damaged > 0)
+    if lost := summary["lost_lines"]:
+        skipped.append(f"{summary['name']}: {LOG} lacks {plural(lost, 'record', ',')} that the run had written")
     if summary["accuracy"] is None:
         return "\n".join([f"{summary['name']}: no evaluation yet after {summary['epochs']:.2f} epochs", *skipped])
     text = f"{summary['name']}: accuracy {100 * summary['accuracy']:.2f} % after {summary['epochs']:.2f} epochs"

@@ -114,6 +114,7 @@ MORE = (
     Column("jaxdp, JAX", _measured("versions"), lambda versions: f"{versions['jaxdp']}, {versions['jax']}"),
     Column("traced steps (FIRST,COUNT), slower", lambda run: run.config.logging.profile),
     Column("damaged log lines, skipped", lambda run: run.damaged or None),
+    Column("lost log lines", lambda run: run.lost or None),
 )
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +19,7 @@ from jaxdp import locks
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError, StorageError
+from jaxdp.errors import ConfigError, StorageError, plural
 from jaxdp.files import (
     CHECKPOINTS,
     CONFIG,
@@ -166,7 +166,7 @@ def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False)
     if is_finished and not differences:
         without_effect = changes(saved, config, ignore=TRACKERS)
         remarks = [f"these changes have no effect on the finished run: {'; '.join(without_effect)}"] if without_effect else []
-        return read_result_text(workdir), remarks
+        return read_result_text(workdir), remarks + _log_remarks(workdir, manifest)
     return None, [f"resuming with changes: {'; '.join(all_changes)}"] if all_changes and has_started else []
 
 
@@ -282,19 +282,59 @@ def mark_running(workdir: Path, config: Config) -> None:
         write_atomically(path, text)
 
 
-def truncate_log(
-    source: Path, workdir: Path, *, samples: int, evaluates_again: bool
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Write to the log in `workdir` the records of the log in `source` up to and including `samples` samples.
+def read_records(
+    workdir: Path, accept: Callable[[dict[str, Any]], bool] = lambda record: True
+) -> tuple[list[dict[str, Any]], int]:
+    """(records, number of damaged lines) of a run's log, as `scan_log`; none without a log.
 
-    evaluates_again: the run repeats the evaluation of the last of them, whose record is left out: a callback may differ.
-    Returns the records of exactly these samples, and a warning if lines of the log are damaged.
+    Raises ConfigError if it cannot be read.
     """
-    log = source / LOG
-    exists = samples > 0 and log.exists()
-    records, damaged = scan_log(log) if exists else ([], 0)
+    try:
+        return scan_log(workdir / LOG, accept)
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise _error(workdir, f"its {LOG} cannot be read ({error.strerror})", "repair or delete that file") from None
+
+
+def lost_records(manifest: Manifest | None, found: int, damaged: int) -> int:
+    """How many records a log has lost, beside its damaged lines. manifest: of the newest checkpoint of its run.
+
+    found, damaged: numbers of its intact and damaged lines. A checkpoint after a step, or a result, follows a record.
+    """
+    written = manifest.metadata["progress"].get("records", 0) if manifest else 0
+    least = 0 if manifest and manifest.samples == 0 else 1
+    return max(0, max(least, written) - found - damaged)
+
+
+def _log_warnings(log: Path, damaged: int, lost: int) -> list[str]:
+    dropped = f"left out {plural(damaged, 'damaged line')} of {log}"
+    lacks = f"{log} lacks {plural(lost, 'record', ',')} that the run had written by its checkpoint"
+    return [dropped] * (damaged > 0) + [lacks] * (lost > 0)
+
+
+def _log_remarks(workdir: Path, manifest: Manifest | None) -> list[str]:
+    """What is wrong with the log of a finished run. manifest: of its newest checkpoint."""
+    try:
+        records, damaged = read_records(workdir)
+    except ConfigError as error:
+        return [f"{workdir}: {error.reason}"]
+    return _log_warnings(workdir / LOG, damaged, lost_records(manifest, len(records), damaged))
+
+
+def kept_records(manifest: Manifest, *, evaluates_again: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """(records up to a checkpoint, warnings) of the log beside it. Raises ConfigError if the log cannot be read.
+
+    evaluates_again: the run repeats the evaluation at the checkpoint, whose record is left out: a callback may differ.
+    """
+    samples, source = manifest.samples, manifest.path.parent.parent
+    records, damaged = read_records(source)
+    until = [record for record in records if record["samples"] <= samples]
+    warnings = _log_warnings(source / LOG, damaged, lost_records(manifest, len(until), damaged))
     last = samples - evaluates_again  # of an evaluation
-    kept = [record for record in records if record["samples"] <= (last if "eval_accuracy" in record else samples)]
-    write_atomically(workdir / LOG, "".join(record_to_json(record) + "\n" for record in kept))
-    warning = f"dropped {damaged} damaged line{'s' * (damaged > 1)} of {log}" if damaged > 0 else None
-    return [record for record in kept if record["samples"] == samples], warning
+    return [record for record in until if "eval_accuracy" not in record or record["samples"] <= last], warnings
+
+
+def write_log(workdir: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Replace the log of a run."""
+    write_atomically(workdir / LOG, "".join(record_to_json(record) + "\n" for record in records))

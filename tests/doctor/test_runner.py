@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.images import encode, noise
 
 from jaxdp.cli import main
 
@@ -33,8 +35,27 @@ def test_doctor_checks_a_machine_although_the_number_of_classes_is_unknown(monke
     with pytest.raises(SystemExit):
         main.main(["doctor", "--json", "--check-images", "--data.source", "folder", "--data.directory", str(tmp_path)])
     checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert "the size of a checkpoint is unknown" in checks["memory"]["message"]
+    unknown = r"; the size of a checkpoint is unknown: data\.(directory|train_split)=.*"
+    assert all(re.search(unknown, checks[name]["message"]) for name in ("memory", "disk"))
     assert checks["images"]["status"] == "error"
+
+
+def test_doctor_reads_the_number_of_classes_from_the_data_as_plan_does(monkeypatch, tmp_path, capsys):
+    image = encode(noise(8, 8), "PNG")
+    for name in [f"{split}/{label}" for split in ("train", "val") for label in "abc"]:
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(50):
+            (tmp_path / name / f"{number}.png").write_bytes(image)
+    flags = ["--json", "--data.source", "folder", "--data.directory", str(tmp_path)]
+    main.main(["plan", "--devices", "1", *flags])
+    parts = json.loads(capsys.readouterr().out)["state_bytes"]
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SystemExit):
+        main.main(["doctor", *flags])
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    megabytes = (sum(parts.values()) - parts["gradients"]) / 1e6
+    assert checks["memory"]["message"].endswith(f"; a copy of the state takes {megabytes:,.0f} MB")
+    assert "unknown" not in checks["disk"]["message"]
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """Errors, damaged files and kills change or lose no checkpoint and no line of the log."""
 
+import contextlib
 import dataclasses
 import errno
 import json
+import os
 import shutil
 import threading
 import time
@@ -24,6 +26,9 @@ from jaxdp.inference.evaluate import evaluate
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.default import JsonLines
 from jaxdp.records import read_log
+from jaxdp.report import as_text, report
+from jaxdp.report.cards import card
+from jaxdp.report.follow import WatchedRun
 from jaxdp.session import train
 
 
@@ -156,9 +161,85 @@ def test_resume_with_damaged_log_lines_drops_and_counts_them(tiny, tmp_path):
     log.write_bytes(b"".join(lines))
     screen = Recorder()
     result = train_shown(tiny, tmp_path, screen=screen)
-    assert any("dropped 2 damaged lines of" in line for line in screen.lines)
+    assert f"left out 2 damaged lines of {log}" in screen.lines
+    assert not any("lacks" in line for line in screen.lines)
     steps = [line["step"] for line in read_log(log) if "loss" in line]
     assert steps == [1, 3, *range(5, result.steps + 1)]
+
+
+LOSSES = {
+    "missing": lambda log: log.unlink(),
+    "empty": lambda log: log.write_bytes(b""),
+    "truncated": lambda log: log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:4])),
+    "beginning": lambda log: log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[-4:])),
+    "link": lambda log: (log.unlink(), log.symlink_to("nowhere")),
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+def test_lost_log_is_named_by_resume_by_a_finished_run_and_by_report_and_watch(tiny, tmp_path, lose):
+    train_until(tiny, tmp_path, step=12)
+    log, first, again, finished = tmp_path / "metrics.jsonl", Recorder(), Recorder(), Recorder()
+    saved = latest_valid(tmp_path / "checkpoints").samples
+
+    def before_checkpoint():
+        return sum(record["samples"] <= saved for record in read_log(log)) if log.exists() else 0
+
+    lost = before_checkpoint()
+    lose(log)
+    lost -= before_checkpoint()
+    train_shown(tiny, tmp_path, screen=first)
+    line = f"{log} lacks {lost} records that the run had written by its checkpoint"
+    assert [each for each in first.lines if "lacks" in each] == [line]
+    train_shown(tiny, tmp_path, screen=again)
+    assert line in again.lines  # the log stays without them
+    run = WatchedRun(tmp_path, "run")
+    run.refresh()
+    assert run.history.lost == report(tmp_path)["lost_lines"] == int(card(run.seen()).facts["lost log lines"]) == lost
+    assert as_text(report(tmp_path)).endswith(f"metrics.jsonl lacks {lost} records that the run had written")
+    remaining = len(read_log(log))
+    lose(log)
+    total, left = remaining + lost, len(read_log(log)) if log.exists() else 0
+    assert train_shown(tiny, tmp_path, screen=finished).steps == 15
+    assert f"{log} lacks {total - left} records that the run had written by its checkpoint" in finished.lines
+    if not log.exists():
+        with pytest.raises(ConfigError, match=r"its metrics\.jsonl is missing"):
+            report(tmp_path)
+
+
+def test_log_of_interrupted_runs_lacks_nothing(tiny, tmp_path):
+    """Killed before and after a save, and at an evaluation; continued with more epochs and in another directory."""
+    screen = Recorder()
+    for stop in ({"step": 4}, {"step": 12}, {"evaluated": 50}, {"step": 14}):
+        with contextlib.suppress(AssertionError, pytest.fail.Exception):
+            train_until(tiny, tmp_path / "run", **stop)
+    train_shown(tiny, tmp_path / "run", screen=screen)
+    train_shown(dataclasses.replace(tiny, epochs=4.0), tmp_path / "run", screen=screen, accept_changes=True)
+    more = dataclasses.replace(tiny, epochs=5.0)
+    train_shown(more, tmp_path / "other", screen=screen, resume=tmp_path / "run", accept_changes=True)
+    assert not any("lacks" in line for line in screen.lines)
+    for name in ("run", "other"):
+        records = latest_valid(tmp_path / name / "checkpoints").metadata["progress"]["records"]
+        assert records == len(read_log(tmp_path / name / "metrics.jsonl"))
+
+
+def test_log_that_cannot_be_read_stops_a_resume_before_its_result_is_deleted(tiny, tmp_path):
+    train(tiny, tmp_path)
+    log, more, screen = tmp_path / "metrics.jsonl", dataclasses.replace(tiny, epochs=4.0), Recorder()
+    for damaged in (
+        lambda: os.truncate(log, 2**40),
+        lambda: (log.unlink(), os.mkfifo(log)),
+        lambda: (log.unlink(), log.mkdir()),
+    ):
+        damaged()
+        before = {name: (tmp_path / name).read_bytes() for name in ("config.json", "result.json")}
+        for call in (lambda: train(more, tmp_path, accept_changes=True), lambda: report(tmp_path)):
+            with pytest.raises(ConfigError, match=r"its metrics\.jsonl cannot be read \((Is a dir|File too|not a reg)"):
+                call()
+        assert {name: (tmp_path / name).read_bytes() for name in before} == before
+        train_shown(tiny, tmp_path, screen=screen)
+        assert any(line.startswith(f"{tmp_path}: its metrics.jsonl cannot be read") for line in screen.lines)
+        screen.lines.clear()
 
 
 def test_exploded_loss_warns_once_over_all_sessions(tiny, tmp_path, monkeypatch):

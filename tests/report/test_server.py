@@ -143,6 +143,19 @@ def test_figures_are_drawn_again_when_runs_change_and_old_ones_stay_for_slow_vie
         assert client.get(f"/{name}")[2] == b"\x89PNG[5]"
 
 
+def test_page_says_that_curves_are_being_drawn_until_they_are_or_there_are_none(tmp_path, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(follow.plots, "draw", lambda runs: {} if go_on.wait(120) else None)
+    with serving(write_run(tmp_path / "run")) as client:
+        for _ in range(2):
+            text = client.get()[2]
+            assert ("The curves are being drawn." in text, "No curves yet." in text) == (True, False)
+        go_on.set()
+        assert "being drawn" not in wait_for(
+            lambda: next((page for page in [client.get()[2]] if "No curves yet." in page), None)
+        )
+
+
 def test_error_of_drawing_is_shown_and_progress_goes_on(tmp_path, monkeypatch):
     def fail(runs):
         raise ZeroDivisionError("<x>")

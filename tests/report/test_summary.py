@@ -94,8 +94,9 @@ def test_report_names_a_damaged_config_or_a_missing_file_in_one_line(tmp_path):
         (tmp_path / "config.json").write_bytes(content)
         with pytest.raises(ConfigError, match=r"^[^\n]*config\.json[^\n]*$"):
             report(tmp_path)
-    for missing in ("metrics.jsonl", "config.json"):
+    reasons = {"metrics.jsonl": "its metrics.jsonl is missing", "config.json": "holds no run: config.json not found"}
+    for missing, reason in reasons.items():
         (tmp_path / missing).unlink()
         with pytest.raises(ConfigError) as error:
             report(tmp_path)
-        assert (error.value.field, error.value.reason) == ("WORKDIR", f"holds no run: {missing} not found")
+        assert (error.value.field, error.value.reason) == ("WORKDIR", reason)

@@ -258,12 +258,12 @@ class Predicts(Callback):
 class FailsAfterStep(Callback):
     def after_step(self, run, metrics):
         if metrics["step"] >= 5:
-            raise KeyError("my own mistake")
+            raise KeyError("my own mistake") from ValueError("\x1b[2J cause")
 
 
 class FailsAfterEvaluation(Callback):
     def after_evaluation(self, run, evaluation):
-        raise ValueError("no such class\nat all")
+        raise ValueError("no such class\x1b[2J\nat all\x1b[2J")
 
 
 @pytest.mark.parametrize(
@@ -285,6 +285,7 @@ def test_error_of_a_user_s_callback_ends_the_run_saved_and_names_it(rare, tmp_pa
     in_a_notebook = "".join(caught.value._render_traceback_())
     assert "test_callback.py" in in_a_notebook
     assert in_a_notebook.endswith(str(caught.value))
+    assert (r"\x1b[2J" in in_a_notebook, "\x1b" in in_a_notebook + str(caught.value)) == (True, False)
     assert next(read_manifests(tmp_path / "run/checkpoints")).samples == samples
     train(rare, tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome_of_whole_run(rare)
