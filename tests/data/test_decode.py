@@ -194,16 +194,8 @@ def test_decode_png_ignores_metadata(recwarn):
     assert not recwarn
 
 
-ADAM7 = [
-    "16462646",
-    "77777777",
-    "56565656",
-    "77777777",
-    "36463646",
-    "77777777",
-    "56565656",
-    "77777777",
-]  # passes, PNG specification 8.2
+# Passes of the pixels of a block, PNG specification 8.2.
+PASSES = ["16462646", "77777777", "56565656", "77777777", "36463646", "77777777", "56565656", "77777777"]
 
 
 def png_rows(height: int, width: int, *, bits: int, interlaced: bool) -> list[bytes]:
@@ -211,7 +203,7 @@ def png_rows(height: int, width: int, *, bits: int, interlaced: bool) -> list[by
     rows, generator = [], np.random.default_rng(0)
     for number in "1234567" if interlaced else "0":
         for row in range(height):
-            columns = sum(number in ("0", ADAM7[row % 8][column % 8]) for column in range(width))
+            columns = sum(number in ("0", PASSES[row % 8][column % 8]) for column in range(width))
             if columns:
                 rows.append(b"\0" + generator.bytes(-(-columns * bits // 8)))
     return rows
