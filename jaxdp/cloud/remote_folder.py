@@ -13,7 +13,7 @@ from jaxdp.cloud.read_ahead import ReadAhead
 from jaxdp.cloud.source import Source
 from jaxdp.data.datasets import Splits
 from jaxdp.data.decode import ImageError
-from jaxdp.data.image_folder import class_images, ignored_warnings, is_image, match_classes
+from jaxdp.data.image_folder import below_common_folder, class_images, identity, ignored_warnings, is_image, match_classes
 from jaxdp.errors import ConfigError, printable
 from jaxdp.files import LARGEST
 
@@ -111,3 +111,7 @@ class RemoteFolder:
     def name(self, index: int) -> str:
         """The image's URL, printable."""
         return printable(self.remote.url_of(self.paths[index]), 4096)
+
+    def identity(self) -> list[str]:
+        """That of the same folder on a disk."""
+        return identity(below_common_folder(self.paths), lambda index: self.objects[index].size)

@@ -8,6 +8,7 @@ import errno
 import io
 import math
 import re
+import struct
 import threading
 import time
 import warnings
@@ -37,6 +38,9 @@ HARMLESS = {  # libjpeg's other warnings: bytes that cause them, and bytes that 
     "Invalid SOS parameters": (rb"(\xff\xda\0(?:\x08\x01..|\x0c\x03.{6}))...", b"\\1\0\x3f\0"),
 }
 PNG_SIGNATURE, ANCILLARY = b"\x89PNG\r\n\x1a\n", 0x20  # the bit in the first letter of chunks that pixels do not need
+PNG_INTERLACED = 28  # a byte of the header
+PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by color type
+ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]  # left, top, steps
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 OPENCV_FILTERS = {"unfiltered": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
@@ -106,6 +110,8 @@ def decode(data: bytes, scratch: Scratch | None = None) -> np.ndarray:
     elif data.startswith(PNG_SIGNATURE):
         data, regular = _pixel_chunks(data)
         pixels = _decode_opencv(data) if regular else None
+        if pixels is None or data[PNG_INTERLACED] or (pixels[-1] == pixels[-1, 0]).all():  # as where rows are missing
+            _check_rows(data)
     return _decode_pillow(data) if pixels is None else pixels
 
 
@@ -162,6 +168,26 @@ def _pixel_chunks(png: bytes) -> tuple[bytes, bool]:
             kinds.append(kind)
         start = end
     return b"".join(parts), re.fullmatch(rb"IHDR(PLTE)?(IDAT)+IEND", b"".join(kinds)) is not None
+
+
+def _check_rows(png: bytes) -> None:
+    """Raise ImageError if the pixel data of a PNG of `_pixel_chunks` end before the last row: decoders leave the rest black."""
+    width, height, depth, color = struct.unpack(">IIBB", png[16:26])
+    bits = depth * PNG_CHANNELS.get(color, 0)
+    passes = ADAM7 if png[PNG_INTERLACED] else [(0, 0, 1, 1)]
+    sizes = [(max(0, -(-(width - left) // across)), max(0, -(-(height - top) // down))) for left, top, across, down in passes]
+    expected = sum(rows * (1 + -(-columns * bits // 8)) for columns, rows in sizes if columns)  # a filter byte begins a row
+    stream, found, start = zlib.decompressobj(), 0, len(PNG_SIGNATURE)
+    try:
+        while start < len(png):
+            end = start + 12 + int.from_bytes(png[start : start + 4], "big")
+            if png[start + 4 : start + 8] == b"IDAT":
+                found += len(stream.decompress(memoryview(png)[start + 8 : end - 4]))
+            start = end
+    except zlib.error as error:
+        raise ImageError(f"damaged or truncated PNG: {first_line(error)}") from None
+    if found < expected:
+        raise ImageError(f"damaged or truncated PNG: {found} of {expected} bytes of pixels")
 
 
 def _decode_opencv(data: bytes) -> np.ndarray | None:

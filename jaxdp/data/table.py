@@ -20,6 +20,7 @@ import numpy as np
 from jaxdp.data import progress
 from jaxdp.data.decode import ImageError, read_image
 from jaxdp.data.file_format import Format, numbered
+from jaxdp.data.image_folder import file_size, identity
 from jaxdp.errors import ConfigError, first_line, plural, printable
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -158,6 +159,10 @@ class TableItems:
     def name(self, index: int) -> str:
         """The image's path and row, printable."""
         return printable(f"{self._path(index)} ({self._row(index)} of {self.table.path.name})", 4096)
+
+    def identity(self) -> list[str]:
+        """What tells these rows from others, wherever the table lies: see `identity`."""
+        return identity(self.rows.paths, lambda index: file_size(self._path(index)))
 
     def start(self) -> None:
         """Look for the files, before images are read. Raises ConfigError for the first of CHECKED rows without a file."""

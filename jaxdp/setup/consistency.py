@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from jaxdp.config import Config
@@ -20,6 +21,7 @@ from jaxdp.validation import flatten
 MAY_DIFFER = ("data.directory", "data.threads", "finetune.weights", "storage.directory")  # paths and cores of a host
 VISIBLE_SECONDS = 20.0  # within which every host must see a file that rank 0 wrote to a shared directory
 DIGEST_SAMPLES = 8
+DIGEST_BYTES, GROUP_BYTES = 2**32, 2**24  # of pixels in memory: that are read, and that share a checksum
 
 
 def check(group: ProcessGroup, fingerprint_of_process: Callable[[], dict[str, str]]) -> None:
@@ -65,14 +67,29 @@ def code_digest() -> str:
 
 
 def data_digest(source: Any) -> str:
-    """Number of images and a digest of what is known without reading all of them: names, labels and a few images."""
+    """Number of images and a digest of their labels, their names, the pixels in memory, and a few images as they are read.
+
+    names: `identity()` of a source, equal wherever the data lie. Of pixels beyond DIGEST_BYTES, evenly spaced images count.
+    """
+    items = getattr(source, "source", None) or source
     indices = np.unique(np.linspace(0, len(source) - 1, DIGEST_SAMPLES).astype(np.int64))
     images, labels = source.batch(indices, indices)
-    files = getattr(source, "source", source)
     digest = hashlib.sha256(np.ascontiguousarray(images).tobytes() + np.ascontiguousarray(labels).tobytes())
-    digest.update(np.asarray(getattr(files, "labels", ()), np.int64).tobytes())
-    digest.update("\0".join(Path(path).name for path in getattr(files, "paths", ())).encode("utf-8", "surrogateescape"))
+    digest.update(np.asarray(getattr(items, "labels", ()), np.int64).tobytes())
+    if hasattr(items, "identity"):
+        digest.update("\0".join(items.identity()).encode("utf-8", "surrogateescape"))
+    for each in (source, items):
+        if isinstance(pixels := getattr(each, "images", None), np.ndarray) and pixels.dtype == np.uint8:
+            digest.update(_checksums(pixels).tobytes())
     return f"{len(source)} images, {digest.hexdigest()[:16]}"
+
+
+def _checksums(pixels: np.ndarray) -> np.ndarray:
+    """CRC32C of groups of images: [groups] uint32. pixels: [N, ...]."""
+    pixels = pixels[:: -(-pixels.nbytes // DIGEST_BYTES) or 1]
+    rows = max(1, GROUP_BYTES * len(pixels) // max(1, pixels.nbytes))
+    groups = (pixels[start : start + rows].tobytes() for start in range(0, len(pixels), rows))
+    return np.array([google_crc32c.value(group) for group in groups], np.uint32)
 
 
 def check_shared_directory(group: ProcessGroup, path: Path) -> None:

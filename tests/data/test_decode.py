@@ -194,6 +194,41 @@ def test_decode_png_ignores_metadata(recwarn):
     assert not recwarn
 
 
+# Passes of the pixels of a block, PNG specification 8.2.
+PASSES = ["16462646", "77777777", "56565656", "77777777", "36463646", "77777777", "56565656", "77777777"]
+
+
+def png_rows(height: int, width: int, *, bits: int, interlaced: bool) -> list[bytes]:
+    """Random rows of the passes of a PNG, each after its filter byte."""
+    rows, generator = [], np.random.default_rng(0)
+    for number in "1234567" if interlaced else "0":
+        for row in range(height):
+            columns = sum(number in ("0", PASSES[row % 8][column % 8]) for column in range(width))
+            if columns:
+                rows.append(b"\0" + generator.bytes(-(-columns * bits // 8)))
+    return rows
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(
+    ("color", "channels", "depth"), [(0, 1, 1), (0, 1, 8), (2, 3, 8), (2, 3, 16), (3, 1, 4), (4, 2, 8), (6, 4, 8)]
+)
+@pytest.mark.parametrize("size", [(3, 2), (9, 5), (16, 23)])
+def test_decode_refuses_a_png_whose_complete_stream_lacks_a_row(size, color, channels, depth, interlaced):
+    def png(rows: list[bytes]) -> bytes:
+        header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], depth, color, 0, 0, interlaced))
+        palette = png_chunk(b"PLTE", bytes(range(48))) if color == 3 else b""
+        stream = zlib.compress(b"".join(rows))
+        parts = [png_chunk(b"IDAT", part) for part in (stream[:7], stream[7:])]
+        return decode.PNG_SIGNATURE + header + palette + b"".join(parts) + png_chunk(b"IEND", b"")
+
+    rows = png_rows(*size, bits=channels * depth, interlaced=interlaced)
+    assert decode.decode(png(rows)).shape == (*size, 3)
+    for count in (len(rows) - 1, len(rows) // 2, 1):
+        with pytest.raises(ImageError, match=r"^damaged or truncated PNG: \d+ of \d+ bytes of pixels$"):
+            decode.decode(png(rows[:count]))
+
+
 @pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end", "cut"])
 def test_decode_refuses_damaged_or_truncated_png_on_one_line(damage, capfd):
     data = bytearray(encode(smooth_image(), "PNG"))

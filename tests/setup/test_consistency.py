@@ -2,9 +2,15 @@ import dataclasses
 import shutil
 from types import SimpleNamespace
 
+import google_crc32c
+import numpy as np
 import pytest
+from helpers.images import encode, noise
 
-from jaxdp.config import Config
+from jaxdp.config import Config, Data
+from jaxdp.data.image_folder import ImageFolder
+from jaxdp.data.loader import ArraySource
+from jaxdp.data.table import Table, TableItems
 from jaxdp.errors import ConfigError
 from jaxdp.setup import consistency
 from jaxdp.validation import flatten
@@ -104,3 +110,79 @@ def test_directory_is_shared_if_what_rank_0_wrote_is_seen_in_time(monkeypatch, t
         with pytest.raises(ConfigError, match=r"rank 1 on b does not see the files that rank 0 on a wrote"):
             consistency.check_shared_directory(rank1, ours)
     consistency.check_shared_directory(SimpleNamespace(num_processes=1), tmp_path / "none")
+
+
+def test_digest_of_data_depends_on_every_image_in_memory():
+    generator = np.random.default_rng(0)
+    images, labels = generator.integers(0, 256, (50, 4, 4, 3), np.uint8), np.arange(50)
+    digest = consistency.data_digest(ArraySource(images, labels))
+    for row in range(50):
+        changed = images.copy()
+        changed[row, 3, 3, 2] ^= 1
+        assert consistency.data_digest(ArraySource(changed, labels)) != digest
+    assert consistency.data_digest(ArraySource(images[::-1][::-1], labels.astype(np.int64))) == digest
+
+
+@pytest.mark.parametrize("rows_in_group", [1, 7, 1000])
+def test_checksums_have_each_image_in_one_group_up_to_a_limit(monkeypatch, rows_in_group):
+    images = np.arange(20 * 12, dtype=np.uint8).reshape(20, 2, 2, 3)
+    monkeypatch.setattr(consistency, "GROUP_BYTES", 12 * rows_in_group)
+    expected = [google_crc32c.value(bytes(images[at : at + rows_in_group])) for at in range(0, 20, rows_in_group)]
+    assert consistency._checksums(images).tolist() == expected
+    assert consistency._checksums(images[:0]).tolist() == []
+    monkeypatch.setattr(consistency, "DIGEST_BYTES", 12 * 7)  # a third of them
+    every_third = images[::3]
+    expected = [google_crc32c.value(bytes(every_third[at : at + rows_in_group])) for at in range(0, 7, rows_in_group)]
+    assert consistency._checksums(images).tolist() == expected
+
+
+@dataclasses.dataclass
+class Unread:
+    """Images that all look the same, so that what is known without them counts."""
+
+    source: ImageFolder | TableItems
+
+    def __len__(self):
+        return len(self.source)
+
+    def batch(self, indices, positions):
+        return np.zeros((len(indices), 8, 8, 3), np.uint8), np.zeros(len(indices), np.int32)
+
+
+@pytest.mark.parametrize("change", ["path", "label", "order", "another image", "a file replaced"])
+@pytest.mark.parametrize("kind", ["table", "folder"])
+def test_digest_of_files_depends_on_names_labels_and_sizes_but_not_on_their_place(tmp_path, kind, change):
+    def make(root, change=None):
+        for number in range(30):
+            file = root / "train" / ("a", "b")[number % 2] / f"{number}.png"
+            if change == "path" and number == 11:
+                file = file.with_name("other.png")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encode(np.full((8, 8, 3), number, np.uint8), "PNG"))
+            if change == "a file replaced" and number == 11:
+                file.write_bytes(encode(noise(8, 8), "PNG"))
+        files = sorted(path for path in (root / "train").rglob("*.png"))
+        if change == "another image":
+            (root / "train/b/29.png").unlink()
+            files = files[:-1]
+        labels = [path.parent.name for path in files]
+        if change == "label":
+            labels[11] = "ab"[labels[11] == "a"]
+            target = root / "train" / labels[11] / files[11].name
+            files[11].rename(target)
+            files[11] = target
+        if change == "order":
+            files[11], files[12] = files[12], files[11]
+            labels[11], labels[12] = labels[12], labels[11]
+        rows = [f"{path.relative_to(root)},{label}" for path, label in zip(files, labels, strict=True)]
+        (root / "train.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+        if kind == "folder":
+            items = ImageFolder.open(root / "train")
+        else:
+            items = Table(root / "train.csv", Data()).whole(None)
+        return consistency.data_digest(Unread(items))
+
+    digest = make(tmp_path / "1")
+    assert make(tmp_path / "2/below") == digest
+    if (kind, change) != ("folder", "order"):  # a folder has no order but that of the names
+        assert make(tmp_path / "3", change) != digest
