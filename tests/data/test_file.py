@@ -1,5 +1,6 @@
 """The data source `file`: tables, arrays, CIFAR and data sets of Hugging Face hold the images that others wrote there."""
 
+import codecs
 import csv
 import dataclasses
 import pickle
@@ -243,9 +244,36 @@ def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes, b
         assert items.classes == [f"class_{n}" for n in range(classes)]
 
 
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("encoding", ["bytes", "latin1"])
+def test_cifar_that_python_3_pickled_again_has_the_same_pixels_and_labels(tmp_path, protocol, encoding):
+    expected = write_cifar(tmp_path / "cifar", 10, binary=False)
+    forms = (list, np.array, lambda values: np.array(values, ">i4"), lambda values: list(np.array(values)), tuple)
+    order = {1: np.asfortranarray, 2: lambda planes: np.repeat(planes, 2, axis=0)[::2]}
+    for number, file in enumerate(sorted((tmp_path / "cifar").iterdir())):
+        stored = pickle.loads(file.read_bytes(), encoding=encoding)
+        key = type(next(iter(stored)))
+        text = key if key is str else str.encode
+        if (data := text("data")) in stored:
+            stored[data] = order.get(number, np.asarray)(stored[data])
+            stored[text("labels")] = forms[number % len(forms)](stored[text("labels")])
+            stored |= {text("batch_label"): b"", text("filenames"): [b"\xe4.png", "\u03b1.png"]}
+        content = pickle.dumps(stored, protocol=protocol)
+        file.write_bytes(content.replace(b"numpy._core", b"numpy.core") if protocol < 4 else content)  # as NumPy 1
+    for split, items in splits(tmp_path / "cifar").items():
+        np.testing.assert_array_equal(pixels(items), expected[split][0])
+        assert labels(items) == expected[split][1].tolist()
+        assert items.classes == [f"class_{n}" for n in range(10)]
+
+
 class Hostile:
+    """Pickled as a call."""
+
+    def __init__(self, *call):
+        self.call = call
+
     def __reduce__(self):
-        return (print, ("executed",))
+        return self.call
 
 
 def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_nothing(tmp_path, capsys):
@@ -257,10 +285,26 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
         file.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"data_batch_3 is damaged or truncated: "):
             splits(tmp_path / "cifar")
-    file.write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [0]}))
-    with pytest.raises(ConfigError, match=r"it names builtins\.print; extract the archive again"):
-        splits(tmp_path / "cifar")
+    for call in ((print, ("executed",)), (exec, ("print('executed')",)), (np.load, (str(file),)), (bytes, (10**15,))):
+        for protocol in range(3, 6):
+            file.write_bytes(pickle.dumps({b"data": Hostile(*call), b"labels": [0]}, protocol=protocol))
+            name = rf"{call[0].__module__}\.{call[0].__name__}"
+            with pytest.raises(ConfigError, match=rf"data_batch_3 names {name}, which is not allowed; extract the published"):
+                splits(tmp_path / "cifar")
     assert "executed" not in capsys.readouterr().out
+    for call in (
+        (codecs.encode, ("ab", "hex")),
+        (np.ndarray, (10**15,)),
+        (np.dtype, ("O",)),
+        (codecs.encode, ("\u03b1", "latin1")),
+    ):
+        file.write_bytes(pickle.dumps({b"data": Hostile(*call), b"labels": [0]}))
+        with pytest.raises(ConfigError, match=r"data_batch_3 is damaged or truncated: "):
+            splits(tmp_path / "cifar")
+    changed = b"c_codecs\nencode\n}X\x0c\x00\x00\x00__defaults__)sb."  # BUILD: sets an attribute of what is named
+    file.write_bytes(b"\x80\x02" + changed)
+    with pytest.raises(ConfigError, match=r"data_batch_3 is damaged or truncated: "):
+        splits(tmp_path / "cifar")
     write_cifar(tmp_path / "binary", 100, binary=True)
     (tmp_path / "binary/test.bin").write_bytes(b"0" * 5000)
     with pytest.raises(ConfigError, match=r"test\.bin is damaged or truncated: ValueError: 5000 bytes, but an image has 3074"):
