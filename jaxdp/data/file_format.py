@@ -4,6 +4,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -75,6 +76,15 @@ class Format(Splits):
             raise self.error(f"{split} has the label {items.classes - 1}", f"there are {len(names)} class names, from 0")
         items.classes = names or items.classes
         return items
+
+
+class FileFormat(Format):
+    """A data set in one file, or one of the files that together are a split."""
+
+    @classmethod
+    @abstractmethod
+    def whole(cls, files: Sequence[Self], classes: list[str] | None) -> EncodedItems:
+        """The images of the files that together are a split; see `Splits.open`."""
 
 
 def numbered(

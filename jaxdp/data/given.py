@@ -23,6 +23,7 @@ class ArrayItems:
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
         self.classes: Any = int(labels.max()) + 1 if labels.size else 0
+        self.warnings: list[str] = []
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -95,4 +96,7 @@ def as_source(item: Any, name: str) -> ItemSource:
     if labels.dtype.kind not in "iub" or labels.shape != images.shape[:1]:
         hint = f"give integers of shape {images.shape[:1]}, one for each image"
         raise ConfigError("datasets", reason=f"{name} labels are {labels.dtype} of shape {labels.shape}", hint=hint)
-    return ArrayItems(images, labels)
+    items = ArrayItems(images, labels)
+    if images.size and images[0].max() <= 1 and images.max() == 1:
+        items.warnings = [f"all pixels of the {name} images are 0 or 1 of 255, which is nearly black; multiply them by 255"]
+    return items
