@@ -189,7 +189,7 @@ def test_parquet_has_images_or_paths_as_pandas_and_hugging_face_write_them(tmp_p
     assert train.name(1).endswith("row 3 of all.parquet" + ")" * train.name(1).startswith(str(tmp_path)))
 
 
-def test_parquet_of_pandas_with_categories_and_of_hugging_face_with_images(tmp_path, images):
+def test_parquet_of_pandas_has_the_images_and_names_of_its_categories(tmp_path, images):
     pandas = pytest.importorskip("pandas")
     paths = [f"images/{n}.png" for n in range(4)]
     frame = pandas.DataFrame({"path": paths, "label": [NAMES[label] for label in LABELS]}, dtype="category")
