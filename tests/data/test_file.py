@@ -16,7 +16,7 @@ import jaxdp
 from jaxdp.config import Config, Data
 from jaxdp.data import sources
 from jaxdp.data.datasets import with_classes
-from jaxdp.data.decode import decode
+from jaxdp.data.decode import ImageError, decode
 from jaxdp.errors import ConfigError
 
 LABELS = [2, 0, 1, 0]
@@ -502,6 +502,26 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
             np.testing.assert_array_equal(found, expected)
     with pytest.raises(ConfigError, match=r"no column fine; .*its columns are img, label"):
         splits(tmp_path / "saved", label_column="fine")
+
+
+@pytest.mark.slow
+def test_rows_of_hugging_face_without_a_class_or_an_image_are_named_and_names_keep_their_order(tmp_path, images):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=NAMES[::-1])})
+
+    def save(numbers):
+        rows = {"img": [str(tmp_path / "images/0.png"), None], "label": numbers}
+        split = datasets.Dataset.from_dict(rows, features=features)
+        datasets.DatasetDict(train=split, test=split).save_to_disk(str(tmp_path / "saved"))
+        return splits(tmp_path / "saved")["train"]
+
+    items = save([2, 0])
+    assert (items.labels.tolist(), items.classes) == ([2, 0], NAMES[::-1])
+    np.testing.assert_array_equal(decode(items[0][0]), images[0])
+    with pytest.raises(ImageError, match="the row has no image"):
+        items[1]
+    with pytest.raises(ConfigError, match="row 1 of train has the label -1"):
+        save([2, -1])
 
 
 def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, images):
