@@ -1,10 +1,12 @@
 """CIFAR-10 and CIFAR-100 as their authors publish them, in the Python and in the binary version.
 
-The Python version is pickled. It is read without calling anything that a pickle names: arrays are rebuilt from their bytes.
+The Python version is pickled, by Python 2 as published or again by Python 3. It is read without calling anything that a pickle
+names: arrays are rebuilt from their bytes.
 """
 
 import io
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from jaxdp.files import read_regular
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
-ARRAY_PARTS = {"_reconstruct", "ndarray", "dtype"}  # what the pickle of a NumPy array names
+DTYPE = r"[<>|=][biuSU][0-9]+"  # of arrays that are rebuilt: booleans, integers and text
 
 
 class Version(NamedTuple):
@@ -62,6 +64,10 @@ class Cifar(Format):
             return parse(read_regular(self.path / file))
         except OSError as error:
             raise self.error(f"{file}: {error.strerror}", "extract the whole archive") from None
+        except NotAllowedError as error:
+            raise self.error(
+                f"{file} names {first_line(error)}, which is not allowed", "extract the published archive"
+            ) from None
         except Exception as error:  # EOFError, UnpicklingError, KeyError, TypeError, ValueError, ..., by damage
             reason = f"{file} is damaged or truncated: {type(error).__name__}: {first_line(error)}"
             raise self.error(reason, "extract the archive again") from None
@@ -74,7 +80,9 @@ class Cifar(Format):
             records = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + PIXELS)
             return records[:, label_bytes:], records[:, label_bytes - 1]
         stored = _unpickled(content)
-        pixels, labels = stored["data"].pixels(), np.asarray(stored[f"{self.version.label}s"])
+        pixels, labels = _array(stored["data"]), _array(stored[f"{self.version.label}s"])
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
+            raise ValueError(f"an array of {pixels.dtype}, {pixels.shape}, not [N, {PIXELS}] of uint8")
         if labels.shape != pixels.shape[:1]:
             raise ValueError(f"{len(pixels)} images, labels of shape {labels.shape}")
         return pixels, labels
@@ -82,11 +90,18 @@ class Cifar(Format):
     def _class_names(self, content: bytes) -> list[str]:
         if self.version.label_bytes:
             return content.decode("utf-8").split()
-        return [_text(name) for name in _unpickled(content)[f"{self.version.label}_names"]]
+        return [_text(name) for name in _array(_unpickled(content)[f"{self.version.label}_names"]).tolist()]
 
 
-class ArrayPart:
-    """Stands for the parts of a pickled NumPy array: keeps what they would be built from, and does nothing."""
+class NotAllowedError(Exception):
+    """A pickle names a class or function that is not in `ALLOWED`; the message is its name."""
+
+
+class Part:
+    """Stands for what a pickle builds: keeps the arguments and the state, and does nothing.
+
+    Only classes stand for what a pickle names, because it could change the attributes of a function.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -95,22 +110,79 @@ class ArrayPart:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def pixels(self) -> np.ndarray:
-        """The array, [N, 3072] uint8. Raises ValueError or TypeError for any other."""
+    def array(self) -> np.ndarray:
+        """The array. Raises an exception if it is damaged or has another type than `DTYPE`."""
+        raise TypeError("not an array")
+
+
+class Encoded(Part):
+    """`_codecs.encode` and, without arguments, `bytes`, with which protocols 0 to 2 build bytes."""
+
+    def __new__(cls, text: str = "", encoding: str = "latin1") -> bytes:  # type: ignore[misc]
+        if encoding != "latin1":
+            raise ValueError(f"bytes in the encoding {encoding!r}")
+        return text.encode("latin-1")
+
+
+class Reconstructed(Part):
+    """`_reconstruct`: the state has the array."""
+
+    def array(self) -> np.ndarray:
         _, shape, dtype, in_columns, content = self.state
-        if _text(dtype.arguments[0]) != "u1" or in_columns or shape[1:] != (PIXELS,):
-            raise ValueError(f"an array of shape {shape}, not [N, {PIXELS}] of uint8")
-        return np.frombuffer(content, np.uint8).reshape(shape)
+        return np.frombuffer(content, _dtype(dtype)).reshape(shape, order="F" if in_columns else "C")
+
+
+class FromBuffer(Part):
+    """`_frombuffer`, with which protocol 5 builds an array."""
+
+    def array(self) -> np.ndarray:
+        content, dtype, shape, order = self.arguments
+        return np.frombuffer(content, _dtype(dtype)).reshape(shape, order=order)
+
+
+class Scalar(Part):
+    """`scalar`: a number of NumPy."""
+
+    def array(self) -> np.ndarray:
+        dtype, content = self.arguments
+        return np.frombuffer(content, _dtype(dtype)).reshape(())
+
+
+ALLOWED: dict[tuple[str, str], type[Part]] = {  # (first part of the module, name)
+    ("_codecs", "encode"): Encoded,
+    ("__builtin__", "bytes"): Encoded,
+    ("numpy", "_reconstruct"): Reconstructed,
+    ("numpy", "_frombuffer"): FromBuffer,
+    ("numpy", "scalar"): Scalar,
+    ("numpy", "ndarray"): Part,
+    ("numpy", "dtype"): Part,
+}
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads numbers, text, lists and dictionaries, and arrays as `ArrayPart`. Refuses every other class and function."""
+    """Reads numbers, text, lists and dictionaries, and arrays as `Part`."""
 
-    def find_class(self, module: str, name: str) -> type:
-        """`ArrayPart` for the parts of an array. Raises ValueError for anything else."""
-        if module.partition(".")[0] == "numpy" and name in ARRAY_PARTS:
-            return ArrayPart
-        raise ValueError(f"it names {module}.{name}")
+    def find_class(self, module: str, name: str) -> type[Part]:
+        """The class that stands for a name. Raises NotAllowedError for one that is not in `ALLOWED`."""
+        try:
+            return ALLOWED[module.partition(".")[0], name]
+        except KeyError:
+            raise NotAllowedError(f"{module}.{name}") from None
+
+
+def _dtype(part: Part) -> np.dtype:
+    """The dtype of an array. Raises ValueError for one that may hold objects."""
+    code = _text(part.state[1]) + _text(part.arguments[0])
+    if not re.fullmatch(DTYPE, code):
+        raise ValueError(f"an array of {code}")
+    return np.dtype(code)
+
+
+def _array(value: Any) -> np.ndarray:
+    """An array, or a list of numbers or of NumPy's scalars, as an array."""
+    if isinstance(value, Part):
+        return value.array()
+    return np.array([item.array() if isinstance(item, Part) else item for item in value])
 
 
 def _unpickled(content: bytes) -> dict[str, Any]:

@@ -1,22 +1,26 @@
 """The data source `file`: a table of paths and labels, arrays, CIFAR as published, or a data set of Hugging Face on a disk.
 
-`data.directory` names a file with all splits, or a folder with one file for each split, such as train.csv and val.csv.
+`data.directory` names a file with all splits, or a folder with one file for each split, such as train.csv and val.csv, or with
+its shards, such as train-00000-of-00002.parquet.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxdp.config import Config, Data
 from jaxdp.data.cifar import Cifar
-from jaxdp.data.datasets import EncodedItems, FileSource
-from jaxdp.data.file_format import Format
+from jaxdp.data.datasets import EncodedItems, FileSource, listed
+from jaxdp.data.file_format import FileFormat, Format
 from jaxdp.data.hugging_face import HuggingFace
 from jaxdp.data.npz import Npz
 from jaxdp.data.table import Table
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_local
 
-FORMATS: dict[str, type[Table] | type[Npz]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
+FORMATS: dict[str, type[FileFormat]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
+SHARD = r"(?P<split>.+)-(?P<number>\d+)-of-(?P<total>\d+)(-[0-9a-f]{8,})?"  # as Hugging Face names them
 
 
 class File(FileSource):
@@ -43,6 +47,10 @@ class File(FileSource):
 def open_format(path: Path, data: Data) -> Format:
     """The data set at a path. Raises ConfigError if there is none of a known format."""
     if path.is_file() and path.suffix.lower() in FORMATS:
+        if Shard.of(path).total > 1:
+            raise ConfigError(
+                "data.directory", str(path), reason="it is one shard of several", hint=f"give the folder {path.parent}"
+            )
         return FORMATS[path.suffix.lower()](path, data)
     if path.is_dir():
         for folder_format in (HuggingFace, Cifar):
@@ -56,28 +64,63 @@ def open_format(path: Path, data: Data) -> Format:
     hint += "an extracted archive of CIFAR, or a saved DatasetDict; images in SPLIT/CLASS/ are --data.source folder"
     if path.is_file() and path.suffix.lower() in (".gz", ".tgz", ".zip", ".tar"):
         hint = "extract it, and give the folder"
-    inside = [folder for folder in sorted(path.glob("*/")) if HuggingFace.is_in(folder) or Cifar.is_in(folder)]
+    inside = [
+        folder for folder in sorted(path.glob("*/")) if HuggingFace.is_in(folder) or Cifar.is_in(folder) or _shards(folder)
+    ]
     if inside:
         hint = f"use --data.directory {inside[0]}"
     raise ConfigError("data.directory", str(path), reason=reason, hint=hint)
 
 
+def _shards(folder: Path) -> bool:
+    """Whether a folder, such as `data` of a Hugging Face repository, has shards of splits."""
+    return any(file.suffix.lower() in FORMATS and Shard.of(file).total for file in folder.iterdir())
+
+
+class Shard(NamedTuple):
+    """What the name of a file says: SPLIT.SUFFIX, or SPLIT-NUMBER-of-TOTAL.SUFFIX. total: 0 for a whole split."""
+
+    split: str
+    number: int
+    total: int
+    file: Path
+
+    @classmethod
+    def of(cls, file: Path) -> "Shard":
+        match = re.fullmatch(SHARD, file.stem)
+        return cls(match["split"], int(match["number"]), int(match["total"]), file) if match else cls(file.stem, 0, 0, file)
+
+    def name_of(self, number: int) -> str:
+        """The name of another shard of the set."""
+        return f"{self.split}-{number:05}-of-{self.total:05}{self.file.suffix}"
+
+
 class SplitFiles(Format):
-    """A folder with a file for each split, SPLIT.SUFFIX."""
+    """A folder with a file for each split, or with its shards."""
 
     has_columns = matches_classes = True  # if its files have columns and names as labels
 
     def __init__(self, path: Path, data: Data, files: Sequence[Path]) -> None:
         super().__init__(path, data)
-        self.files = {file.stem: file for file in files}
-        for file in files:
-            if self.files[file.stem] != file:
-                reason = f"it has both {file.name} and {self.files[file.stem].name}"
-                raise self.error(reason, "remove one of them, or move it to another folder")
+        self.shards = [Shard.of(file) for file in files]
 
     def names(self) -> Sequence[str]:
-        return list(self.files)
+        return list(dict.fromkeys(shard.split for shard in self.shards))
 
     def read(self, name: str, classes: list[str] | None) -> EncodedItems:
-        file = self.files[name]
-        return FORMATS[file.suffix.lower()](file, self.data).whole(classes)
+        files = self._files(name)
+        file_format = FORMATS[files[0].suffix.lower()]
+        return file_format.whole([file_format(file, self.data) for file in files], classes)
+
+    def _files(self, name: str) -> list[Path]:
+        """The files of a split in order. Raises ConfigError unless they are one file, or each shard of one set once."""
+        first, *others = shards = sorted(shard for shard in self.shards if shard.split == name)
+        numbers = {shard.number: shard for shard in shards}
+        for shard in others:
+            if (shard.total, shard.file.suffix) != (first.total, first.file.suffix) or numbers[shard.number] != shard:
+                reason = f"it has both {first.file.name} and {shard.file.name}"
+                raise self.error(reason, "remove one of them, or move it to another folder")
+        start = 0 if 0 in numbers else 1
+        if missing := [first.name_of(number) for number in range(start, start + first.total) if number not in numbers]:
+            raise self.error(f"it lacks {listed(missing)}", "a split is all of its shards; add what is missing")
+        return [shard.file for shard in shards]

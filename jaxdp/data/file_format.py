@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -78,6 +78,15 @@ class Format(Splits):
             raise self.error(reason, f"there are {len(names)} class names, from 0")
         items.classes = names or items.classes
         return items
+
+
+class FileFormat(Format):
+    """A data set in one file, or one of the files that together are a split."""
+
+    @classmethod
+    @abstractmethod
+    def whole(cls, files: Sequence[Self], classes: list[str] | None) -> EncodedItems:
+        """The images of the files that together are a split; see `Splits.open`."""
 
 
 def numbered(

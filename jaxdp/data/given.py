@@ -23,6 +23,7 @@ class ArrayItems:
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
         self.classes: Any = int(labels.max()) + 1 if labels.size else 0
+        self.warnings: list[str] = []
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -110,4 +111,7 @@ def as_source(item: Any, name: str) -> ItemSource:
     if wrong.any():
         reason = f"row {(row := wrong.argmax())} of {name} has the label {labels[row]}"
         raise ConfigError("datasets", reason=reason, hint=f"labels are whole numbers from 0 to {MAX_CLASSES - 1:,}")
-    return ArrayItems(images, labels.astype(np.int64) if labels.dtype.kind == "f" else labels)
+    items = ArrayItems(images, labels.astype(np.int64) if labels.dtype.kind == "f" else labels)
+    if images.size and images[0].max() <= 1 and images.max() == 1:
+        items.warnings = [f"all pixels of the {name} images are 0 or 1 of 255, which is nearly black; multiply them by 255"]
+    return items

@@ -8,21 +8,21 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from jaxdp.data.datasets import listed
-from jaxdp.data.file_format import Format
+from jaxdp.data.file_format import FileFormat
 from jaxdp.data.given import ArrayItems
-from jaxdp.errors import first_line
+from jaxdp.errors import ConfigError, first_line
 
 PAIRS = ((r"(.+)_images", "{}_labels"), (r"x_(.+)", "y_{}"))  # (name of the images with the split, name of the labels)
 WHOLE = ("images", "labels")
 NAMES = "class_names"
 
 
-class Npz(Format):
+class Npz(FileFormat):
     """The splits of one file."""
 
     @cached_property
@@ -31,7 +31,17 @@ class Npz(Format):
         return self._load(list)
 
     def names(self) -> Sequence[str]:
-        return list(self._pairs())
+        if not (pairs := self._pairs()):
+            hint = f"give the folder of {self.path.name}, with one such file for each split" if {*WHOLE} <= {*self.keys} else ""
+            raise self._lacks("SPLIT_images and SPLIT_labels, or x_SPLIT and y_SPLIT,", hint)
+        return list(pairs)
+
+    def no_split(self, name: str) -> ConfigError:
+        error = super().no_split(name)
+        return self.error(f"{error.reason}; its arrays are {listed(self.keys)}", error.hint)
+
+    def _lacks(self, arrays: str, hint: str = "") -> ConfigError:
+        return self.error(f"no {arrays} among its arrays {listed(self.keys)}", hint or "rename them")
 
     def _pairs(self) -> dict[str, tuple[str, str]]:
         """Split -> names of its images and labels."""
@@ -42,21 +52,46 @@ class Npz(Format):
             if pair[1] in self.keys and found.setdefault(split, pair) != pair:
                 both = f"{' and '.join(found[split])}, and {' and '.join(pair)}"
                 raise self.error(f"{split!r} is both {both}", "keep one pair")
+        if found and {*WHOLE} <= {*self.keys}:
+            both = f"{' and '.join(WHOLE)}, and {' and '.join(next(iter(found.values())))}"
+            raise self.error(f"it has both {both}", "keep a single split, or the pairs of all splits")
         return found
 
     def read(self, name: str, classes: list[str] | None) -> ArrayItems:
-        return self._arrays(self._pairs()[name], name)
+        return self.arrays(self._pair(self._pairs()[name]), name, self._class_names())
 
-    def whole(self, classes: list[str] | None) -> ArrayItems:
-        """The images of a file that is a single split; see `Splits.open`."""
-        if not {*WHOLE} <= {*self.keys}:
-            raise self.error(f"no {' and '.join(WHOLE)} among its arrays {listed(self.keys)}", "rename them")
-        return self._arrays(WHOLE, self.path.stem)
+    @classmethod
+    def whole(cls, files: Sequence[Self], classes: list[str] | None) -> ArrayItems:
+        names, split = files[0]._class_names(), files[0].path.stem
+        for file in files:
+            if pairs := file._pairs():
+                hint = "name its arrays images and labels, or give the file itself as --data.directory"
+                raise file.error(f"it has the splits {listed(list(pairs))}", hint)
+            if not {*WHOLE} <= {*file.keys}:
+                raise file._lacks(" and ".join(WHOLE))
+            if file._class_names() != names:
+                raise file.error(f"its {NAMES} are not the ones in {files[0].path.name}", "write the same into all shards")
+        parts = [file._pair(WHOLE) for file in files]
+        for file, part in zip(files, parts, strict=True):
+            for name, array, first in zip(WHOLE, part, parts[0], strict=True):
+                if (array.dtype.kind, array.shape[1:]) != (first.dtype.kind, first.shape[1:]):
+                    reason = (
+                        f"its {name} are {array.dtype} of shape {array.shape}, but in {files[0].path.name} {first.dtype} of "
+                    )
+                    raise file.error(f"{reason}{first.shape}", "write the same types into all shards")
+        images, labels = (
+            np.concatenate([*map(np.atleast_1d, arrays)]) if len(files) > 1 else arrays[0]
+            for arrays in zip(*parts, strict=True)
+        )
+        return files[0].arrays((images, labels), split, names)
 
-    def _arrays(self, keys: tuple[str, str], split: str) -> ArrayItems:
+    def _pair(self, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels with these names."""
         images, labels = (self._load(itemgetter(key)) for key in keys)
-        names = self._load(lambda arrays: np.ravel(arrays[NAMES]).astype(str).tolist()) if NAMES in self.keys else None
-        return self.arrays((images, labels), split, names)
+        return images, labels
+
+    def _class_names(self) -> list[str] | None:
+        return self._load(lambda arrays: np.ravel(arrays[NAMES]).astype(str).tolist()) if NAMES in self.keys else None
 
     def _load(self, part: Callable[[Any], Any]) -> Any:
         """What a function takes from the open file."""

@@ -1,8 +1,10 @@
 """The data source `file`: tables, arrays, CIFAR and data sets of Hugging Face hold the images that others wrote there."""
 
+import codecs
 import csv
 import dataclasses
 import datetime
+import os
 import pickle
 import pickletools
 import re
@@ -16,7 +18,7 @@ import jaxdp
 from jaxdp.config import Config, Data
 from jaxdp.data import sources
 from jaxdp.data.datasets import with_classes
-from jaxdp.data.decode import decode
+from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.given import as_source
 from jaxdp.errors import ConfigError
 
@@ -108,6 +110,7 @@ GOOD = "images/0.png,ape\nimages/1.png,bee\n"
     ("table", "message"),
     [
         (HEADER, "it has no rows"),
+        (GOOD, r"its first line does not name the columns, but is images/0\.png, ape; add path,label or the like in front"),
         ("file path,label\na,b\n", r"no column image or .*--data\.image-column; its columns are file path, label"),
         ("path,file,label\na,b,c\n", r"several columns .*--data\.image-column"),
         (HEADER + GOOD + "images/0.png,bee\n", r"row 2 and row 4 give 'images/0\.png' different labels"),
@@ -242,14 +245,159 @@ def test_names_in_another_unicode_form_are_one_class_of_a_table_and_refused_as_g
             use(config_of(tmp_path / "npz"))
 
 
-def test_a_parquet_file_that_is_damaged_or_holds_the_images_is_refused(tmp_path):
+BYTES_AND_PATH = {"bytes": "binary", "path": "string"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (BYTES_AND_PATH, lambda path, content: {"bytes": content, "path": "elsewhere.png"}),
+        (BYTES_AND_PATH, lambda path, content: {"bytes": None, "path": path}),
+        ({"path": "string", "bytes": "null"}, lambda path, content: {"bytes": None, "path": path}),
+        ({"bytes": "large_binary"}, lambda path, content: {"bytes": content}),
+        ("binary", lambda path, content: content),
+        ("large_binary", lambda path, content: content),
+        ("binary_view", lambda path, content: path.encode()),
+        ("binary", lambda path, content: path.encode()),
+        ("large_string", lambda path, content: path),
+        ("categories", lambda path, content: path),
+        ("categories", lambda path, content: path.encode()),
+        ("categories", lambda path, content: content),
+    ],
+)
+def test_parquet_has_images_or_paths_as_pandas_and_hugging_face_write_them(tmp_path, images, kind, value):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    paths = [f"images/{n}.png" for n in range(4)]
+    values = [value(path, (tmp_path / path).read_bytes()) for path in paths]
+    if kind == "categories":
+        column = pyarrow.array(values).dictionary_encode()
+    else:
+        fields = kind if isinstance(kind, str) else list(kind.items())
+        types = {
+            name: getattr(pyarrow, name) for name in ("binary", "large_binary", "binary_view", "string", "large_string", "null")
+        }
+        column_type = (
+            types[fields]() if isinstance(fields, str) else pyarrow.struct([(name, types[of]()) for name, of in fields])
+        )
+        column = pyarrow.array(values, column_type)
+    parquet.write_table(
+        pyarrow.table({"split": ["train", "val"] * 2, "image": column, "label": LABELS}), tmp_path / "all.parquet"
+    )
+    train, evaluation = splits(tmp_path / "all.parquet").values()
+    for items, rows in ((train, (0, 2)), (evaluation, (1, 3))):
+        assert labels(items) == [LABELS[row] for row in rows]
+        for found, row in zip(pixels(items), rows, strict=True):
+            np.testing.assert_array_equal(found, images[row])
+    assert train.name(1).endswith("row 3 of all.parquet" + ")" * train.name(1).startswith(str(tmp_path)))
+
+
+def test_parquet_of_pandas_has_the_images_and_names_of_its_categories(tmp_path, images):
+    pandas = pytest.importorskip("pandas")
+    paths = [f"images/{n}.png" for n in range(4)]
+    frame = pandas.DataFrame({"path": paths, "label": [NAMES[label] for label in LABELS]}, dtype="category")
+    frame.to_parquet(tmp_path / "train.parquet")
+    frame.assign(path=[(tmp_path / path).read_bytes() for path in paths]).to_parquet(tmp_path / "val.parquet")
+    for items in splits(tmp_path).values():
+        assert (labels(items), items.classes) == (LABELS, NAMES)
+        for found, expected in zip(pixels(items), images, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def write_shards(folder, suffix, shards):
+    """Files of (path, name of the class) in rows, or of gray images in place of the paths."""
+    for name, rows in shards.items():
+        if suffix == "npz":
+            arrays = {"images": np.array([np.full((8, 8), int(path[7])) for path, _ in rows], np.uint8)}
+            numbers = [NAMES.index(label) for _, label in rows]
+            np.savez(folder / f"{name}.npz", **arrays, labels=numbers, class_names=NAMES)
+        elif suffix == "csv":
+            write_table(folder / f"{name}.csv", ["path", "label"], rows)
+        else:
+            parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+            columns = dict(zip(("path", "label"), map(list, zip(*rows, strict=True)), strict=True))
+            parquet.write_table(pyarrow.table(columns), folder / f"{name}.{suffix}")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "npz"])
+@pytest.mark.parametrize("names", ["train-{:05}-of-00003", "train-{:05}-of-00003-0a1b2c3d4e5f6071", "train-{}-of-3"])
+def test_shards_are_one_split_with_the_classes_of_all_and_a_missing_one_is_named(tmp_path, images, suffix, names):
+    rows = [(f"images/{n}.png", NAMES[label]) for n, label in enumerate(LABELS)]
+    parts = [rows[:2], rows[2:3], rows[3:]]  # cat and ape, bee, ape
+    first = 1 if names == "train-{}-of-3" else 0
+    files = [names.format(number + first) for number in range(3)]
+    write_shards(tmp_path, suffix, dict(zip(files, parts, strict=True)) | {"test-00000-of-00001": rows})
+    train, evaluation = splits(tmp_path).values()
+    assert (labels(train), train.classes) == (labels(evaluation), evaluation.classes) == (LABELS, NAMES)
+    for one, other in zip(pixels(train), pixels(evaluation), strict=True):
+        np.testing.assert_array_equal(one, other)
+    if suffix != "npz":
+        assert train.name(2).endswith(f"images/2.png (row {2 if suffix == 'csv' else 1} of {files[1]}.{suffix})")
+    with pytest.raises(ConfigError, match=rf"{files[1]}\.{suffix}': it is one shard of several; give the folder {tmp_path}"):
+        splits(tmp_path / f"{files[1]}.{suffix}")
+    (tmp_path / f"{files[1]}.{suffix}").rename(tmp_path / "other")
+    with pytest.raises(ConfigError, match=rf"it lacks train-0000{1 + first}-of-00003\.{suffix}; "):
+        splits(tmp_path)
+    (tmp_path / "other").rename(tmp_path / f"train-00000-of-00002.{suffix}")
+    with pytest.raises(ConfigError, match=r"it has both train-.*-of-.* and train-.*-of-"):
+        splits(tmp_path)
+
+
+def test_errors_of_shards_name_the_shard(tmp_path, images):
+    write_shards(tmp_path, "csv", {f"train-{n}-of-2": [(f"images/{n}.png", "ape" * n)] for n in range(2)})
+    with pytest.raises(ConfigError, match=rf"{tmp_path}': row 2 of train-0-of-2\.csv has no label"):
+        splits(tmp_path)
+    write_shards(tmp_path, "csv", {f"train-{n}-of-2": [("images/0.png", NAMES[n])] for n in range(2)})
+    with pytest.raises(
+        ConfigError, match=r"row 2 of train-0-of-2\.csv and row 2 of train-1-of-2\.csv give 'images/0\.png' diff"
+    ):
+        splits(tmp_path)
+    for file in tmp_path.glob("*.csv"):
+        file.unlink()
+    (tmp_path / "repository/data").mkdir(parents=True)
+    write_shards(tmp_path / "repository/data", "npz", {f"train-{n}-of-2": [("images/0.png", "ape")] for n in range(2)})
+    with pytest.raises(ConfigError, match=r"use --data\.directory .*repository/data"):
+        splits(tmp_path / "repository")
+    second = tmp_path / "repository/data/train-1-of-2.npz"
+    for change, message in (
+        (
+            {"images": np.zeros((1, 9, 9), np.uint8)},
+            r"its images are uint8 of shape \(1, 9, 9\), but in train-0-of-2\.npz uint8",
+        ),
+        ({"labels": np.zeros((1, 1), int)}, r"its labels are int64 of shape \(1, 1\), but in"),
+        ({"class_names": NAMES[::-1]}, r"its class_names are not the ones in train-0-of-2\.npz"),
+    ):
+        np.savez(second, **{"images": np.zeros((1, 8, 8), np.uint8), "labels": [0], "class_names": NAMES} | change)
+        with pytest.raises(ConfigError, match=rf"train-1-of-2\.npz': {message}"):
+            splits(second.parent)
+
+
+def test_tables_that_are_too_large_for_the_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    write_shards(tmp_path, "csv", {f"train-{n}-of-2": [(f"images/{n}.png", "ape")] for n in range(2)})
+    size = sum(file.stat().st_size for file in tmp_path.glob("*.csv"))
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2 * size - 1, "SC_PAGE_SIZE": 1}.get)
+    with pytest.raises(ConfigError, match=r"tables are read into memory, and these take 0.0 GiB; the machine has 0.0"):
+        splits(tmp_path)
+
+
+def test_a_parquet_file_that_is_damaged_or_has_columns_of_another_type_is_refused(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match=r"train\.parquet': damaged or not a Parquet file: "):
         splits(tmp_path)
-    parquet.write_table(pyarrow.table({"image": [b"bytes"], "label": [0]}), tmp_path / "train.parquet")
-    with pytest.raises(ConfigError, match=r"the column 'image' has the type binary, not text"):
-        splits(tmp_path)
+    for value, kind in (
+        (5, "int64"),
+        (["a.png"], "list<.*>"),
+        ({"data": b"a"}, "struct<data: binary>"),
+        ({"bytes": 1}, "struct<b.*>"),
+    ):
+        parquet.write_table(pyarrow.table({"image": [value], "label": [0]}), tmp_path / "train.parquet")
+        with pytest.raises(ConfigError, match=rf"the column 'image' has the type {kind}, not text or bytes; store paths"):
+            splits(tmp_path)
+    for empty in (None, b"", {"bytes": None, "path": None}):
+        value = {"bytes": b"a", "path": "a"} if isinstance(empty, dict) else b"a.png"
+        parquet.write_table(pyarrow.table({"image": [value, empty], "label": [0, 1]}), tmp_path / "train.parquet")
+        with pytest.raises(ConfigError, match=r"row 2 has no image; add it, or remove the row"):
+            splits(tmp_path)
 
 
 @pytest.mark.parametrize("keys", [("{}_images", "{}_labels"), ("x_{}", "y_{}"), None])
@@ -271,7 +419,18 @@ def test_npz_files_have_their_arrays(tmp_path, keys):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"a": np.zeros(1)}, "no split 'train'"),
+        (
+            {"a": np.zeros(1), "b": np.zeros(1)},
+            "no SPLIT_images and SPLIT_labels, or x_SPLIT and .* among its arrays a, b; rename",
+        ),
+        (
+            {"x_test": np.zeros((2, 8, 8), np.uint8), "y_test": np.zeros(2, int), "x_train": 0},
+            "has no split 'train'; its arrays are x_test, y_test, x_train",
+        ),
+        (
+            {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(2, int)},
+            r"among its arrays images, labels; give the folder of all\.npz",
+        ),
         ({"x_train": np.zeros((2, 8, 8)), "y_train": np.zeros(2, int)}, r"train images are float64 of shape \(2, 8, 8\)"),
         ({"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, None])}, "with pickled objects"),
         ({"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, -1])}, "row 1 of train has the label -1"),
@@ -298,6 +457,21 @@ def test_an_npz_with_two_pairs_of_arrays_for_a_split_is_refused_and_names_both(t
     with pytest.raises(ConfigError, match="'train' is both ") as refused:
         splits(tmp_path / "two.npz")
     assert all(name in str(refused.value) for name in arrays)
+
+
+def test_an_npz_with_a_split_and_the_pairs_of_others_is_refused_and_names_both(tmp_path):
+    images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
+    pairs = {"x_train": images, "y_train": labels}
+    for arrays in ({"images": images + 1, "labels": labels} | pairs, pairs | {"images": images + 1, "labels": labels}):
+        np.savez(tmp_path / "train.npz", **arrays)
+        for place in (tmp_path, tmp_path / "train.npz"):
+            with pytest.raises(ConfigError, match=r"train\.npz': it has both images and labels, and x_train and y_train; keep"):
+                splits(place)
+    np.savez(tmp_path / "train.npz", **pairs)
+    with pytest.raises(
+        ConfigError, match=r"it has the splits train; name its arrays images and labels, or give the file itself"
+    ):
+        splits(tmp_path)
 
 
 def python_2(content: bytes) -> bytes:
@@ -349,9 +523,36 @@ def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes, b
         assert items.classes == [f"class_{n}" for n in range(classes)]
 
 
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("encoding", ["bytes", "latin1"])
+def test_cifar_that_python_3_pickled_again_has_the_same_pixels_and_labels(tmp_path, protocol, encoding):
+    expected = write_cifar(tmp_path / "cifar", 10, binary=False)
+    forms = (list, np.array, lambda values: np.array(values, ">i4"), lambda values: list(np.array(values)), tuple)
+    order = {1: np.asfortranarray, 2: lambda planes: np.repeat(planes, 2, axis=0)[::2]}
+    for number, file in enumerate(sorted((tmp_path / "cifar").iterdir())):
+        stored = pickle.loads(file.read_bytes(), encoding=encoding)
+        key = type(next(iter(stored)))
+        text = key if key is str else str.encode
+        if (data := text("data")) in stored:
+            stored[data] = order.get(number, np.asarray)(stored[data])
+            stored[text("labels")] = forms[number % len(forms)](stored[text("labels")])
+            stored |= {text("batch_label"): b"", text("filenames"): [b"\xe4.png", "\u03b1.png"]}
+        content = pickle.dumps(stored, protocol=protocol)
+        file.write_bytes(content.replace(b"numpy._core", b"numpy.core") if protocol < 4 else content)  # as NumPy 1
+    for split, items in splits(tmp_path / "cifar").items():
+        np.testing.assert_array_equal(pixels(items), expected[split][0])
+        assert labels(items) == expected[split][1].tolist()
+        assert items.classes == [f"class_{n}" for n in range(10)]
+
+
 class Hostile:
+    """Pickled as a call."""
+
+    def __init__(self, *call):
+        self.call = call
+
     def __reduce__(self):
-        return (print, ("executed",))
+        return self.call
 
 
 def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_nothing(tmp_path, capsys):
@@ -363,10 +564,26 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
         file.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"data_batch_3 is damaged or truncated: "):
             splits(tmp_path / "cifar")
-    file.write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [0]}))
-    with pytest.raises(ConfigError, match=r"it names builtins\.print; extract the archive again"):
-        splits(tmp_path / "cifar")
+    for call in ((print, ("executed",)), (exec, ("print('executed')",)), (np.load, (str(file),)), (bytes, (10**15,))):
+        for protocol in range(3, 6):
+            file.write_bytes(pickle.dumps({b"data": Hostile(*call), b"labels": [0]}, protocol=protocol))
+            name = rf"{call[0].__module__}\.{call[0].__name__}"
+            with pytest.raises(ConfigError, match=rf"data_batch_3 names {name}, which is not allowed; extract the published"):
+                splits(tmp_path / "cifar")
     assert "executed" not in capsys.readouterr().out
+    for call in (
+        (codecs.encode, ("ab", "hex")),
+        (np.ndarray, (10**15,)),
+        (np.dtype, ("O",)),
+        (codecs.encode, ("\u03b1", "latin1")),
+    ):
+        file.write_bytes(pickle.dumps({b"data": Hostile(*call), b"labels": [0]}))
+        with pytest.raises(ConfigError, match=r"data_batch_3 is damaged or truncated: "):
+            splits(tmp_path / "cifar")
+    changed = b"c_codecs\nencode\n}X\x0c\x00\x00\x00__defaults__)sb."  # BUILD: sets an attribute of what is named
+    file.write_bytes(b"\x80\x02" + changed)
+    with pytest.raises(ConfigError, match=r"data_batch_3 is damaged or truncated: "):
+        splits(tmp_path / "cifar")
     write_cifar(tmp_path / "binary", 100, binary=True)
     (tmp_path / "binary/test.bin").write_bytes(b"0" * 5000)
     with pytest.raises(ConfigError, match=r"test\.bin is damaged or truncated: ValueError: 5000 bytes, but an image has 3074"):
@@ -398,12 +615,37 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
     rows = {"img": [str(tmp_path / f"images/{n}.png") for n in range(4)], "label": LABELS}
     split = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict(train=split, test=split).save_to_disk(str(tmp_path / "saved"))
-    for items in splits(tmp_path / "saved").values():
-        assert (labels(items), items.classes) == (LABELS, NAMES)
+    (tmp_path / "data").mkdir()
+    split.shard(2, 0, contiguous=True).to_parquet(tmp_path / "data/train-00000-of-00002.parquet")
+    split.shard(2, 1, contiguous=True).to_parquet(tmp_path / "data/train-00001-of-00002.parquet")
+    split.to_parquet(tmp_path / "data/test-00000-of-00001.parquet")
+    for items in [*splits(tmp_path / "saved").values(), *splits(tmp_path / "data").values()]:
+        assert labels(items) == LABELS
+        assert items.classes in (NAMES, 3)
         for found, expected in zip(pixels(items), images, strict=True):
             np.testing.assert_array_equal(found, expected)
     with pytest.raises(ConfigError, match=r"no column fine; .*its columns are img, label"):
         splits(tmp_path / "saved", label_column="fine")
+
+
+@pytest.mark.slow
+def test_rows_of_hugging_face_without_a_class_or_an_image_are_named_and_names_keep_their_order(tmp_path, images):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=NAMES[::-1])})
+
+    def save(numbers):
+        rows = {"img": [str(tmp_path / "images/0.png"), None], "label": numbers}
+        split = datasets.Dataset.from_dict(rows, features=features)
+        datasets.DatasetDict(train=split, test=split).save_to_disk(str(tmp_path / "saved"))
+        return splits(tmp_path / "saved")["train"]
+
+    items = save([2, 0])
+    assert (items.labels.tolist(), items.classes) == ([2, 0], NAMES[::-1])
+    np.testing.assert_array_equal(decode(items[0][0]), images[0])
+    with pytest.raises(ImageError, match="the row has no image"):
+        items[1]
+    with pytest.raises(ConfigError, match="row 1 of train has the label -1"):
+        save([2, -1])
 
 
 def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, images):
@@ -427,6 +669,10 @@ def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, i
     (tmp_path / "train.csv").write_text(HEADER + GOOD)
     with pytest.raises(ConfigError, match=r"no column 'split'; add it, with train or val"):
         splits(tmp_path / "train.csv")
+    (tmp_path / "all.csv").write_text("path,label,split\nimages/0.png,ape,train\nimages/1.png,bee, \n")
+    with pytest.raises(ConfigError, match=r"all\.csv': row 3 has no split; add it, or remove the row"):
+        splits(tmp_path / "all.csv")
+    (tmp_path / "all.csv").unlink()
     (tmp_path / "train.npz").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"it has both train\.csv and train\.npz"):
         splits(tmp_path)

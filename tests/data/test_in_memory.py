@@ -46,8 +46,27 @@ def test_synthetic_images_depend_on_seed_split_and_index_only():
     other_split, other_seed = SyntheticSource(100, 8, 5, seed=3, split=1), SyntheticSource(100, 8, 5, seed=4, split=0)
     assert not np.array_equal(other_split[7][0], source[7][0])
     assert not np.array_equal(other_seed[7][0], source[7][0])
+    assert not np.array_equal(other_seed[7][0], other_split[7][0])
     with pytest.raises(IndexError):
         source[100]
+
+
+def test_synthetic_images_are_the_color_of_their_class_in_every_split_under_noise_of_128_levels():
+    config = Config(
+        seed=5, model=Model(classes=3), data=Data(source="synthetic", image_size=16, train_examples=60, eval_examples=40)
+    )
+    opened = open_datasets(config)
+    assert (len(opened.train), len(opened.evaluation), opened.class_count) == (60, 40, 3)
+    sets = [opened.train, opened.evaluation, SyntheticSource(60, 16, 3, seed=6, split=0)]
+    darkest = np.empty((len(sets), 3, 3), int)  # [set, class, channel]
+    for number, source in enumerate(sets):
+        images, labels = source.batch(np.arange(len(source)))
+        for label in range(3):
+            pixels = images[labels == label].reshape(-1, 3).astype(int)
+            darkest[number, label] = pixels.min(0)
+            np.testing.assert_array_equal(pixels.max(0) - pixels.min(0), 127)
+    np.testing.assert_array_equal(darkest, np.broadcast_to(darkest[0], darkest.shape))
+    assert len(np.unique(darkest[0], axis=0)) == 3
 
 
 def test_normalized_digits_have_zero_mean_and_unit_variance():

@@ -63,6 +63,20 @@ def test_labels_that_do_not_count_from_0_are_warned_about():
     assert sources.open_datasets(GIVEN, [(images, np.array([0, 1, 2]))] * 2).warnings == ()
 
 
+def test_pixels_that_are_all_0_or_1_are_warned_about(tmp_path):
+    dim = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8) % 2
+    late = np.zeros((3, 8, 8), np.uint8)
+    late[2, 7, 7] = 2
+    labels = np.array([0, 1, 2])
+    np.savez(tmp_path / "all.npz", x_train=late, y_train=labels, x_test=dim, y_test=labels)
+    file = Config(data=Data(source="file", directory=str(tmp_path / "all.npz"), image_size=32))
+    text = "all pixels of the {} images are 0 or 1 of 255, which is nearly black; multiply them by 255"
+    assert sources.open_datasets(file).warnings == (text.format("test"),)
+    assert sources.open_datasets(GIVEN, [(dim, labels), (late, labels)]).warnings == (text.format("training"),)
+    with pytest.raises(ConfigError, match=r"training images are float64 of shape .*give uint8 pixels from 0 to 255"):
+        sources.open_datasets(GIVEN, [(dim / 1, labels)] * 2)
+
+
 @pytest.mark.parametrize(("dtype", "shape"), [("bool", (-1,)), ("uint8", (-1, 1)), ("int64", (-1,)), ("float64", (-1,))])
 def test_labels_that_are_whole_numbers_and_booleans_are_accepted(dtype, shape):
     """Keras has uint8 of shape [N, 1]."""

@@ -179,7 +179,7 @@ def test_digest_of_files_depends_on_names_labels_and_sizes_but_not_on_their_plac
         if kind == "folder":
             items = ImageFolder.open(root / "train")
         else:
-            items = Table(root / "train.csv", Data()).whole(None)
+            items = Table.whole([Table(root / "train.csv", Data())], None)
         return consistency.data_digest(Unread(items))
 
     digest = make(tmp_path / "1")
