@@ -12,7 +12,7 @@ from jaxdp.data import progress
 from jaxdp.data.datasets import FileSource, Splits, stated_classes
 from jaxdp.data.decode import ImageError
 from jaxdp.data.records import READERS
-from jaxdp.errors import ConfigError, first_line, nearest
+from jaxdp.errors import ConfigError, StorageError, first_line, nearest
 from jaxdp.files import check_local, expand_user, is_url
 
 if TYPE_CHECKING:
@@ -130,13 +130,15 @@ class TfdsSource:
         return self.examples
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
-        """(encoded image, label). Raises ImageError for a record that cannot be read."""
+        """(encoded image, label). Raises ImageError for a damaged record, StorageError for an error of the file system."""
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         try:
             example = self.features.deserialize_example_np(self.records[int(index)], decoders=self.decoders)
         except ImageError:
             raise
+        except OSError as error:  # of the file system: it says nothing about the image
+            raise StorageError(error.strerror or first_line(error), self.name(index)) from error
         except Exception as error:  # RuntimeError, DecodeError, ..., by reader
             raise ImageError(f"cannot read the record ({type(error).__name__}: {first_line(error)})") from None
         image = example["image"]
