@@ -219,8 +219,8 @@ class Audit(Callback):
         with run.clock.paused("compilation"):
             program = self._program(run).result()  # no check for a stop: the others would wait here
         processes.set_activity("audit", step)
-        processes.all_gather_object("all processes to be ready for an audit", None, while_waiting=lambda: None)
         with run.clock.paused("audit"):
+            processes.all_gather_object("all processes to be ready for an audit", None, while_waiting=lambda: None)
             findings = program(
                 run.state, batch, run.compiler.hyperparameters(run.phase, run.plan.learning_rate(progress.samples))
             )

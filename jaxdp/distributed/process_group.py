@@ -101,7 +101,7 @@ class ProcessGroup:
         return stop_reason
 
     def record_step(self, step: int, waited: float, completed: float) -> None:
-        """Record how many seconds this process waited for its devices in a step, and when it had the results (monotonic)."""
+        """Record how many seconds this process waited for its devices in a step, and those of all steps up to it."""
 
     def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
         """See `Stragglers.report`: since the last call or in the whole session; {} on other ranks than 0."""

@@ -29,7 +29,7 @@ class Stragglers:
         self._reported: Mapping[int, StepTimes] = {}
 
     def add(self, step: int, waited: float, completed: float) -> None:
-        """Add a step of this process: the seconds that it waited for the devices, and when it had the results, by its clock."""
+        """Add a step of this process: the seconds that it waited for the devices, and those of all steps so far."""
         if self._last_step is not None and self._last_step[0] == step - 1:
             sums, seconds = self.own, completed - self._last_step[1]
             self.own = StepTimes(sums.steps + 1, sums.seconds + seconds, sums.waited_seconds + waited)

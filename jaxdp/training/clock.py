@@ -1,72 +1,144 @@
 """Clock of a run: seconds of training, and of the activities that do not count as training."""
 
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from time import monotonic
+from typing import Any, NamedTuple
 
 from jaxdp.checkpoint.progress import Progress
+
+
+class Completion(NamedTuple):
+    """When the devices had completed a step. time: by `time.monotonic()`; training_seconds: by the clock of the run."""
+
+    time: float
+    training_seconds: float
+
+
+class TimedStep(NamedTuple):
+    """A step on the devices. input_seconds: for which they waited for its images."""
+
+    completion: Future[Completion]
+    input_seconds: float
 
 
 class Clock:
     """Adds the seconds of steps and of other activities to the progress of a run, and measures its throughput.
 
-    Training seconds are those between two steps, without evaluation, saving, audits and profiling.
-    command_start: `time.monotonic()` at the start of the command.
+    A step takes from the completion of the previous one on the devices to its own, whenever the host reads its results: a
+    thread waits for each. This time stands still in evaluations, saves, audits and the like while no step is on the devices.
+    command_start: `time.monotonic()` at the start of the command. Close it when done.
     """
 
     def __init__(self, progress: Progress, command_start: float) -> None:
         self.progress, self.command_start = progress, command_start
         self.earlier_seconds = progress.wall_seconds  # of earlier sessions
-        self.last_step_end = time.perf_counter()
         self.is_first_step = True
-        self.restart_throughput()
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="steps")
+        self._lock = threading.Lock()  # of what both threads change: the next four lines
+        self._on_devices = self._pauses = 0  # steps; blocks of `excluded`
+        self._stopped_at: float | None = None  # since when training time stands still
+        self._stopped_seconds = 0.0  # for which it stood still before
+        self._completed_at = monotonic()  # of the last step
+        self._input_seconds = 0.0  # of the step that is started next
+        self._sums = [0.0, 0.0, 0.0]  # images, seconds and input seconds since `restart_throughput`
+        self.restart()
 
     @property
     def wall_seconds(self) -> float:
         """Time since the start of the run's first session, without the time between sessions."""
-        return self.earlier_seconds + time.monotonic() - self.command_start
+        return self._wall_seconds(monotonic())
+
+    def _wall_seconds(self, now: float) -> float:
+        return self.earlier_seconds + now - self.command_start
+
+    def _training_seconds(self, now: float) -> float:
+        return (now if self._stopped_at is None else self._stopped_at) - self._stopped_seconds
+
+    def _stop_or_go(self, now: float) -> None:
+        """Let training time stand still if it is due, or go on."""
+        if self._pauses and not self._on_devices:
+            self._stopped_at = now if self._stopped_at is None else self._stopped_at
+        elif self._stopped_at is not None:
+            self._stopped_seconds, self._stopped_at = self._stopped_seconds + now - self._stopped_at, None
 
     def restart(self) -> None:
-        """Start the time of the next step now."""
-        self.last_step_end = time.perf_counter()
+        """Start the time of the next step now. No step may be on the devices."""
+        self._completed_at = monotonic()
+        self._counted = self._training_seconds(self._completed_at)
 
-    def end_step(self, images: int) -> dict[str, float]:
-        """Count a step of so many images, from the end of the previous one or from `restart`.
+    def start_step(self, wait: Callable[[], Any]) -> TimedStep:
+        """Note that a step was started. wait: returns once the devices have completed it."""
+        with self._lock:
+            self._on_devices += 1
+            self._stop_or_go(monotonic())
+        step = TimedStep(self._waiter.submit(self._complete, wait), self._input_seconds)
+        self._input_seconds = 0.0
+        return step
+
+    def _complete(self, wait: Callable[[], Any]) -> Completion:
+        try:
+            wait()
+        finally:
+            with self._lock:
+                self._on_devices -= 1
+                self._completed_at = now = monotonic()
+                completion = Completion(now, self._training_seconds(now))
+                self._stop_or_go(now)
+        return completion
+
+    def end_step(self, step: TimedStep, images: int) -> dict[str, float]:
+        """Count a step of so many images, once it is complete; in the order of their start.
 
         Returns fields of its record, with the throughput since the last call of `restart_throughput`.
         """
-        now = time.perf_counter()
-        seconds, self.last_step_end = now - self.last_step_end, now
+        completion = step.completion.result()
+        seconds, self._counted = completion.training_seconds - self._counted, completion.training_seconds
         self.progress.training_seconds += seconds
-        self._images += images
-        self._seconds += seconds
+        self.progress.input_seconds += step.input_seconds
         if self.is_first_step:
-            self.progress.first_step_seconds = time.monotonic() - self.command_start
+            self.progress.first_step_seconds = completion.time - self.command_start
             self.is_first_step = False
-        speed = self._images / self._seconds
-        return {"images_per_second": speed, "input_seconds": self._input_seconds, "wall_seconds": self.wall_seconds}
+        self._sums = [total + value for total, value in zip(self._sums, (images, seconds, step.input_seconds), strict=True)]
+        images_seen, training, waited = self._sums
+        wall_seconds = self._wall_seconds(completion.time)
+        return {"images_per_second": images_seen / training, "input_seconds": waited, "wall_seconds": wall_seconds}
 
-    def add_input_seconds(self, seconds: float) -> None:
-        """Count time for which the devices waited for images."""
-        self.progress.input_seconds += seconds
-        self._input_seconds += seconds
+    def add_input_wait(self, seconds: float) -> None:
+        """Note that the host has waited so long, until now, for the next step's images; idle devices have waited, too."""
+        with self._lock:
+            idle = 0.0 if self._on_devices else monotonic() - self._completed_at
+        self._input_seconds += min(seconds, idle)
 
     def restart_throughput(self) -> None:
-        self._images, self._seconds, self._input_seconds = 0, 0.0, 0.0
+        self._sums = [0.0, 0.0, 0.0]
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
-        """Leave the time of the block out of the time of the current step: it was not spent on training."""
-        began = time.perf_counter()
-        yield
-        self.last_step_end += time.perf_counter() - began
-
-    @contextmanager
-    def paused(self, activity: str) -> Iterator[None]:
-        """Count the time of the block as an activity (see `Progress.add_seconds`), and restart the time of the step."""
-        started = time.perf_counter()
+        """Leave the time of the block, while no step is on the devices, out of the time of the next step."""
+        self._pause(1)
         try:
             yield
         finally:
-            self.restart()
-            self.progress.add_seconds(activity, self.last_step_end - started)
+            self._pause(-1)
+
+    def _pause(self, change: int) -> None:
+        with self._lock:
+            self._pauses += change
+            self._stop_or_go(monotonic())
+
+    @contextmanager
+    def paused(self, activity: str) -> Iterator[None]:
+        """Exclude the time of the block, and count it as an activity (see `Progress.add_seconds`)."""
+        started = monotonic()
+        try:
+            with self.excluded():
+                yield
+        finally:
+            self.progress.add_seconds(activity, monotonic() - started)
+
+    def close(self) -> None:
+        """End the thread after the steps on the devices."""
+        self._waiter.shutdown(wait=False)

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -108,7 +109,7 @@ def _next_batch(run: Run, batches: DeviceIterator) -> dict[str, jax.Array] | Non
     waited, step = batches.wait_seconds, run.progress.steps
     run.processes.set_activity("load", step + 1, "waiting for images")
     batch = batches.next(run.signals.wait_for)
-    run.clock.add_input_seconds(batches.wait_seconds - waited)
+    run.clock.add_input_wait(batches.wait_seconds - waited)
     run.processes.set_activity("step", step, "waiting for the results of the previous step")
     return batch
 
@@ -134,6 +135,7 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     began = time.monotonic()
     run.state, metrics = step(run.state, batch | _requests(run), run.compiler.hyperparameters(phase, rate))
     start_seconds = time.monotonic() - began
+    timed = run.clock.start_step(partial(jax.block_until_ready, metrics))
     progress.finish_step(phase.global_batch)
     if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
         progress.evaluate_after(progress.steps)
@@ -142,7 +144,7 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     record |= run.next_record
     is_first, is_last = before == phase.first_sample, progress.samples >= plan.total_samples
     is_logged = is_first or is_last or progress.steps % run.log_every == 0 or bool(run.next_record)
-    run.pending.append(StartedStep(record, metrics, start_seconds, is_logged))
+    run.pending.append(StartedStep(record, metrics, timed, start_seconds=start_seconds, is_logged=is_logged))
 
 
 def _requests(run: Run) -> dict[str, jax.Array]:
@@ -161,10 +163,10 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         asked = time.monotonic()
         record = step.record | read(step.metrics)
         run.processes.record_request(record.pop("request"))
-        completed = time.monotonic()
-        run.step_times = step.start_seconds + completed - asked, completed
+        waited = step.start_seconds + time.monotonic() - asked
         run.processes.status.record_progress()
-        record |= run.clock.end_step(record["global_batch"])
+        record |= run.clock.end_step(step.timed, record["global_batch"])
+        run.step_times = waited, run.progress.training_seconds
         run.progress.skipped_steps = record.get("skipped_steps", 0)
         following = record["step"] + 1
         if run.call_hook("after_step", record, MappingProxyType(record), is_logged=step.is_logged, request_step=following):
@@ -305,6 +307,7 @@ def _ending(run: Run) -> Iterator[None]:
         raise
     finally:
         run.compiler.close()
+        run.clock.close()
         run.checkpoints.close()
 
 

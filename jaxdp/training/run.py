@@ -18,7 +18,7 @@ from jaxdp.data.chunks import image_bytes, rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
 from jaxdp.errors import kind_of, printable
 from jaxdp.records import RECORD_FIELDS
-from jaxdp.training.clock import Clock
+from jaxdp.training.clock import Clock, TimedStep
 from jaxdp.training.evaluation import evaluation_logits
 from jaxdp.training.state import Placement, TrainState, from_host, replicate, replicated
 
@@ -44,6 +44,7 @@ class StartedStep(NamedTuple):
 
     record: dict[str, Any]
     metrics: dict[str, jax.Array]
+    timed: TimedStep
     start_seconds: float
     is_logged: bool
 
@@ -106,7 +107,7 @@ class Run:
         self.stop_reason: str | None = None
         self.error: BaseException | None = None
         self.saved_samples: int | None = None
-        self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and when its results came
+        self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and those of all steps up to it
         self.pending: deque[StartedStep] = deque()
         self.record: dict[str, Any] | None = None  # the record to which `log` adds
         self.is_logged = False

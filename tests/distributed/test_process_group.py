@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdp.distributed.process_group import ALL, Exchange
+from jaxdp.distributed.process_group import ALL, NONE, SAVE, STOP, Exchange, JoinedProcesses
 from jaxdp.distributed.status import ProcessStatus
 
 
@@ -38,3 +38,24 @@ def test_a_stop_ends_an_exchange_whose_board_does_not_answer(method):
     exchange = Exchange(SimpleNamespace(rank=1, is_rank0=False, num_processes=2, follower=follower, status=ProcessStatus()))
     with pytest.raises(SystemExit):
         exchange.all_gather("word", 1, stop)
+
+
+@pytest.mark.parametrize("later", [[], [NONE], [NONE, NONE, SAVE, NONE]])
+def test_an_agreed_save_is_kept_until_it_is_taken_once(later):
+    """Steps that complete before it is taken carry no request, as before an evaluation, where several complete together."""
+    group = JoinedProcesses.__new__(JoinedProcesses)
+    group._request = group._agreed = NONE
+    for request in [NONE, SAVE, *later]:
+        group.record_request(request)
+    assert [group.take_agreed_save() for _ in range(2)] == [True, False]
+    group.record_request(NONE)
+    assert not group.take_agreed_save()
+
+
+def test_a_stop_that_was_agreed_is_not_taken_back_by_later_steps():
+    group = JoinedProcesses.__new__(JoinedProcesses)
+    group._request, group._agreed, group.status = NONE, NONE, ProcessStatus()
+    for request in (SAVE, STOP, NONE, SAVE):
+        group.record_request(request)
+    assert not group.take_agreed_save()
+    assert group.check_stop("SIGTERM") == "SIGTERM"
