@@ -6,8 +6,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxdp.errors import ConfigError
+
 EPSILON = 1e-5
 REDUCTION_AXES = (0, 1, 2)  # batch, height and width; not the channels
+
+
+class OneValue(ConfigError):
+    """The error of a batch normalization of one value of each channel, whose result is its bias, whatever the value."""
+
+    def __init__(self, layer: str) -> None:
+        self.layer = layer
+        super().__init__(
+            "per_worker_batch",
+            1,
+            reason=f"{layer} has one value of each channel, and batch normalization needs two",
+            hint="use a larger one or, on several devices, --model.norm synchronized",
+        )
 
 
 class Fusion(NamedTuple):

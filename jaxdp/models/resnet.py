@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxdp.config import BlurPool
 from jaxdp.errors import ConfigError, one_of
-from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneValue, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
 from jaxdp.models.convolution import BLURRED_POOLS, average_pool, blur, blurs_input, convolve, form_on, max_pool, pool_padding
 from jaxdp.models.drop_path import block_rate, branch_factor
@@ -111,7 +111,7 @@ class BatchNorm(nn.Module):
     In training it stores the batch's mean and mean square ([C] float32) in the collection `moments` if that is mutable; the
     training step averages them over workers and updates the moving averages once. Without it, or if `batch_stats` is mutable,
     it updates them itself, as Flax does with this momentum. Returns a term, because the ReLU behind it computes the output: a
-    `FoldedTerm` of a `Projection`, else a `BatchNormTerm`.
+    `FoldedTerm` of a `Projection`, else a `BatchNormTerm`. Raises OneValue in training.
     """
 
     train: bool
@@ -123,6 +123,10 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array | Projection) -> Term:
         features = (x.kernel if isinstance(x, Projection) else x).shape[-1:]
+        if self.train and not self.is_initializing():
+            positions = math.prod((x.h if isinstance(x, Projection) else x).shape[:-1])
+            if positions * lax.axis_size(self.fusion.axes) == 1:
+                raise OneValue("/".join(self.path))
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         scale = parameter(self, "scale", zeros if self.zero_scale else ones, shape=features)
         bias = parameter(self, "bias", zeros, shape=features)
