@@ -37,6 +37,7 @@ from jaxdp.distributed import runtime
 from jaxdp.distributed.launch import reserved_port
 from jaxdp.loggers import default
 from jaxdp.models import activations, resnet
+from jaxdp.models.convolution import CONVOLUTIONS
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
@@ -124,7 +125,7 @@ def tiny_resnet(tiny, monkeypatch) -> Config:
 @pytest.fixture
 def direct_convolutions(monkeypatch) -> None:
     """Convolutions have the form that GPUs use, not matrix products."""
-    monkeypatch.setitem(models.CONVOLUTIONS, "cpu", "direct")
+    monkeypatch.setitem(CONVOLUTIONS, "cpu", "direct")
 
 
 @pytest.fixture

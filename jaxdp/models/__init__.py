@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from jaxdp.choices import MODELS
 from jaxdp.config import Model as ModelConfig
+from jaxdp.models.convolution import EVERY_PLATFORM as EVERY_PLATFORM
+from jaxdp.models.convolution import form_on
 from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
@@ -71,10 +73,6 @@ def init_resnet(module: ResNet, key: jax.Array, image_shape: tuple[int, int, int
     return sample_params(key, variables["params"]), variables["batch_stats"]
 
 
-EVERY_PLATFORM = "every platform"  # of `create`: the program chooses the fastest form when it is lowered
-# Form of 1x1 convolutions and of convolutions over maps of a few pixels, by platform; others: "direct". As matrix products they
-# are up to 4.5 times as fast on a CPU (benchmarks/README.md).
-CONVOLUTIONS = {"cpu": "product", EVERY_PLATFORM: "by_platform"}
 Tree = TypeVar("Tree")
 
 
@@ -95,7 +93,7 @@ def sample_params(key: jax.Array, stds: Tree) -> Tree:
 
 
 def create(config: ModelConfig, platform: str | None = None, *, custom_vjp: bool = True) -> Network:
-    """The network of a config. platform: that of the devices, for `CONVOLUTIONS`; None: JAX's default backend. custom_vjp: use
+    """The network of a config. platform: that of the devices, for `form_on`; None: JAX's default backend. custom_vjp: use
     the hand-written gradients of a ResNet, which move less memory than those that JAX derives.
 
     Raises ConfigError for a name that is neither built in nor registered in this process.
@@ -124,7 +122,7 @@ def create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) -
             stem=config.stem,
             shortcut=config.shortcut,
             dtype=jnp.dtype(config.dtype),
-            convolution=CONVOLUTIONS.get(platform or jax.default_backend(), "direct"),
+            convolution=form_on(platform),
             axes=AXES if config.norm == "synchronized" else (),
             remat=config.remat,
             custom_vjp=custom_vjp,

@@ -6,14 +6,30 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxdp.errors import ConfigError
+
 EPSILON = 1e-5
 REDUCTION_AXES = (0, 1, 2)  # batch, height and width; not the channels
+
+
+class OneValue(ConfigError):
+    """The error of a batch normalization of one value of each channel, whose result is its bias, whatever the value."""
+
+    def __init__(self, layer: str) -> None:
+        self.layer = layer
+        super().__init__(
+            "per_worker_batch",
+            1,
+            reason=f"{layer} has one value of each channel, and batch normalization needs two",
+            hint="use a larger one or, on several devices, --model.norm synchronized",
+        )
 
 
 class Fusion(NamedTuple):
     """Static arguments of `fused_bn_relu`.
 
-    axes: mesh axes over which the batch statistics are synchronized; convolution: "product" if XLA compiles for a CPU.
+    axes: mesh axes over which the batch statistics are synchronized; convolution: "direct" if XLA compiles for an
+    accelerator, "product" for a CPU, "by_platform" if that is not known.
     """
 
     axes: tuple[str, ...] = ()
@@ -101,7 +117,7 @@ def moments(x: jax.Array, axes: tuple[str, ...] = ()) -> tuple[jax.Array, jax.Ar
 
 
 def moments_in_one_reduction(x: jax.Array, axes: tuple[str, ...] = ()) -> tuple[jax.Array, jax.Array]:
-    """`moments` with fewer kernels on a GPU. JAX cannot differentiate it."""
+    """`moments` with fewer kernels on a GPU, and on a CPU up to 500 times the rounding. JAX cannot differentiate it."""
     wide = x.astype(jnp.float32)
     count = wide.size // wide.shape[-1]
     total, square = sums(wide, wide * wide)

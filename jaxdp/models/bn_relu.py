@@ -70,7 +70,7 @@ def relu_by_sqrt(x: jax.Array) -> jax.Array:
 
 def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
     terms, y, has_shortcut = residuals
-    if y is None and fusion.convolution != "product":
+    if y is None and fusion.convolution == "direct":
         # XLA's GPU compiler would write a comparison to memory for the second pass. A product stays in the passes. Where the
         # cotangent is not finite and the mask is 0 it gives NaN: a step with such a cotangent never looks finite.
         terms = (terms[0]._replace(x=lax.optimization_barrier(terms[0].x)),)

@@ -1,7 +1,7 @@
 """Convolution and max pooling, each in two implementations that compute the same numbers; average pooling; BlurPool.
 
 `convolve` is either "direct", one `conv_general_dilated` as accelerators want it, or "product": XLA's CPU backend is slow for
-1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. `jaxdp.models.CONVOLUTIONS` selects it.
+1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. `form_on` selects it.
 `max_pool` has a hand-written gradient that stores the index of each window's maximum in a byte, because the gradient that JAX
 derives is slow on every backend. `custom_vjp` selects it.
 
@@ -23,6 +23,15 @@ SMALL_MAP = 4  # largest output side, in pixels, that is computed as a product o
 BLURRED_POOLS = ("activations", "convolutions_and_pool")  # the forms that blur behind the maxima of the stem
 LEAST_CHANNELS = 16  # of a convolution's input that FFCV and Composer blur: not the image
 Padding = Literal["constant", "reflect"]
+EVERY_PLATFORM = "every platform"  # of `form_on`: the program chooses the fastest form when it is lowered
+# Form of 1x1 convolutions and of convolutions over maps of a few pixels, by platform; others: "direct". As matrix products they
+# are up to 4.5 times as fast on a CPU (benchmarks/README.md).
+CONVOLUTIONS = {"cpu": "product", EVERY_PLATFORM: "by_platform"}
+
+
+def form_on(platform: str | None = None) -> str:
+    """The method of `convolve` for devices of a platform; None: JAX's default backend."""
+    return CONVOLUTIONS.get(platform or jax.default_backend(), "direct")
 
 
 def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: str = "direct") -> jax.Array:

@@ -4,6 +4,7 @@ A network has one segment, or one for each submodule that a method `stages` of t
 """
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import lax
 
 from jaxdp.errors import Unusable
+from jaxdp.models.batch_norm import OneValue
 from jaxdp.network import ROOT
 from jaxdp.parallel.mesh import AXES
 
@@ -172,24 +175,29 @@ class NnxNet(FlaxNet):
         path, key = self.paths[index], jax.random.key(0) if key is None else key
         module = self._merge(params, batch_stats, key)
         module.train() if train else module.eval()
-        for _, layer in nnx.iter_modules(module):
+        of_one_value: set[Path] = set()
+        for name, layer in nnx.iter_modules(module):
             if train and isinstance(layer, nnx.BatchNorm):
                 layer.momentum = 0.0  # the statistics become those of this batch
                 if self.synchronized:
                     layer.axis_name = AXES  # type: ignore[assignment]
+                layer.promote_dtype = _noting_one_value(layer, _names(name), of_one_value)
         called: Any = module.stages()[index] if path else module  # type: ignore[attr-defined]
         arguments: dict[str, Any] = _mode_arguments(called.__call__, train)
         if "rngs" in inspect.signature(called.__call__).parameters:
             arguments["rngs"] = nnx.Rngs(jax.random.fold_in(key, len(self.random) + index))  # unlike those of `_merge`
-        constants = _constants(module)
+        constants, before = _constants(module), _values(module, nnx.BatchStat)
         y = called(x, **arguments)
         if not train:
             return y, {}
         for name, value in _constants(module).items():
             if constants.get(name, value) is not value:
                 raise Unusable(f"the call changes {'/'.join(name)}, which a run cannot keep", "change no variables")
-        changed = {name: value for name, value in _values(module, nnx.BatchStat).items() if name[: len(path)] == path}
-        return y, unflatten_dict(changed)
+        after = _values(module, nnx.BatchStat)
+        for name in of_one_value:
+            if after[*name, "mean"] is not before[*name, "mean"]:  # else it used running averages
+                raise OneValue("/".join(name))
+        return y, unflatten_dict({name: value for name, value in after.items() if name[: len(path)] == path})
 
     def _merge(self, params: dict, batch_stats: dict, key: jax.Array) -> nnx.Module:
         """The module with these values. Variables of other segments hold shapes; the keys of dropout follow from `key`."""
@@ -294,7 +302,7 @@ def _statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path]) -> A
     """A context in which `nn.BatchNorm` stores, in training, the mean and variance of the batch instead of moving averages.
 
     axes: mesh axes over which they are synchronized; None keeps each layer's own. Adds the path of every layer that is called
-    to `normalized`. Calls raise Unusable if a layer uses running averages in training, or does not in evaluation.
+    to `normalized`. Calls raise Unusable if a layer uses running averages in training, or does not in evaluation, and OneValue.
     """
 
     def intercept(  # noqa: PLR0917 - Flax passes arguments by position
@@ -313,12 +321,34 @@ def _statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path]) -> A
         if not train:
             return next_fun(*args, **kwargs)
         copy = layer.clone(parent=None, name=None, momentum=0.0, axis_name=axes or layer.axis_name)
+        if _values_of_channel(copy, given["x"].shape) == 1:
+            raise OneValue("/".join(layer.path))
         y, changed = copy.apply(layer.variables, *args, **kwargs, mutable=["batch_stats"])
         for name, value in changed["batch_stats"].items():
             layer.put_variable("batch_stats", name, value)
         return y
 
     return nn.intercept_methods(intercept)
+
+
+def _noting_one_value(layer: nnx.BatchNorm, name: Path, of_one_value: set[Path]) -> Callable:
+    """The function that a layer calls with its input, which adds `name` to a set if that has one value of each channel."""
+    promote = layer.promote_dtype
+
+    def noting(arrays: tuple, **options: Any) -> Any:
+        if _values_of_channel(layer, arrays[0].shape) == 1:
+            of_one_value.add(name)
+        return promote(arrays, **options)
+
+    return noting
+
+
+def _values_of_channel(layer: nn.BatchNorm | nnx.BatchNorm, shape: tuple[int, ...]) -> int:
+    """Over how many values of each channel a layer averages, on all devices that it synchronizes."""
+    channel_axes: Any = layer.axis if isinstance(layer.axis, Iterable) else (layer.axis,)
+    channels, groups = math.prod(shape[axis] for axis in channel_axes), layer.axis_index_groups
+    devices = 1 if layer.axis_name is None else lax.axis_size(layer.axis_name)
+    return math.prod(shape) // channels * (len(groups[0]) if groups else devices)
 
 
 def _holds_array(module: nnx.Module) -> bool:

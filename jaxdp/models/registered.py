@@ -118,17 +118,18 @@ class RegisteredModel:
             raise Unusable(reason, f"return [B, classes] = {expected}")
         return logits.astype(jnp.float32)
 
-    def check_training(self, params: Any, batch_stats: Any, image_shape: tuple[int, int, int]) -> None:
-        """Trace the model in training mode, so that its errors appear before the run. params, batch_stats: arrays or shapes."""
+    def check_training(self, params: Any, batch_stats: Any, image_shape: tuple[int, int, int], *, images: int = 2) -> None:
+        """Trace the model in training mode, so that its errors appear before the run. params, batch_stats: arrays or shapes;
+        images: of the only worker."""
 
-        def logits(params: dict, batch_stats: dict, images: jax.Array) -> jax.Array:
-            return self.apply(params, batch_stats, images, train=True, key=jax.random.key(0))[0]
+        def logits(params: dict, batch_stats: dict, x: jax.Array) -> jax.Array:
+            return self.apply(params, batch_stats, x, train=True, key=jax.random.key(0))[0]
 
         everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
         mapped = jax.shard_map(
             logits, mesh=abstract_mesh(1, 1), in_specs=(everywhere, everywhere, rows), out_specs=rows, check_vma=False
         )
-        jax.eval_shape(mapped, params, batch_stats, jax.ShapeDtypeStruct((2, *image_shape), jnp.float32))
+        jax.eval_shape(mapped, params, batch_stats, jax.ShapeDtypeStruct((images, *image_shape), jnp.float32))
 
 
 def build_registered(config: ModelConfig) -> RegisteredModel:

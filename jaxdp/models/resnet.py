@@ -18,9 +18,9 @@ from jax import lax
 
 from jaxdp.config import BlurPool
 from jaxdp.errors import ConfigError, one_of
-from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneValue, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
-from jaxdp.models.convolution import BLURRED_POOLS, average_pool, blur, blurs_input, convolve, max_pool, pool_padding
+from jaxdp.models.convolution import BLURRED_POOLS, average_pool, blur, blurs_input, convolve, form_on, max_pool, pool_padding
 from jaxdp.models.drop_path import block_rate, branch_factor
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
@@ -48,7 +48,7 @@ CHOICES: dict[str, Iterable[Any]] = {
     "stem": STEMS,
     "shortcut": ("strided", "pooled"),
     "blur_pool": get_args(BlurPool),
-    "convolution": ("direct", "product", "by_platform"),
+    "convolution": ("direct", "product", "by_platform", None),
 }
 
 
@@ -111,7 +111,7 @@ class BatchNorm(nn.Module):
     In training it stores the batch's mean and mean square ([C] float32) in the collection `moments` if that is mutable; the
     training step averages them over workers and updates the moving averages once. Without it, or if `batch_stats` is mutable,
     it updates them itself, as Flax does with this momentum. Returns a term, because the ReLU behind it computes the output: a
-    `FoldedTerm` of a `Projection`, else a `BatchNormTerm`.
+    `FoldedTerm` of a `Projection`, else a `BatchNormTerm`. Raises OneValue in training.
     """
 
     train: bool
@@ -123,6 +123,10 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array | Projection) -> Term:
         features = (x.kernel if isinstance(x, Projection) else x).shape[-1:]
+        if self.train and not self.is_initializing():
+            positions = math.prod((x.h if isinstance(x, Projection) else x).shape[:-1])
+            if positions * lax.axis_size(self.fusion.axes) == 1:
+                raise OneValue("/".join(self.path))
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         scale = parameter(self, "scale", zeros if self.zero_scale else ones, shape=features)
         bias = parameter(self, "bias", zeros, shape=features)
@@ -138,12 +142,8 @@ class BatchNorm(nn.Module):
             return FoldedTerm(x, inputs, Normalization(scale, bias, mean, variance))
         if not self.train:
             return BatchNormTerm(x, Normalization(scale, bias, mean_.value, var_.value))
-        if not self.custom_vjp:
-            mean, square = moments(x, self.fusion.axes)
-        elif self.fusion.convolution == "product":
-            mean, square = moments(lax.stop_gradient(x), self.fusion.axes)
-        else:
-            mean, square = moments_in_one_reduction(lax.stop_gradient(x), self.fusion.axes)
+        measure = moments_in_one_reduction if self.custom_vjp and self.fusion.convolution == "direct" else moments
+        mean, square = measure(lax.stop_gradient(x) if self.custom_vjp else x, self.fusion.axes)
         return BatchNormTerm(x, Normalization(scale, bias, *self._report(mean, square)))
 
     def _report(self, mean: jax.Array, square: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -228,10 +228,11 @@ class ResNet(nn.Module):
 
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling), "deep" (three 3x3, max pooling) or "small"
     (3x3); shortcut: "strided" or "pooled"; stem and shortcut of ResNet-D (He et al., arXiv 1812.01187, section 4) are the
-    second ones; dtype: of activations; convolution: "direct" or "product"; axes: mesh axes of synchronized batch
-    normalization; remat: recompute each block's activations in the backward pass; custom_vjp: use the hand-written gradients;
-    folds: fold batch normalization into the 1x1 convolutions before it; squeeze_excitation, drop_path: see the modules
-    of these names; blur_pool: see `jaxdp.models.convolution`; classifier_bias: its initial value.
+    second ones; dtype: of activations; convolution: "direct" for accelerators, "product" for CPUs; None: by JAX's default
+    backend; axes: mesh axes of synchronized batch normalization; remat: recompute each block's activations in the backward
+    pass; custom_vjp: use the hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it;
+    squeeze_excitation, drop_path: see the modules of these names; blur_pool: see `jaxdp.models.convolution`; classifier_bias:
+    its initial value.
     """
 
     depth: int
@@ -240,7 +241,7 @@ class ResNet(nn.Module):
     stem: str = "imagenet"
     shortcut: str = "strided"
     dtype: jax.typing.DTypeLike = jnp.float32
-    convolution: str = "direct"
+    convolution: str | None = None
     axes: tuple[str, ...] = ()
     remat: bool = False
     custom_vjp: bool = True
@@ -288,7 +289,8 @@ class ResNet(nn.Module):
 
         key: of drop-path in training; one for the batch, or [B], one for each image.
         """
-        fusion = Fusion(self.axes, self.convolution)
+        convolution = self.convolution or form_on()
+        fusion = Fusion(self.axes, convolution)
         fused = train and self.custom_vjp
 
         def weights(std: nn.initializers.Initializer) -> nn.initializers.Initializer:
@@ -296,7 +298,7 @@ class ResNet(nn.Module):
 
         def conv(features: int, size: int, stride: int = 1, *, name: str, folds: bool = True) -> Conv:
             folds = folds and train and self.folds
-            form = (self.dtype, self.convolution, folds, self.blur_pool, weights(he_std))
+            form = (self.dtype, convolution, folds, self.blur_pool, weights(he_std))
             return Conv(features, size, stride, *form, name=name)
 
         def norm(*, zero_scale: bool = False, name: str) -> BatchNorm:

@@ -12,6 +12,7 @@ from jaxdp.config import RESNET, Config
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError
 from jaxdp.models import create, initial_shapes
+from jaxdp.models.batch_norm import OneValue
 from jaxdp.models.resnet import BLOCKS
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
@@ -72,16 +73,15 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
 
 def fewest_values(config: Config, phase: Phase) -> float:
     """The fewest values of a channel over which batch normalization averages in a phase of a plan: those of the last map of a
-    ResNet. Infinity where nothing is normalized, and for registered models.
+    ResNet. Infinity where nothing is normalized, and for registered models, of which only one value is found.
 
     Raises ConfigError for only one.
     """
     model, size, batch = config.model, phase.image_size, phase.per_worker_batch
-    stages = len(BLOCKS[model.depth])
-    if model.name != RESNET or config.finetune.frozen_stages > stages:
-        return math.inf
-    side = -(-size // 2 ** (stages - 1 if model.stem == "small" else stages + 1))
-    values = batch * side**2 * (phase.devices if model.norm == "synchronized" else 1)
+    images = batch * (phase.devices if model.norm == "synchronized" else 1)
+    values, layer = (
+        _values_in_resnet(config, size, images) if model.name == RESNET else _values_in_registered(model, size, images)
+    )
     if values > 1:
         return values
     flag = f"--batch.{phase.index}."
@@ -89,8 +89,27 @@ def fewest_values(config: Config, phase: Phase) -> float:
     if phase.accumulation % 2:
         larger = f"{flag}global-batch {2 * phase.global_batch} {larger}"
     hints = [larger, "--model.norm synchronized"] if phase.devices > 1 else [larger]
-    reason = f"the last map has one value of each channel with images of {size}x{size}, and batch normalization needs two"
+    reason = f"{layer} has one value of each channel with images of {size}x{size}, and batch normalization needs two"
     raise ConfigError(f"batch.{phase.index}.per_worker_batch", batch, reason=reason, hint=f"use {', or '.join(hints)}")
+
+
+def _values_in_resnet(config: Config, size: int, images: int) -> tuple[float, str]:
+    """(the fewest values of a channel, of which layer) for images of height and width `size`."""
+    stages = len(BLOCKS[config.model.depth])
+    side = -(-size // 2 ** (stages - 1 if config.model.stem == "small" else stages + 1))
+    return math.inf if config.finetune.frozen_stages > stages else images * side**2, "the last map"
+
+
+def _values_in_registered(config: ModelConfig, size: int, images: int) -> tuple[float, str]:
+    """(1, the name of a layer of one value), or infinity: only one image can give one value."""
+    if images == 1:
+        model, shape = create(config, platform="any"), (size, size, 3)
+        params, stats = initial_shapes(model, shape)
+        try:
+            cast("RegisteredModel", model).check_training(params, stats, shape, images=1)
+        except OneValue as error:
+            return 1, error.layer
+    return math.inf, ""
 
 
 def _multiply_adds(jaxpr: Jaxpr) -> int:

@@ -15,12 +15,24 @@ from helpers.runs import outcome, train_shown, train_until
 
 import jaxdp
 from jaxdp import models
-from jaxdp.config import Checkpoint, Model
+from jaxdp.config import Checkpoint, Config, Data, Model, Phase
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
 from jaxdp.loggers.console import Quiet
+from jaxdp.models import resnet
 from jaxdp.models.summary import summary
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.planning import make_plan
+from jaxdp.training.state import abstract_state
+from jaxdp.training.step import make_train_step
+
+
+@pytest.fixture
+def one_block_a_stage(monkeypatch):
+    """Four stages, with a last map of 1x1."""
+    monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1, 1, 1))
+
 
 NETS = {
     "linen": lambda config: StagedLinenNet(config.classes, dropout=0.3),
@@ -185,6 +197,100 @@ def test_module_that_cannot_be_trained_is_refused_in_one_line(registered, messag
         summary(Model(name="mine", classes=6), (8, 8, 3))
     assert re.search(message, str(refused.value)), str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+class NormalizedMeans(nn.Module):
+    """Batch normalization of a row for each image, as in many heads."""
+
+    axis: int = -1
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Conv(4, (1, 1))(x).mean((1, 2))
+        x = nn.BatchNorm(use_running_average=not train, axis=self.axis, name="norm")(x if self.axis else x.T)
+        return nn.Dense(6)(x if self.axis else x.T)
+
+
+class RematerializedMeans(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.remat(NormalizedMeans, static_argnums=2)()(x, train)
+
+
+class NnxNormalizedMeans(nnx.Module):
+    def __init__(self, rngs, **call):
+        self.norm, self.head, self.call = nnx.BatchNorm(3, rngs=rngs), nnx.Linear(3, 6, rngs=rngs), call
+
+    def __call__(self, x):
+        return self.head(self.norm(x.mean((1, 2)), **self.call))
+
+
+ONE_VALUE = {
+    "linen": NormalizedMeans(),
+    "linen first axis": NormalizedMeans(axis=0),
+    "linen rematerialized": RematerializedMeans(),
+    "nnx": lambda config, rngs: NnxNormalizedMeans(rngs),
+    "resnet": None,
+}
+
+
+def one_value_config(kind, *, norm="per_worker"):
+    """Batch normalization over the images of a worker, one value of each."""
+    registered = ONE_VALUE.get(kind, kind)
+    model = Model(depth=18, width=4, classes=6, norm=norm)
+    if registered is not None:
+        jaxdp.register_model("mine", registered)
+        model = Model(name="mine", classes=6, norm=norm)
+    return Config(model=model, data=Data(source="synthetic", image_size=16))
+
+
+def traced_step(config, mesh_shape, images, accumulation=1):
+    """Trace a step of so many images, without compiling it."""
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    step = make_train_step(config, model, mesh, pixel_stats=(0.0, 1.0), accumulation=accumulation)
+    state = abstract_state(config, model, mesh)
+    batch = {
+        "images": jax.ShapeDtypeStruct((images, 16, 16, 3), jnp.uint8),
+        "labels": jax.ShapeDtypeStruct((images,), jnp.int32),
+        "positions": jax.ShapeDtypeStruct((images,), jnp.uint32),
+    }
+    return step.trace(state, batch, {"learning_rate": 0.1, "momentum": 0.9, "seed": np.uint32(0)})
+
+
+@pytest.mark.usefixtures("one_block_a_stage")
+@pytest.mark.parametrize("kind", ONE_VALUE)
+def test_batch_normalization_over_one_value_is_refused_by_plan_and_step(kind):
+    """A worker is a micro-batch of a device, or with synchronized normalization that of all devices."""
+    config = one_value_config(kind)
+    alone = dataclasses.replace(config, batch=(Phase(4, per_worker_batch=1),))
+    with pytest.raises(ConfigError, match=r"^batch\.0\.per_worker_batch=1: .* one value of each channel .* 16x16"):
+        make_plan(alone, examples=100, devices=2)
+    make_plan(dataclasses.replace(config, batch=(Phase(4, per_worker_batch=2),)), examples=100, devices=2)
+    for mesh_shape, images, accumulation in (((1, 1), 1, 1), ((1, 2), 2, 1), ((1, 1), 4, 4), ((1, 2), 4, 2)):
+        with pytest.raises(ConfigError, match=r"^per_worker_batch=1: .* has one value of each channel"):
+            traced_step(config, mesh_shape, images, accumulation)
+    traced_step(config, (1, 2), 4)
+    synchronized = one_value_config(kind, norm="synchronized")
+    traced_step(synchronized, (1, 2), 4, accumulation=2)
+    make_plan(dataclasses.replace(synchronized, batch=alone.batch), examples=100, devices=2)
+    with pytest.raises(ConfigError, match=r"^per_worker_batch=1: "):
+        traced_step(synchronized, (1, 1), 4, accumulation=4)
+
+
+@pytest.mark.usefixtures("one_block_a_stage")
+@pytest.mark.parametrize("kind", ONE_VALUE)
+def test_evaluation_of_one_image_normalizes_by_running_statistics(kind):
+    model = models.create(one_value_config(kind).model)
+    logits, _ = jax.eval_shape(
+        lambda: model.apply(*model.init(jax.random.key(0), (16, 16, 3)), jnp.ones((1, 16, 16, 3)), train=False)
+    )
+    assert logits.shape == (1, 6)
+
+
+def test_layers_that_use_running_statistics_in_training_need_no_second_value():
+    config = one_value_config(lambda config, rngs: NnxNormalizedMeans(rngs, use_running_average=True))
+    traced_step(config, (1, 1), 1)
+    make_plan(dataclasses.replace(config, batch=(Phase(1),)), examples=100, devices=1)
 
 
 def test_an_option_that_cannot_reach_a_registered_module_is_refused():
