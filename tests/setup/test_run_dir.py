@@ -130,10 +130,14 @@ def test_without_locks_a_process_of_another_user_or_container_is_seen(tmp_path, 
     def denied(process, signal):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
+    def absent(process, signal):
+        raise ProcessLookupError
+
     with locks.hold_record(tmp_path / ".in_use") as is_ours, monkeypatch.context() as patch:
         assert is_ours
         patch.setattr(os, "kill", denied)
         assert locks.record_is_held(tmp_path / ".in_use")
+        patch.setattr(os, "kill", absent)
         patch.setattr(os, "readlink", lambda path: "pid:[1]")  # where the number belongs to no process, or to another one
         with locks.hold_record(tmp_path / ".in_use") as other:
             assert not other
