@@ -2,9 +2,11 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
+import secrets
 import socket
 import threading
 import time
@@ -16,7 +18,7 @@ from typing import IO, Any
 from jaxdp.files import read_regular, write_atomically
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of NFS, Lustre and FUSE, depending on how they are mounted
-REFRESH_SECONDS, WATCH_SECONDS = 2.0, 20.0  # between two writes of a holder; without one for so long, it has ended
+REFRESH_SECONDS, WATCH_SECONDS = 2.0, 60.0  # between two writes of a holder; without one for so long, it has ended
 
 
 class NoLocksError(OSError):
@@ -49,63 +51,97 @@ def file_system(path: str | Path) -> str:
 
 @contextmanager
 def hold_record(path: Path) -> Iterator[bool]:
-    """Hold a lock by a file that names this process and is written again and again; False if another process holds it."""
-    own: dict[str, Any] = {
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "started": _start_time(os.getpid()),
-        "refreshed": 0,
-    }
-    if record_is_held(path, watch_seconds=WATCH_SECONDS):
-        yield False
-        return
-    write_atomically(path, json.dumps(own))
-    time.sleep(REFRESH_SECONDS / 10)  # of two processes that start together, the last to write holds it
-    if _read(path) != own:
-        yield False
-        return
-    ended = threading.Event()
+    """Hold a lock by a file PATH.TOKEN that names this process and is written again and again; False if another has one.
+
+    Each process creates its own file before it looks for others, and changes no other's: of two that start together, at most
+    one holds the lock. A holder that could not write for `WATCH_SECONDS` loses it to a process elsewhere without notice.
+    """
+    own, process, ended = path.with_name(f"{path.name}.{secrets.token_hex(8)}"), _this_process(), threading.Event()
+
+    def write(number: int) -> None:
+        write_atomically(own, json.dumps({**process, "refreshed": number}))
 
     def refresh() -> None:
-        while not ended.wait(REFRESH_SECONDS):
-            own["refreshed"] += 1
+        for number in itertools.count(1):
+            if ended.wait(REFRESH_SECONDS):
+                return
             with suppress(OSError):  # of a file system that fails for a moment
-                write_atomically(path, json.dumps(own))
+                write(number)
 
     thread = threading.Thread(target=refresh, name="lock", daemon=True)
+    write(0)
     thread.start()
     try:
-        yield True
+        is_ours = not record_is_held(path, watch_seconds=WATCH_SECONDS, own=own)
+        if is_ours:
+            yield True
     finally:
         ended.set()
         thread.join()
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            own.unlink()
+    if not is_ours:
+        yield False
 
 
-def record_is_held(path: Path, *, watch_seconds: float = 0.0) -> bool:
-    """Whether the process that a file of `hold_record` names runs: on another host, whether it writes in `watch_seconds`."""
-    record = _read(path)
-    if record and record.get("host") == socket.gethostname():
-        started = _start_time(record.get("process"))
-        return started is not None and started == record.get("started")
-    ends = time.monotonic() + watch_seconds
-    while record and time.monotonic() < ends:
+def record_is_held(path: Path, *, watch_seconds: float = 0.0, own: Path | None = None) -> bool:
+    """Whether a process that a file of `hold_record` names, other than `own`, runs. Files of those that have ended are removed.
+
+    Of a process that cannot be seen from here, whether it writes in `watch_seconds`; without these it does not count.
+    """
+    records = {file: _read(file) for file in path.parent.glob(f"{path.name}.*") if file != own}
+    runs = {file: _runs(record) for file, record in records.items()}
+    unseen, ends = [file for file in runs if runs[file] is None], time.monotonic() + watch_seconds
+    if any(runs.values()):
+        return True
+    while unseen and time.monotonic() < ends:
         time.sleep(watch_seconds / 20)
-        if (now := _read(path)) != record:
-            return now is not None
+        if any(_read(file) not in (None, records[file]) for file in unseen):
+            return True
+    if own is not None:
+        for file in records:
+            with suppress(OSError):
+                file.unlink()
     return False
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The content of a file of `hold_record`; None if there is none, or something else."""
+    """The content of a file of `hold_record`; None if it cannot be read, or is something else."""
     with suppress(OSError, ValueError, RecursionError):
         record = json.loads(read_regular(path, 10_000))
         return record if isinstance(record, dict) else None
     return None
 
 
-def _start_time(process: Any) -> int | None:
-    """When a process of this host began, in clock ticks since the host did; None if there is none."""
+def _this_process() -> dict[str, Any]:
+    """Facts that no other process has. Containers may share a host's name, and a process is visible in its own only."""
+    facts = {"host": socket.gethostname(), "process": os.getpid(), "started": _start_time(os.getpid())}
+    with suppress(OSError):
+        facts["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        facts["container"] = os.readlink("/proc/self/ns/pid")
+    return facts
+
+
+def _runs(record: dict[str, Any] | None) -> bool | None:
+    """Whether the process that a record names runs; None if it cannot be seen from here."""
+    here = _this_process()
+    if record is None or any(record.get(name) != here.get(name) for name in ("host", "boot", "container")):
+        return None
+    process: Any = record.get("process")
+    started: int | None = None
+    try:
+        os.kill(process, 0)
+        started = _start_time(process)
+    except PermissionError:  # of another user
+        pass
+    except (ProcessLookupError, TypeError, OverflowError):
+        return False
+    return started in (None, record.get("started"))
+
+
+def _start_time(process: int) -> int | None:
+    """When a process of this host began, in clock ticks since the host did; 0 if it has ended, None if that cannot be read."""
     with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{int(process)}/stat").read_text().rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return 0 if fields[0] in "ZX" else int(fields[19])
     return None

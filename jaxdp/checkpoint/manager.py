@@ -235,16 +235,13 @@ class CheckpointManager:
         return orbax_io.make_checkpointer(self.group.rank)
 
     def _try_save(self) -> None:
-        """Take every step of a save in a folder of this process, without the others."""
+        """Take the steps of a save that a file system may refuse, in a folder of this process."""
         group, path = self.group, self.folder / f"{UNFINISHED}{TRIAL}-{self.group.rank}"
         renamed = path.with_name(f"{path.name}-renamed")
-        part, parts = group.rank, group.num_processes
         group.status.set_background_save("a trial of a save")
         try:
-            state = {f"{number}": np.zeros(1, np.float32) for number in range(parts)}  # an array for each process
-            orbax_io.write_state(self._checkpointer, path, state, part=part, parts=parts)
-            files = {name: file_checksum(path / name) for name in state_files(path, part, parts)}
-            write_manifest(Manifest(path, 0, {}, arrays={}, files=files))
+            orbax_io.try_write(path)
+            write_manifest(Manifest(path, 0, {}, arrays={}, files={}))
             path.rename(renamed)
         except Exception as error:  # the type depends on the file system
             reason = f"{orbax_io.save_error(error)}; {file_system(self.folder)}"

@@ -39,7 +39,7 @@ from jaxdp.training.result import TrainResult
 from jaxdp.validation import changes, from_json, to_json
 
 CLASSES = "classes.json"
-LOCK, RECORD = ".lock", ".in_use"  # the latter on a file system without locks
+LOCK, RECORD = ".lock", ".in_use"  # the latter, with a suffix, on a file system without locks
 TRACKERS = ("logging.wandb", "logging.mlflow")  # fields that have an effect on a finished run: it is sent
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
@@ -92,7 +92,7 @@ def lock_run_dir(workdir: Path, info: Callable[[str], Any] = lambda line: None) 
         try:
             is_ours = _lock_for_training(stack.enter_context(open_regular(workdir / LOCK, "ab")), workdir)
         except locks.NoLocksError as error:
-            info(f"{error.strerror}: {workdir / RECORD} shows other processes that this run is in progress")
+            info(f"{error.strerror}: {workdir / RECORD}.* shows other processes that this run is in progress")
             is_ours = stack.enter_context(locks.hold_record(workdir / RECORD))
         except OSError as error:
             if not ((workdir / RESULT).exists() and error.errno in (errno.EROFS, errno.EACCES)):  # else it is only read

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import math
+import random
 import re
 import secrets
 import shlex
@@ -126,7 +127,7 @@ def exclusive(workdir: Path, tracker: str) -> Iterator[None]:
             locks.lock(stack.enter_context(open_regular(path, "ab")), fcntl.LOCK_EX, path)
         except locks.NoLocksError:
             while not stack.enter_context(locks.hold_record(path.with_suffix(".in_use"))):
-                time.sleep(locks.REFRESH_SECONDS)
+                time.sleep(random.uniform(0.5, 1.5) * locks.REFRESH_SECONDS)  # two that begin together both give way
         yield
 
 

@@ -31,6 +31,11 @@ def test_expired_keeps_the_newest_the_most_accurate_retained_and_audited_checkpo
     assert expired(Retention(keep=1, metric="eval_accuracy", retained=[20], audited=30)) == [50, 10]
 
 
+def test_each_reason_keeps_its_checkpoint_alone():
+    for reason in ("audited", "resumed", "uploading"):
+        assert expired(Retention(keep=1, metric="eval_accuracy", **{reason: 20})) == [50, 30, 10], reason
+
+
 def test_expired_keeps_the_best_by_another_metric_and_ignores_values_that_are_not_finite():
     values = {60: None, 50: 0.4, 40: float("nan"), 30: 0.3, 20: 0.3, 10: 0.7}
     manifests = [

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import tensorstore
 from helpers.checkpoints import diverged_array, metadata, replicate, save_now, sharded_array
 from helpers.runs import Recorder, train_shown
 from jax.sharding import NamedSharding, PartitionSpec
@@ -151,12 +152,11 @@ FULL = (
 
 
 def fill_disk_from(monkeypatch, samples):
-    """Make Orbax fail as on a disk that is full in every save of at least `samples` samples, but not when a save is tried."""
+    """Make Orbax fail as on a full disk in every save of at least `samples` samples."""
     save = ocp.Checkpointer.save
 
     def fail(self, path, *arguments, **options):
-        name = path.parent.name.removeprefix("saving-")
-        if name.isdecimal() and int(name) >= samples:
+        if int(path.parent.name.removeprefix("saving-")) >= samples:
             raise ValueError(FULL)
         return save(self, path, *arguments, **options)
 
@@ -176,13 +176,32 @@ def test_save_on_a_full_disk_reports_the_system_error_and_continues(tmp_path, mo
     assert manager.last_error is None
 
 
+def test_the_log_is_on_the_disk_before_the_manifest_that_completes_a_checkpoint(tmp_path, monkeypatch):
+    """Otherwise a power failure between the two leaves a checkpoint whose log lacks its records."""
+    manager, state, seen = CheckpointManager(tmp_path, Checkpoint(), print), replicate(make_mesh(1, 1), x=np.zeros(3)), []
+
+    def sync_log():
+        seen.append([path.name for path in tmp_path.rglob("*") if path.name in ("10", "manifest.json")])
+        if len(seen) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for error, completed in (("Input/output error", []), (None, [tmp_path / "10"])):
+        manager.save(state, 10, metadata(10), before_manifest=sync_log)
+        manager.wait()
+        assert manager.last_error == error
+        assert checkpoint_paths(tmp_path) == completed
+    assert seen == [[], []]
+
+
 def fail_fsync_of_directories(monkeypatch, tmp_path):
     """As on some CIFS and FUSE mounts: Orbax's library, which syncs directories, reports the error."""
 
-    def fail(self, path, *arguments, **options):
-        raise ValueError("UNKNOWN: Failed to sync directory [os_error_code='22'] [source locations='x.cc:1']")
+    class Store:
+        @staticmethod
+        def open(*arguments, **options):
+            raise ValueError("UNKNOWN: Failed to sync directory [os_error_code='22'] [source locations='x.cc:1']")
 
-    monkeypatch.setattr(ocp.Checkpointer, "save", fail)
+    monkeypatch.setattr(tensorstore, "KvStore", Store)
 
 
 def fail_manifests(monkeypatch, tmp_path):
@@ -217,7 +236,7 @@ def test_where_every_save_fails_nothing_is_trained(tiny, tmp_path, monkeypatch, 
     with pytest.raises(TrainingError, match=message):
         train_shown(tiny, tmp_path, screen=screen)
     assert steps == []
-    assert [*(tmp_path / "checkpoints").iterdir()] == []
+    assert [*tmp_path.glob("checkpoints/*")] == []
 
 
 @pytest.mark.parametrize("seconds", [10**9, -3600])

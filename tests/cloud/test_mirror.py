@@ -117,8 +117,35 @@ def test_a_checkpoint_that_was_saved_again_replaces_the_earlier_one(runs):
     assert {file.split("/")[1] for file in run.location.sizes("checkpoints")} == {str(name)}
 
 
-def test_an_outage_delays_uploads_and_nothing_else(runs, monkeypatch):
-    run, failing, write = runs().begin(), threading.Event(), Location.write
+def test_a_checkpoint_that_is_being_uploaded_is_kept_on_the_disk_until_it_is_at_the_url(runs, monkeypatch):
+    run, began, proceed, upload = runs(keep=1), threading.Event(), threading.Event(), Location.upload
+
+    def slow(self, file, name):
+        began.set()
+        proceed.wait()
+        upload(self, file, name)
+
+    monkeypatch.setattr(Location, "upload", slow)
+    run.begin().save(10)
+    began.wait()
+    was_complete = []
+
+    def remove(self, name):
+        was_complete.append(name.path("manifest.json") in self.location.sizes())
+
+    monkeypatch.setattr(RemoteRun, "remove", remove)
+    for samples in (20, 30):
+        run.save(samples)
+    assert {path.name for path in (run.workdir / "checkpoints").iterdir()} == {"10", "30"}
+    proceed.set()
+    run.close()
+    assert was_complete == [True]  # 10 was complete there, before 30 replaced it
+    run.save(40)
+    assert {path.name for path in (run.workdir / "checkpoints").iterdir()} == {"40"}
+
+
+def test_every_outage_delays_uploads_and_nothing_else(runs, monkeypatch):
+    run, failing, write = runs(keep=9).begin(), threading.Event(), Location.write
     wait_until(lambda: run.location.top_sizes())
 
     def fail(self, name, data):
@@ -127,18 +154,21 @@ def test_an_outage_delays_uploads_and_nothing_else(runs, monkeypatch):
         write(self, name, data)
 
     monkeypatch.setattr(Location, "write", fail)
-    failing.set()
-    run.save(10)  # if it waited for the storage, it would wait forever
-    run.save(20)
-    wait_until(lambda: run.messages)
-    assert run.uploaded() == []
-    failing.clear()
+    for outage in (0, 1):
+        failing.set()
+        before = run.uploaded()
+        run.save(20 * outage + 10)  # if it waited for the storage, it would wait forever
+        run.save(20 * outage + 20)
+        wait_until(lambda outage=outage: len(run.messages) == 2 * outage + 1)
+        assert run.uploaded() == before
+        failing.clear()
+        wait_until(lambda outage=outage: len(run.messages) == 2 * outage + 2)
     run.close()
-    assert run.uploaded() == [20, 10]
-    delayed, again = run.messages[:2]
-    assert delayed.startswith(f"uploads to {run.location.url} are delayed (")
-    assert delayed.endswith("connection refused); training continues")
-    assert again.startswith(f"uploads to {run.location.url} continue after ")
+    assert run.uploaded() == [40, 30, 20, 10]
+    for delayed, again in (run.messages[:2], run.messages[2:4]):
+        assert delayed.startswith(f"uploads to {run.location.url} are delayed (")
+        assert delayed.endswith("connection refused); training continues")
+        assert again.startswith(f"uploads to {run.location.url} continue after ")
 
 
 def test_a_file_that_cannot_be_read_is_named_and_everything_else_is_uploaded(runs, monkeypatch):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -72,7 +73,9 @@ def test_without_locks_a_run_says_so_and_still_excludes_other_processes(tmp_path
     lines = []
     with run_dir.lock_run_dir(tmp_path, lines.append):
         (line,) = lines
-        assert re.fullmatch(rf"the file system /\S* \(\w+\) has no locks: {tmp_path}/.in_use shows other processes .*", line)
+        assert re.fullmatch(
+            rf"the file system /\S* \(\w+\) has no locks: {tmp_path}/.in_use\.\* shows other processes .*", line
+        )
         assert run_dir.in_use(tmp_path)
         for host in (socket.gethostname(), "another-host"):  # the latter sees that the file is written again and again
             with monkeypatch.context() as patch:
@@ -84,14 +87,60 @@ def test_without_locks_a_run_says_so_and_still_excludes_other_processes(tmp_path
 
 
 def test_without_locks_the_record_of_a_killed_process_does_not_stop_a_run(tmp_path, without_locks):
-    ended = subprocess.Popen(["true"])
+    ended, unreaped = (subprocess.Popen(["true"]) for _ in range(2))
     ended.wait()
-    own = {"host": socket.gethostname(), "process": os.getpid(), "started": 1}  # the number belongs to a new process
-    for record in ({**own, "process": ended.pid}, own, {**own, "host": "another-host"}, {**own, "process": "x"}, {}, []):
-        (tmp_path / ".in_use").write_text(json.dumps(record))
+    os.waitid(os.P_PID, unreaped.pid, os.WEXITED | os.WNOWAIT)
+    with locks.hold_record(tmp_path / "own"):
+        own = json.loads(next(tmp_path.glob("own.*")).read_text())
+    killed = [{**own, "process": process} for process in (ended.pid, unreaped.pid, "x", 2**80)]
+    for record in (*killed, {**own, "started": 1}, {**own, "host": "another"}, {**own, "container": "another"}, {}, []):
+        (tmp_path / ".in_use.other").write_text(json.dumps(record))
         assert not run_dir.in_use(tmp_path)
         with run_dir.lock_run_dir(tmp_path):
             assert run_dir.in_use(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    unreaped.wait()
+
+
+@pytest.mark.parametrize("pause", ["create", "look"])
+def test_without_locks_two_processes_never_both_hold_a_run(tmp_path, without_locks, monkeypatch, pause):
+    """Whatever one of them does while the other one is between two of its steps, beside the record of a killed one."""
+    (tmp_path / ".in_use.killed").write_text(json.dumps({"host": "another"}))
+    held, real = [], {"create": locks.write_atomically, "look": locks.record_is_held}
+
+    def step(name, *arguments, **options):
+        """Let the other process begin just before or just after this step of the first one."""
+        monkeypatch.undo()
+        for attribute, value in (("REFRESH_SECONDS", 0.01), ("WATCH_SECONDS", 0.1)):
+            monkeypatch.setattr(locks, attribute, value)
+        other = stack.enter_context(locks.hold_record(tmp_path / ".in_use"))
+        held.append(other)
+        return real[name](*arguments, **options)
+
+    name = {"create": "write_atomically", "look": "record_is_held"}[pause]
+    monkeypatch.setattr(locks, name, lambda *arguments, **options: step(pause, *arguments, **options))
+    with ExitStack() as stack:
+        held.append(stack.enter_context(locks.hold_record(tmp_path / ".in_use")))
+        assert held.count(True) <= 1
+    with locks.hold_record(tmp_path / ".in_use") as is_ours:
+        assert is_ours
+
+
+def test_without_locks_a_process_of_another_user_or_container_is_seen(tmp_path, without_locks, monkeypatch):
+    def denied(process, signal):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def absent(process, signal):
+        raise ProcessLookupError
+
+    with locks.hold_record(tmp_path / ".in_use") as is_ours, monkeypatch.context() as patch:
+        assert is_ours
+        patch.setattr(os, "kill", denied)
+        assert locks.record_is_held(tmp_path / ".in_use")
+        patch.setattr(os, "kill", absent)
+        patch.setattr(os, "readlink", lambda path: "pid:[1]")  # where the number belongs to no process, or to another one
+        with locks.hold_record(tmp_path / ".in_use") as other:
+            assert not other
 
 
 def test_without_locks_a_tracker_waits_for_the_sender_before(tmp_path, without_locks):
