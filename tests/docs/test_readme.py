@@ -151,7 +151,7 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
     monkeypatch.setattr(
         prepare,
         "open_datasets",
-        lambda config, given: opened(config if SOURCES[config.data.source].in_memory else digits, given),
+        lambda config, given, **_: opened(config if SOURCES[config.data.source].in_memory else digits, given),
     )
     monkeypatch.setattr(session, "run_session", lambda config, *_, **__: planned.append(prepare.prepare(config)))
     record = {"stopped": False}

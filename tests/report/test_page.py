@@ -127,7 +127,7 @@ def test_page_of_a_run_with_other_classes_is_written_without_them(no_drawing, ti
     progress = []
     text = write([run], info=progress.append).read_text()
     assert "classes-1.png" not in text
-    assert progress[0].startswith("run: accuracy by class missing: data.directory")
+    assert progress[0].startswith("run: accuracy by class missing: data.source")
     assert "five" in progress[0]
 
 

@@ -28,7 +28,8 @@ from jaxdp.validation import from_json
 def test_train_writes_config_metrics_result_and_plot(tiny, plots, tmp_path):
     result = train(tiny, tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert files == {".lock", "checkpoints", "config.json", "events.jsonl", "metrics.jsonl", "result.json", "training.png"}
+    logs = {"events.jsonl", "metrics.jsonl", "result.json", "training.png"}
+    assert files == {".lock", "checkpoints", "classes.json", "config.json"} | logs
     assert from_json((tmp_path / "run/config.json").read_text()) == tiny
     saved = json.loads((tmp_path / "run/result.json").read_text())
     assert saved == json.loads(json.dumps(dataclasses.asdict(result)))
