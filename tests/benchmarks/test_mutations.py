@@ -90,7 +90,8 @@ def test_near_tests_are_those_of_the_module(mutations):
 
     own, *others = names("models/convolution.py")
     assert own == "tests/models/test_convolution.py"
-    assert others and all("convolution" in (mutations.ROOT / name).read_text() for name in others)
+    assert others
+    assert all("convolution" in (mutations.ROOT / name).read_text() for name in others)
     assert all(name.startswith("tests/models/") for name in others)
     assert names("published.py") == ["tests/configs/test_published_recipes.py"]
     assert "tests/data/test_policies_vs_torchvision.py" in names("data/policies.py")

@@ -127,8 +127,9 @@ def test_page_of_a_run_with_other_classes_is_written_without_them(no_drawing, ti
     progress = []
     text = write([run], info=progress.append).read_text()
     assert "classes-1.png" not in text
-    assert progress[0].startswith("run: accuracy by class missing: data.source")
-    assert "five" in progress[0]
+    assert progress[0].startswith(
+        "run: accuracy by class missing: data.source='digits': the training set is of other classes: its class '4' "
+    )
 
 
 def test_figures_show_names_with_dollars_and_missing_glyphs_without_warnings(tmp_path, monkeypatch):
