@@ -42,9 +42,9 @@ def fit(run: Run, start: StartPoint) -> TrainResult:
     with _ending(run):
         run.signals.raise_if_stop_agreed()
         restore_or_initialize(run, start)
-        run.checkpoints.try_save()
         run.has_started = True
         run.callbacks.on_start(run)
+        run.checkpoints.try_save()
         if run.progress.evaluates_now:  # the previous session stopped before or during it
             evaluate_now(run)
             save_now(run)

@@ -361,7 +361,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_rank_0(start, free_port):
         for process in run.running:
             _, err = process.communicate(timeout=TIMEOUT)
             assert process.returncode == 0, err
-            assert "proxy" not in err
+            assert "detected proxy variable" not in err  # JAX's warning
         proxy.setblocking(False)
         with pytest.raises(BlockingIOError):
             proxy.accept()
