@@ -85,7 +85,7 @@ class Examples:
 
     def identity(self) -> list[str]:
         """What tells SIZED of these images, evenly spaced, from others, wherever the data set lies."""
-        rows = [self._row(index) or {} for index in range(0, len(self), -(-len(self) // SIZED) or 1)]
+        rows = (self._row(index) or {} for index in range(0, len(self), -(-len(self) // SIZED) or 1))
         return [
             str(google_crc32c.value(row["bytes"])) if row.get("bytes") else Path(row.get("path") or "").name for row in rows
         ]
