@@ -18,7 +18,9 @@ def names_of(source: Any) -> tuple[str, ...]:
 
     Raises ConfigError for names that differ only in their Unicode form.
     """
-    names: Any = getattr(source, "class_names", None) or getattr(source, "classes", None)
+    stated = (getattr(source, name, None) for name in ("class_names", "classes"))
+    found = (names.tolist() if isinstance(names, np.ndarray) else names for names in stated)
+    names: Any = next(filter(None, found), None)
     if not (isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)):
         return ()
     if same := same_names(names):

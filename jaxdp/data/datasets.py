@@ -4,7 +4,7 @@ import dataclasses
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -216,7 +216,8 @@ def decode_items(
         kind: matching_labels(names_of(items) or own, trained, error=class_error(config, source, kind))
         for items, kind in ((train, "training"), (evaluation, "evaluation"))[only_evaluates:]
     }
-    stated = max(len(trained), stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
+    largest = (int(labels.max(initial=-1)) + 1 for labels in relabel.values() if labels is not None)
+    stated = max(len(trained), stated_classes(train) or 0, stated_classes(evaluation) or 0, *largest) or None
     if may_lack_classes and config.model.classes is not None and (stated or 0) <= config.model.classes:
         stated = None
     config = with_classes(config, model_classes(config, stated, source))
@@ -288,8 +289,10 @@ def stated_classes(source: ItemSource) -> int | None:
     Raises ConfigError as `names_of`.
     """
     names = names_of(source)
-    classes: Any = getattr(source, "classes", None) or names
-    return int(classes) if isinstance(classes, (int, np.integer)) else len(classes) if classes else None
+    classes: Any = getattr(source, "classes", None)
+    if isinstance(classes, (int, np.integer)) and classes:
+        return int(classes)
+    return len(classes) if isinstance(classes, Sized) and len(classes) else len(names) or None
 
 
 def model_classes(config: Config, stated: int | None, source: str | None = None) -> int:

@@ -13,8 +13,10 @@ import threading
 import time
 import warnings
 import zlib
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -67,15 +69,29 @@ def read_image(path: str | Path) -> bytes:
 
     Raises ImageError for a path without a readable file, and StorageError if the errors do not pass.
     """
+    try:
+        return retried(partial(read_regular, path), str(path))
+    except StorageError:
+        raise
+    except OSError as error:
+        raise ImageError(error.strerror or first_line(error)) from None
+
+
+def retried(read: Callable[[], Any], name: str) -> Any:
+    """What a function reads, which is called again after errors of the file system that may pass.
+
+    Raises OSError for what is wrong with a path, and StorageError, with `name`, if other errors do not pass.
+    """
     for delay in (*RETRY_DELAYS, None):
         try:
-            return read_regular(path)
+            return read()
+        except StorageError:  # has been tried again
+            raise
         except OSError as error:
-            reason = error.strerror or first_line(error)
             if isinstance(error, NotRegularError) or error.errno in LASTING:
-                raise ImageError(reason) from None
+                raise
             if delay is None:
-                raise StorageError(reason, str(path)) from error
+                raise StorageError(error.strerror or first_line(error), name) from error
         time.sleep(delay)
     raise AssertionError("the last attempt returns or raises")
 

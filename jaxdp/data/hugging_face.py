@@ -5,9 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jaxdp.data.decode import ImageError, read_image
+import google_crc32c
+
+from jaxdp.data.decode import ImageError, read_image, retried
 from jaxdp.data.file_format import Format, numbered
-from jaxdp.errors import first_line
+from jaxdp.data.image_folder import SIZED
+from jaxdp.errors import StorageError, first_line
 
 
 class HuggingFace(Format):
@@ -67,11 +70,25 @@ class Examples:
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
         """(encoded image, label). Raises ImageError for a row without an image, and what `read_image` raises."""
-        image = self.data[int(index)][self.image]
+        image = self._row(int(index))
         if image is None:
             raise ImageError("the row has no image")
         content = image["bytes"] if image["bytes"] is not None else read_image(image["path"] or "")
         return content, int(self.labels[index])
+
+    def _row(self, index: int) -> dict[str, Any] | None:
+        """The bytes or the path of an image. Raises StorageError for an error of the file system."""
+        try:
+            return retried(lambda: self.data[index][self.image], self.name(index))
+        except OSError as error:  # of the data set's own files: it says nothing about the image
+            raise StorageError(error.strerror or first_line(error), self.name(index)) from error
+
+    def identity(self) -> list[str]:
+        """What tells SIZED of these images, evenly spaced, from others, wherever the data set lies."""
+        rows = (self._row(index) or {} for index in range(0, len(self), -(-len(self) // SIZED) or 1))
+        return [
+            str(google_crc32c.value(row["bytes"])) if row.get("bytes") else Path(row.get("path") or "").name for row in rows
+        ]
 
     def name(self, index: int) -> str:
         """The image's row and split."""

@@ -10,7 +10,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data import progress
 from jaxdp.data.datasets import FileSource, Splits, stated_classes
-from jaxdp.data.decode import ImageError
+from jaxdp.data.decode import ImageError, retried
 from jaxdp.data.records import READERS
 from jaxdp.errors import ConfigError, StorageError, first_line, nearest
 from jaxdp.files import check_local, expand_user, is_url
@@ -134,7 +134,8 @@ class TfdsSource:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         try:
-            example = self.features.deserialize_example_np(self.records[int(index)], decoders=self.decoders)
+            record = retried(lambda: self.records[int(index)], self.name(index))
+            example = self.features.deserialize_example_np(record, decoders=self.decoders)
         except ImageError:
             raise
         except OSError as error:  # of the file system: it says nothing about the image

@@ -16,10 +16,10 @@ from jaxdp import models
 from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
 from jaxdp.data.datasets import pixel_stats, prediction_loader
-from jaxdp.data.decode import ImageError
+from jaxdp.data.decode import read_image
 from jaxdp.data.loader import DecodedImages
 from jaxdp.errors import ConfigError
-from jaxdp.files import expand_user, read_regular
+from jaxdp.files import expand_user
 from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
@@ -106,10 +106,7 @@ class Images:
         image = self.images[index]
         if not isinstance(image, PATH_TYPES):
             return image, 0
-        try:
-            return read_regular(expand_user(image, "images")), 0
-        except OSError as error:
-            raise ImageError(error.strerror) from None
+        return read_image(expand_user(image, "images")), 0
 
     def name(self, index: int) -> str:
         image = self.images[index]

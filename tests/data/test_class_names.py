@@ -176,6 +176,23 @@ def test_names_of_one_set_from_python_are_those_of_both_and_others_are_refused(t
         sources.open_datasets(config, (Named(items), other))
 
 
+def test_names_that_are_numbers_beyond_the_classes_of_a_run_are_refused(tmp_path):
+    items = type("Folders", (list,), {"class_names": ["0", "1", "7"]})((PIXELS[n], int(LABELS[n])) for n in range(6))
+    for evaluates, pair in ((True, (items, items)), (False, ([*items], items)), (False, (items, [*items]))):
+        config = with_classes(Config(data=give(tmp_path)), 3)
+        with pytest.raises(ConfigError, match="has 8 classes"):
+            sources.open_datasets(config, pair, may_lack_classes=evaluates, trained=[])
+        opened = sources.open_datasets(with_classes(config, 8), (items, items), may_lack_classes=evaluates, trained=[])
+        assert set(opened.evaluation.batch(np.arange(6), np.arange(6))[1].tolist()) == {0, 1, 7}
+
+
+@pytest.mark.parametrize("attribute", ["class_names", "classes"])
+def test_names_may_be_an_array(tmp_path, attribute):
+    items = type("Array", (list,), {attribute: np.array(OWN)})((PIXELS[n], int(LABELS[n])) for n in range(6))
+    opened = sources.open_datasets(Config(data=give(tmp_path)), (items, items), trained=TRAINED)
+    assert opened.train.batch(np.arange(6), np.arange(6))[1].tolist() == EXPECTED
+
+
 @pytest.fixture
 def six(tmp_path):
     """six(folder, order, form): writes an .npz of 60 training and 40 held-out images of six classes, numbered in this order."""

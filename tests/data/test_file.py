@@ -4,10 +4,12 @@ import codecs
 import csv
 import dataclasses
 import datetime
+import errno
 import os
 import pickle
 import pickletools
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -16,11 +18,12 @@ from PIL import Image
 
 import jaxdp
 from jaxdp.config import Config, Data
+from jaxdp.data import decode as decode_module
 from jaxdp.data import sources
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.given import as_source
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, StorageError
 
 LABELS = [2, 0, 1, 0]
 NAMES = ["ape", "bee", "cat"]
@@ -201,6 +204,8 @@ NOT_LABELS = [
     ([0, 1, 10**6], 2),
     (["0", "1", "10000000000"], 2),
     (["ape", "nan", "bee"], 1),
+    (["0", "inf", "1"], 1),
+    (["0", "1", "-inf"], 2),
     ([[0, 1], [1, 0]], 0),
     ([{"a": 0}, {"a": 1}], 0),
     ([b"ape", b"bee"], 0),
@@ -626,6 +631,39 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
             np.testing.assert_array_equal(found, expected)
     with pytest.raises(ConfigError, match=r"no column fine; .*its columns are img, label"):
         splits(tmp_path / "saved", label_column="fine")
+
+
+@pytest.mark.slow
+def test_errors_of_the_files_of_hugging_face_say_nothing_about_the_image(tmp_path, images, monkeypatch):
+    items = splits(save_hugging_face(tmp_path, [0, 1, 0, 1]))["train"]
+    monkeypatch.setattr(decode_module.time, "sleep", lambda seconds: None)
+    data, errors = items.data, []
+
+    class Failing:
+        def __getitem__(self, index):
+            if errors:
+                raise OSError(errors.pop(), "broken")
+            return data[index]
+
+    items.data = Failing()
+    errors += [errno.EIO] * 3
+    assert decode(items[1][0]).tolist() == images[1].tolist()
+    for number, times in ((errno.EIO, 4), (errno.ENOENT, 1)):
+        errors += [number] * times
+        with pytest.raises(StorageError, match="row 1 of train: broken"):
+            items[1]
+        assert not errors
+
+
+@pytest.mark.slow
+def test_a_data_set_of_hugging_face_is_told_from_one_with_another_image(tmp_path, images):
+    first, again, other = (tmp_path / name for name in ("first", "again", "other"))
+    for folder in (first, again, other):
+        shutil.copytree(tmp_path / "images", folder / "images")
+    Image.fromarray(images[0]).save(other / "images/1.png")
+    found = [splits(save_hugging_face(folder, [0, 1, 0, 1]))["train"].identity() for folder in (first, again, other)]
+    assert found[0] == found[1]
+    assert [a == b for a, b in zip(found[0], found[2], strict=True)] == [True, False, True, True]
 
 
 @pytest.mark.slow

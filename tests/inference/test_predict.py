@@ -1,6 +1,7 @@
 """Tests of jaxdp.inference.predict."""
 
 import dataclasses
+import errno
 import shutil
 
 import jax.numpy as jnp
@@ -13,8 +14,10 @@ from PIL import Image
 import jaxdp
 from jaxdp import ConfigError, evaluate, predict
 from jaxdp.config import Config, Data, Model
-from jaxdp.data.decode import decode
+from jaxdp.data import decode as decode_module
+from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.sources import open_datasets
+from jaxdp.errors import StorageError
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import weights_config
@@ -143,3 +146,23 @@ def test_an_exported_file_keeps_the_names_of_its_classes(flowers, tmp_path):
     )
     found, _ = predict_weights(path, Images(files), top=1)
     assert found.predictions.names == predictions.names
+
+
+def test_errors_that_may_pass_say_nothing_about_an_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode_module.time, "sleep", lambda seconds: None)
+    (tmp_path / "a.png").write_bytes(b"content")
+    images, read, errors = Images([tmp_path / "a.png"]), decode_module.read_regular, [errno.EIO] * 3
+
+    def failing(path):
+        if errors:
+            raise OSError(errors.pop(), "broken", path)
+        return read(path)
+
+    monkeypatch.setattr(decode_module, "read_regular", failing)
+    assert images[0] == (b"content", 0)
+    errors += [errno.EIO] * 4
+    with pytest.raises(StorageError, match="broken"):
+        images[0]
+    errors += [errno.ENOENT]
+    with pytest.raises(ImageError, match="broken"):
+        images[0]
