@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,12 @@ from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
 from jaxdp.data.loader import IGNORED
 from jaxdp.data.synthetic import SyntheticSource
+from jaxdp.distributed.preemption import StopTraining
 from jaxdp.errors import TrainingError
 from jaxdp.inference.evaluate import Confusion
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.records import read_log
+from jaxdp.training import request_flags
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
 
 CONFIG = Config(
@@ -42,6 +45,35 @@ def trained():
     model = models.create(CONFIG.model)
     params, stats = jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))()
     return model, jax.tree.map(lambda p: jnp.asarray(np.asarray(p) + np.float32(0.1)), params), stats
+
+
+@pytest.mark.parametrize("last_batch", [False, True])
+def test_a_request_of_one_device_is_read_within_two_batches_of_an_evaluation_or_at_its_end(trained, last_batch):
+    """As a stop that a different process asks for: `before_batch` raises once the processes have agreed on it."""
+    model, params, stats = trained
+    mesh = make_mesh(2, 4)
+    step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
+    asked, read = 7 if last_batch else 2, []  # of seven batches
+
+    def before_batch() -> dict[str, jax.Array]:
+        if request_flags.STOP in read:
+            raise StopTraining
+        before_batch.count += 1
+        requests = np.zeros(8, np.int32)
+        requests[5] = request_flags.STOP if before_batch.count == asked else request_flags.NONE
+        return {request_flags.BATCH_KEY: requests}
+
+    before_batch.count = 0
+    start = partial(
+        evaluate, step, params, stats, source=SOURCE, batch=(8, 8), mesh=mesh, before_batch=before_batch, on_request=read.append
+    )
+    if last_batch:
+        assert start()["eval_examples"] == 53
+    else:
+        with pytest.raises(StopTraining):
+            start()
+    assert read == [request_flags.NONE] * (asked - 1) + [request_flags.STOP]
+    assert before_batch.count == (7 if last_batch else asked + 2)
 
 
 @pytest.mark.parametrize(("mesh_shape", "batch"), [((1, 1), (53, 53)), ((1, 3), (20, 21)), ((2, 4), (100, 104))])
