@@ -399,10 +399,10 @@ def test_sigterm_while_one_process_opens_its_data_stops_all(tmp_path):
     body = f"""
         from jaxdp.setup import prepare
         opened = prepare.open_datasets
-        def slow(*arguments):
+        def slow(*arguments, **options):
             print("opening", flush=True)
             time.sleep(3600 * rank)
-            return opened(*arguments)
+            return opened(*arguments, **options)
         prepare.open_datasets = slow
         from jaxdp.cli.main import main
         main(["train", "--workdir", {str(tmp_path / "run")!r}, *{TINY!r}, "--mesh.cpu-devices", "2"])
