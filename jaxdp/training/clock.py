@@ -58,7 +58,7 @@ class Clock:
         return (now if self._stopped_at is None else self._stopped_at) - self._stopped_seconds
 
     def _stop_or_go(self, now: float) -> None:
-        """Let training time stand still if it is due, or go on."""
+        """Stop training time while a pause is open and no step is on the devices, and resume it otherwise."""
         if self._pauses and not self._on_devices:
             self._stopped_at = now if self._stopped_at is None else self._stopped_at
         elif self._stopped_at is not None:
