@@ -59,7 +59,8 @@ def gradients(steps: int) -> list[list[np.ndarray]]:
     from jaxdp.bench.step_runner import build_step
     from jaxdp.config import Config, Data, Model, Phase, Reduce
     from jaxdp.parallel.mesh import AXES, make_mesh
-    from jaxdp.training.step import compute_gradients
+    from jaxdp.training.state import make_placement
+    from jaxdp.training.step import step_gradient
 
     config = Config(
         data=Data(source="synthetic", image_size=8),
@@ -70,19 +71,19 @@ def gradients(steps: int) -> list[list[np.ndarray]]:
     mesh, model = make_mesh(1, 8), models.create(config.model)
     one = build_step(config, mesh, global_batch=32, strategy="psum")
 
-    def own(params, batch_stats, batch):
+    layout = make_placement(config, model, mesh)
+
+    def own(state, batch):
         sent = []
-        compute_gradients(
-            config, model, params, batch_stats=batch_stats, batch=batch, pixel_stats=(127.5, 64.0), reductions=sent
-        )
+        step_gradient(config, layout, pixel_stats=(127.5, 64.0), sent=sent)(state, batch, config.seed)
         return [bucket.contribution[None] for _, buckets in sent for bucket in buckets][:TENSORS]
 
     rows, everywhere = PartitionSpec(AXES), PartitionSpec()
-    specs = {"in_specs": (everywhere, everywhere, rows), "out_specs": rows}
+    specs = {"in_specs": (everywhere, rows), "out_specs": rows}
     own = jax.jit(jax.shard_map(own, mesh=mesh, **specs))
     found = []
     for _ in range(steps):
-        found.append([np.asarray(leaf) for leaf in own(one.state.params, one.state.batch_stats, one.batch)])
+        found.append([np.asarray(leaf) for leaf in own(one.state, one.batch)])
         one()
     return found
 

@@ -36,7 +36,8 @@ from jaxdp.config import at_image_size
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.planning import Plan
 from jaxdp.sizes import model_summary
-from jaxdp.training.step import compute_gradients, without_reduction
+from jaxdp.training.state import make_placement
+from jaxdp.training.step import step_gradient, without_reduction
 from jaxdp.training.step_compiler import abstract_arguments
 from jaxdp.xla import hlo, kernels
 from jaxdp.xla import options as xla_options
@@ -112,10 +113,10 @@ def gradient_alone(plan: Plan) -> dict:
     config = at_image_size(without_reduction(plan.config), phase.image_size)
     model = models.create(config.model, platform="gpu")
 
-    def gradient(state, batch, _):
-        found, _ = compute_gradients(
-            config, model, state.params, batch_stats=state.batch_stats, batch=batch, pixel_stats=(0.0, 1.0)
-        )
+    layout = make_placement(config, model, mesh)
+
+    def gradient(state, batch, hyperparameters):
+        found, _ = step_gradient(config, layout, pixel_stats=(0.0, 1.0))(state, batch, hyperparameters["seed"])
         return jax.tree.map(lambda leaf: leaf[None], found)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import optax
 from common import ROOT, accuracy_of, arguments, draw_accuracies, markdown, mean_and_deviation, narrow_resnet, read, write
+from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.bench.environment import provenance
@@ -25,11 +26,11 @@ from jaxdp.data import prefetch
 from jaxdp.data.sources import open_datasets
 from jaxdp.distributed import runtime
 from jaxdp.optim import build_optimizer
-from jaxdp.parallel.mesh import make_mesh
+from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
-from jaxdp.training.state import create_state
-from jaxdp.training.step import local_gradient, update_statistics
+from jaxdp.training.state import create_state, make_placement
+from jaxdp.training.step import step_gradient, update_statistics, without_reduction
 
 EPOCHS, WARM_UP, BATCH, MOMENTUM = 8.0, 2.0, 32, 0.9
 TAUS = (0, 1, 3, 7, 15)
@@ -73,7 +74,14 @@ class Trainer:
         self.datasets = open_datasets(config)
         self.pixels = (self.datasets.mean, self.datasets.std)
         self.evaluation = make_evaluation_step(config, self.model, self.mesh, pixel_stats=self.pixels)
-        self.gradient = jax.jit(partial(local_gradient, config, self.model, pixel_stats=self.pixels, scale=1.0))
+        layout = make_placement(config, self.model, self.mesh)
+
+        def gradient(state, batch):
+            return step_gradient(without_reduction(config), layout, pixel_stats=self.pixels)(state, batch, config.seed)
+
+        everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+        mapped = jax.shard_map(gradient, mesh=self.mesh, in_specs=(everywhere, rows), out_specs=everywhere, check_vma=False)
+        self.gradient = jax.jit(mapped)
         self.update = jax.jit(partial(self._update, config))
 
     @staticmethod
@@ -95,7 +103,7 @@ class Trainer:
 
         def gradient(params, state, samples):
             batch = prefetch.train_batch(self.datasets.train, seed=config.seed, first_sample=samples, global_batch=BATCH)
-            return self.gradient(params, batch_stats=state.batch_stats, batch=batch)
+            return self.gradient(state._replace(params=params), batch)
 
         def update(state, pushed, samples):
             return self.update(state, pushed[0], pushed[1]["moments"], np.float32(plan.learning_rate(samples)))

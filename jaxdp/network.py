@@ -1,5 +1,6 @@
 """What a training step needs of a network; `jaxdp.models.create` builds one."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -50,6 +51,51 @@ class Network(Protocol):
         key: jax.Array | None = None,
     ) -> tuple[Any, dict]:
         """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment."""
+
+
+@dataclass(frozen=True)
+class FrozenStages:
+    """Fine-tuning with `finetune.frozen_stages`: the rest of a network, on the features of its frozen stages.
+
+    The frozen stages compute as in evaluation, and no derivative passes into them.
+    """
+
+    model: Network
+    stages: int
+
+    @property
+    def segments(self) -> tuple[tuple[str, ...], ...]:
+        """The trained segments; the first one takes images."""
+        return self.model.split_frozen(self.stages)[1]
+
+    def apply(
+        self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
+    ) -> tuple[jax.Array, dict]:
+        """`Network.apply`; moments of the trained segments alone."""
+        x: Any = images
+        moments: dict[str, Any] = {}
+        for segment in self.segments:
+            x, new = self.apply_segment(params, batch_stats, x, segment=segment, train=train, key=key)
+            moments |= new
+        return x, moments
+
+    def apply_segment(
+        self,
+        params: dict,
+        batch_stats: dict,
+        x: Any,
+        *,
+        segment: tuple[str, ...],
+        train: bool = True,
+        key: jax.Array | None = None,
+    ) -> tuple[Any, dict]:
+        """`Network.apply_segment` of a trained segment."""
+        frozen, trained = self.model.split_frozen(self.stages)
+        if segment == trained[0]:
+            for each in frozen:
+                x, _ = self.model.apply_segment(params, batch_stats, x, segment=each, train=False)
+            x = jax.lax.stop_gradient(x)
+        return self.model.apply_segment(params, batch_stats, x, segment=segment, train=train, key=key)
 
 
 class InitialValues(NamedTuple):

@@ -13,8 +13,9 @@ from jaxdp.data.prefetch import to_global, train_batch
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.setup.prepare import prepare
-from jaxdp.training.state import create_state
-from jaxdp.training.step import Batch, compute_gradients
+from jaxdp.training.objective import Batch
+from jaxdp.training.state import TrainState, create_state, make_placement
+from jaxdp.training.step import step_gradient
 from jaxdp.training.step_compiler import mesh_of
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import own_options
@@ -40,18 +41,13 @@ def first_gradient(config: Config) -> dict[str, Any]:
         repeats=config.data.repeats,
     )
 
-    def gradient(params: dict, batch_stats: dict, batch: Batch) -> dict:
-        return compute_gradients(
-            config,
-            model,
-            params,
-            batch_stats=batch_stats,
-            batch=batch,
-            pixel_stats=(datasets.mean, datasets.std),
-            accumulation=phase.accumulation,
-        )[0]
+    layout = make_placement(config, model, mesh)
+
+    def gradient(state: TrainState, batch: Batch) -> dict:
+        options: Any = {"pixel_stats": (datasets.mean, datasets.std), "accumulation": phase.accumulation}
+        return step_gradient(config, layout, **options)(state, batch, config.seed)[0]
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
-    in_specs, check_vma = (replicated, replicated, sharded), allreduce.check_vma(config.reduce.strategy)
+    in_specs, check_vma = (replicated, sharded), allreduce.check_vma(config.reduce.strategy)
     mapped = jax.shard_map(gradient, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma)
-    return jax.device_get(jax.jit(mapped)(state.params, state.batch_stats, to_global(host_batch, mesh)))
+    return jax.device_get(jax.jit(mapped)(state, to_global(host_batch, mesh)))

@@ -24,9 +24,10 @@ from jaxdp.parallel.redundant_sum import compare_sums, reference_reduction, roun
 from jaxdp.planning import PlannedPhase
 from jaxdp.training.callback import Callback
 from jaxdp.training.loop import complete_steps
+from jaxdp.training.objective import Batch
 from jaxdp.training.run import Run, add_to_record
 from jaxdp.training.state import TrainState, make_placement
-from jaxdp.training.step import Batch, step_gradients
+from jaxdp.training.step import step_gradient
 from jaxdp.training.step_compiler import StepCompiler
 
 MAX_NAMED_DEVICES = 4
@@ -88,7 +89,6 @@ def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
     strategy = config.reduce.strategy
     reference = reference_reduction(strategy, vertical, horizontal)
     placement = make_placement(config, compiler.model, compiler.mesh(phase))
-    gradients = step_gradients(config, placement, pixel_stats=compiler.pixel_stats, accumulation=phase.accumulation)
     parts = horizontal if placement.sharded else 1
     facts: list[BucketFacts] = []  # filled when the audit is traced
 
@@ -96,7 +96,8 @@ def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> dict[str, jax.Array]:
         reductions: list[tuple[Any, list[allreduce.Bucket]]] = []
-        gradients(state, batch, hyperparameters["seed"], images=images, reductions=reductions)
+        options: Any = {"pixel_stats": compiler.pixel_stats, "accumulation": phase.accumulation, "images": images}
+        step_gradient(config, placement, **options, sent=reductions)(state, batch, hyperparameters["seed"])
         sent = [(tree, bucket) for tree, buckets in reductions for bucket in buckets if bucket.contribution.size]
         facts[:] = [_facts(tree, bucket, parts if isinstance(bucket, allreduce.ShardedBucket) else 1) for tree, bucket in sent]
         findings = []

@@ -22,6 +22,7 @@ PAPER_SCALE, PAPER_ASPECT, PAPER_ANGLE, PAPER_DISTORTION = (0.77, 1.54), 1.3, 0.
 PAPER_CONTRAST, PAPER_CONTRAST_CENTER = 1.1, 0.5
 CUTMIX_ALPHA = 1.0  # of `mixup_or_cutmix`: the ratio is uniform, as published
 CUTMIX_PROBABILITY = 0.5  # of `mixup_or_cutmix`, as in timm and torchvision
+Seed = jax.typing.ArrayLike | None  # an integer, which may be traced; None: the config's
 PixelStat = jax.typing.ArrayLike | tuple[float, ...]
 MIX_KEY, MODEL_KEY = 1, 2  # uses of `worker_key`
 PADDING = 4  # of `pad_and_crop`, in pixels, as in He et al. on CIFAR-10
@@ -171,13 +172,16 @@ def pad_and_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment
     return jnp.where(ranges.flip & jax.random.bernoulli(flip, jnp.float32(0.5)), crop[:, ::-1], crop)
 
 
-def augment(config: Config, images: jax.Array, positions: jax.Array) -> jax.Array:
-    """Augment a batch before normalization: [B, S, S, 3] to [B, image_size, image_size, 3]. positions: [B] uint32."""
+def augment(config: Config, images: jax.Array, positions: jax.Array, *, seed: Seed = None) -> jax.Array:
+    """Augment a batch before normalization: [B, S, S, 3] to [B, image_size, image_size, 3].
+
+    positions: [B] uint32. seed: None for the config's.
+    """
     if config.data.augmentation == "none" or config.data.crops_while_loading:
         return images
     augmentation = AUGMENTATIONS.implementation(config.data.augmentation)
     one_image = partial(augmentation, size=config.data.image_size, ranges=config.augment)
-    return jax.vmap(one_image)(images, keys_for(config.seed, positions))
+    return jax.vmap(one_image)(images, keys_for(config.seed if seed is None else seed, positions))
 
 
 def resize_for_evaluation(config: Config, images: jax.Array) -> jax.Array:
@@ -232,7 +236,9 @@ def mix_by_either(data: Data, images: jax.Array, partners: jax.Array, *, key: ja
     return jnp.where(cuts, pasted[0], blended[0]), jnp.where(cuts, pasted[1], blended[1])
 
 
-def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def mix(
+    config: Config, images: jax.Array, positions: jax.Array, *, seed: Seed = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(mixed images, partner, share): blend each image with one of the same worker's batch, so without communication.
 
     images: [B, H, W, C]; the partners are the batch in reverse order. partner: [B] row of each partner; share: [B] float32, the
@@ -240,6 +246,6 @@ def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Ar
     """
     batch = len(images)
     partner = jnp.arange(batch, dtype=jnp.int32)[::-1]
-    key = worker_key(config.seed, positions, MIX_KEY)
+    key = worker_key(config.seed if seed is None else seed, positions, MIX_KEY)
     mixed, share = MIXES.implementation(config.data.mix)(config.data, images, images[partner], key=key)
     return mixed, partner, jnp.full((batch,), share)

@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxdp.choices import AUTO_AUGMENTS
 from jaxdp.config import LARGEST_LEVEL, Augment, Config
-from jaxdp.data.augment import PixelStat, image_keys
+from jaxdp.data.augment import PixelStat, Seed, image_keys
 from jaxdp.data.pixel_operations import (
     Kind,
     Operation,
@@ -276,27 +276,29 @@ def erase_one(image: jax.Array, key: jax.Array, *, ranges: Augment) -> jax.Array
     return jnp.where(replaced, 0.0, image)
 
 
-def change_pixels(config: Config, images: jax.Array, positions: jax.Array, *, mean: PixelStat) -> jax.Array:
+def change_pixels(config: Config, images: jax.Array, positions: jax.Array, *, mean: PixelStat, seed: Seed = None) -> jax.Array:
     """`data.auto_augment`, then color jitter: [B, S, S, 3] on the 0-255 scale; of built-in operations uint8.
 
     positions: [B] uint32. mean: of the data set, on the 0-255 scale, a number or one for each channel.
     """
     policy, strengths = config.data.auto_augment, config.augment.jitter_strengths
+    seed = config.seed if seed is None else seed
     if policy in AUTO_AUGMENTS.registered:
-        images, policy = policy_of(config)(images, image_keys(config.seed, positions, POLICY_KEY)), "none"
+        images, policy = policy_of(config)(images, image_keys(seed, positions, POLICY_KEY)), "none"
     if policy == "none" and not strengths:
         return images
     if images.dtype != jnp.uint8:  # a crop on the device interpolates
         images = jnp.round(jnp.clip(images, 0, 255)).astype(jnp.uint8)
     if policy != "none":
-        images = auto_augment(config, images, image_keys(config.seed, positions, POLICY_KEY), mean=mean)
+        images = auto_augment(config, images, image_keys(seed, positions, POLICY_KEY), mean=mean)
     if strengths:
-        images = jax.vmap(partial(jitter, strengths=strengths))(images, image_keys(config.seed, positions, JITTER_KEY))
+        images = jax.vmap(partial(jitter, strengths=strengths))(images, image_keys(seed, positions, JITTER_KEY))
     return images
 
 
-def erase(config: Config, images: jax.Array, positions: jax.Array) -> jax.Array:
+def erase(config: Config, images: jax.Array, positions: jax.Array, *, seed: Seed = None) -> jax.Array:
     """Random erasing of normalized images [B, S, S, 3]. positions: [B] uint32."""
     if config.augment.erase_probability == 0:
         return images
-    return jax.vmap(partial(erase_one, ranges=config.augment))(images, image_keys(config.seed, positions, ERASE_KEY))
+    keys = image_keys(config.seed if seed is None else seed, positions, ERASE_KEY)
+    return jax.vmap(partial(erase_one, ranges=config.augment))(images, keys)

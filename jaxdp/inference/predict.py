@@ -27,7 +27,7 @@ from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.setup.run_dir import class_names, run_config
 from jaxdp.training.evaluation import evaluation_logits
-from jaxdp.training.step import Batch, PixelStats
+from jaxdp.training.objective import Batch, PixelStats
 from jaxdp.xla.jax_options import own_options
 
 DEFAULT_TOP = 5

@@ -322,16 +322,24 @@ class Overlap:
     every stage of every bucket can overlap with the backward pass of one whole segment. The segments of a ResNet are its stem,
     its blocks and its head.
 
-    See `all_reduce_sum` for the arguments. divisor: gradients are divided by it before they are sent. sent: (gradient, its
-    buckets) of each segment, in backward order. in_flight: buckets with a stage that has started and is not yet awaited.
+    See `all_reduce_sum` for the arguments. divisor: gradients are divided by it before they are sent. segments: (gradient,
+    its buckets) of each segment, in backward order; they are appended to `sent`, if given. in_flight: buckets with a stage that
+    has started and is not yet awaited.
     """
 
     def __init__(
-        self, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None, divisor: int = 1, sharded: bool = False
+        self,
+        strategy: str | Stage,
+        *,
+        wire_dtype: Any,
+        bucket_bytes: int | None,
+        divisor: int = 1,
+        sharded: bool = False,
+        sent: list | None = None,
     ) -> None:
         self.strategy, self.wire_dtype, self.bucket_bytes, self.divisor = strategy, wire_dtype, bucket_bytes, divisor
-        self.sharded = sharded
-        self.sent: list[tuple[dict, list[Bucket]]] = []
+        self.sharded, self.sent = sharded, sent
+        self.segments: list[tuple[dict, list[Bucket]]] = []
         self.in_flight: list[Bucket] = []
 
     def enqueue(self, cotangent: Any, gradient: dict) -> Any:
@@ -345,17 +353,19 @@ class Overlap:
             bucket_bytes=self.bucket_bytes,
             sharded=self.sharded,
         )
-        self.sent.append((gradient, buckets))
+        self.segments.append((gradient, buckets))
         self.in_flight = [bucket for bucket in self.in_flight + buckets if bucket.stages]
         for bucket in self.in_flight:
             bucket.run_next_stage()
         return cotangent
 
-    def wait_all(self) -> dict:
+    def wait_all(self, _: Any = None) -> dict:
         """The sums over all devices of all enqueued gradients, in one tree; this device's shards of them if `sharded`."""
         for bucket in self.in_flight:
             bucket.finish()
-        return {name: value for tree, buckets in self.sent for name, value in unpack_buckets(tree, buckets).items()}
+        if self.sent is not None:
+            self.sent += self.segments
+        return {name: value for tree, buckets in self.segments for name, value in unpack_buckets(tree, buckets).items()}
 
 
 def gather_tensors(

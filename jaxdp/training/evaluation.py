@@ -21,7 +21,7 @@ from jaxdp.losses import rank_of_label
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training import request_flags
-from jaxdp.training.step import Batch, PixelStats
+from jaxdp.training.objective import Batch, PixelStats
 
 # Called with this process's rows of a batch before they are evaluated; returns a function of the classes predicted for them.
 Observer = Callable[[dict[str, np.ndarray]], Callable[[np.ndarray], Any] | None]

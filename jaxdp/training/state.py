@@ -6,7 +6,6 @@ parameters along the rows of the mesh (`Sharded`). A step then begins with the a
 which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the placement.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Optimizer
 from jaxdp.errors import ConfigError
-from jaxdp.network import InitialValues, Network
+from jaxdp.network import FrozenStages, InitialValues, Network
 from jaxdp.optim import build_optimizer, loss_scale
 from jaxdp.optim.squares import Squares, SumOfSquares, local_sums_of_squares
 from jaxdp.parallel import allreduce
@@ -115,15 +114,9 @@ def make_optimizer(
     return build_optimizer(config.optimizer, learning_rate, momentum, multipliers=multipliers)
 
 
-def with_seed(config: Config, seed: jax.Array) -> Config:
-    """The config with a seed that is traced, so that all seeds share one program."""
-    traced: dict[str, Any] = {"seed": seed}  # an array, which no config file can hold
-    return dataclasses.replace(config, **traced)
-
-
-def _initial_state(config: Config, model: Network) -> TrainState:
+def _initial_state(config: Config, model: Network, seed: jax.typing.ArrayLike) -> TrainState:
     shape = (config.data.image_size, config.data.image_size, 3)
-    params, batch_stats = model.init(jax.random.key(config.seed), shape)
+    params, batch_stats = model.init(jax.random.key(seed), shape)
     trainable, average = partial(model.trainable, frozen_stages=config.finetune.frozen_stages), ()
     if config.optimizer.average_decay is not None:
         average = jax.tree.map(jnp.zeros_like, Average(trainable(params), trainable(batch_stats), jnp.zeros((), jnp.float32)))
@@ -133,7 +126,7 @@ def _initial_state(config: Config, model: Network) -> TrainState:
 
 def abstract_state(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> TrainState:
     """Shapes, dtypes and shardings of the state; nothing is computed."""
-    shapes = jax.eval_shape(lambda: _initial_state(config, model))
+    shapes = jax.eval_shape(lambda: _initial_state(config, model, config.seed))
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=replicated(mesh)), shapes)
 
 
@@ -142,12 +135,8 @@ def create_state(config: Config, model: Network, mesh: Mesh) -> TrainState:
 
     `jaxdp.create_state` places it for the step.
     """
-
-    def initial(seed: jax.Array) -> TrainState:
-        return _initial_state(with_seed(config, seed), model)
-
     seed = jax.device_put(np.uint32(config.seed), mesh.local_devices[0])  # virtual devices share the cores: one draws for all
-    return replicate(jax.jit(initial)(seed), mesh)
+    return replicate(jax.jit(partial(_initial_state, config, model))(seed), mesh)
 
 
 def with_values(state: TrainState, values: InitialValues, mesh: Mesh) -> TrainState:
@@ -200,6 +189,16 @@ class Placement:
         """The state's `PartitionSpec`s for `shard_map`."""
         return PartitionSpec()
 
+    @property
+    def network(self) -> Network:
+        """The network as it is trained: with `finetune.frozen_stages` its first stages only compute features."""
+        stages = self.config.finetune.frozen_stages
+        return FrozenStages(self.model, stages) if stages else self.model
+
+    def trained(self, tree: dict) -> dict:
+        """The entries of params or batch_stats that are trained: all but those of frozen stages."""
+        return self.model.trainable(tree, self.config.finetune.frozen_stages)
+
     def place(self, state: TrainState) -> TrainState:
         """A whole state, which may be on another mesh, placed for the step."""
         assert isinstance(self.mesh, Mesh)
@@ -236,7 +235,7 @@ class Sharded(Placement):
     @cached_property
     def _is_shard(self) -> TrainState:
         """True for the arrays of the state that are shards: parameters, and what the optimizer keeps for each of them."""
-        params = self._trainable(self.whole.params)
+        params = self.trained(self.whole.params)
         optimizer = make_optimizer(self.config, self.model, learning_rate=0.0, momentum=0.0)
         # An array of the optimizer's state belongs to a parameter if its shape changes with that of the parameter.
         other_shapes = jax.tree.map(
@@ -290,10 +289,10 @@ class Sharded(Placement):
         config, whole = self.config, self.whole
         reduce, devices = config.reduce, self.mesh.size
         dtypes = forward_dtypes(config, self.model, params=whole.params, batch_stats=whole.batch_stats, devices=devices)
-        trained = jax.tree.leaves_with_path(self._trainable(whole.params))
+        trained = jax.tree.leaves_with_path(self.trained(whole.params))
         sent = [
             jax.ShapeDtypeStruct(leaf.shape, dtype)
-            for (_, leaf), dtype in zip(trained, jax.tree.leaves(self._trainable(dtypes)), strict=True)
+            for (_, leaf), dtype in zip(trained, jax.tree.leaves(self.trained(dtypes)), strict=True)
         ]
         _, segments = self.model.split_frozen(config.finetune.frozen_stages)
         number = {name: index if reduce.overlap else 0 for index, segment in enumerate(segments) for name in segment}
@@ -302,7 +301,7 @@ class Sharded(Placement):
             groups.setdefault(VECTORS if leaf.ndim <= 1 else number[path[0].key], []).append(index)
 
         def gather_params(params: dict) -> dict:
-            shards, structure = jax.tree.flatten(self._trainable(params))
+            shards, structure = jax.tree.flatten(self.trained(params))
             gathered: dict[int, jax.Array] = {}
             for group, indices in sorted(groups.items()):
                 tensors = allreduce.gather_tensors(
@@ -318,9 +317,6 @@ class Sharded(Placement):
             return params | jax.tree.unflatten(structure, leaves)
 
         return gather_params
-
-    def _trainable(self, tree: dict) -> dict:
-        return self.model.trainable(tree, self.config.finetune.frozen_stages)
 
     @cached_property
     def _shard(self) -> Any:

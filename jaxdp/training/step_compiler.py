@@ -23,8 +23,9 @@ from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
+from jaxdp.training.objective import Batch, PixelStats
 from jaxdp.training.state import Placement, TrainState, abstract_state, from_host, make_placement, replicated
-from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step, step_gradients
+from jaxdp.training.step import HYPERPARAMETERS, make_train_step, step_gradient
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import own_options
 
@@ -198,12 +199,12 @@ class StepCompiler:
         config = self.config_of(phase)
         placement = make_placement(config, self.model, self.mesh(phase))
         whole = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
-        gradients = step_gradients(whole, placement, pixel_stats=self.pixel_stats, accumulation=phase.accumulation)
 
         def gradient(  # noqa: PLR0917 - shard_map passes arguments by position
             state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
         ) -> dict:
-            return gradients(state, batch, hyperparameters["seed"], images=images)[0]
+            options: Any = {"pixel_stats": self.pixel_stats, "accumulation": phase.accumulation, "images": images}
+            return step_gradient(whole, placement, **options)(state, batch, hyperparameters["seed"])[0]
 
         return self.compile_mapped(gradient, placement, phase, out_specs=PartitionSpec())
 

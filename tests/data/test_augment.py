@@ -17,8 +17,8 @@ from jaxdp.config import Augment, Config, Data
 from jaxdp.data import augment, policies
 from jaxdp.data.prefetch import to_global
 from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.objective import mean_loss, training_examples
 from jaxdp.training.state import create_state
-from jaxdp.training.step import local_gradient
 
 MIXED = with_parts(linear_config(), data={"mix": "cutmix", "augmentation": "none"})
 
@@ -250,7 +250,8 @@ def test_mixed_loss_weighs_both_smoothed_targets(normalized_linear):
     batch = {name: rows[:8] for name, rows in make_batch().items()}
 
     def one(params, batch):
-        return local_gradient(MIXED, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, scale=1.0)[1]["loss"]
+        examples = training_examples(MIXED, model, batch, seed=MIXED.seed, pixel_stats=PIXELS)
+        return mean_loss(MIXED, model.apply(params, stats, examples.images, train=True)[0], examples)
 
     @jax.jit
     def mixed_logits(images, positions):

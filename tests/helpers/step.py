@@ -13,10 +13,12 @@ from jax.sharding import PartitionSpec
 from jaxdp import models
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
 from jaxdp.data import prefetch
+from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.parallel.shards import partition_spec
-from jaxdp.training.step import compute_gradients, make_train_step
+from jaxdp.training.state import TrainState, make_placement
+from jaxdp.training.step import make_train_step, step_gradient
 
 BATCH, PER_WORKER, PIXELS = 32, 2, (100.0, 60.0)
 
@@ -82,15 +84,20 @@ def compiled_step(config, mesh_shape):
     return make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
 
 
+def gradient_at(config, model, params, *, stats, batch, scale=1.0, **options):
+    """`step_gradient` at these parameters, whole on every device. Call it inside `shard_map`."""
+    state = TrainState(params, stats, (), (), loss_scale.create("none")._replace(scale=scale))
+    layout = make_placement(with_parts(config, reduce={"update": "replicated"}), model, make_mesh(1, 1))
+    return step_gradient(config, layout, pixel_stats=PIXELS, **options)(state, batch, config.seed)
+
+
 def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
-    """`compute_gradients` on a mesh; the shards of a sharded update are joined."""
+    """`step_gradient` at the whole parameters, on a mesh; the shards of a sharded update are joined."""
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     params, stats = initial_params(config)
 
     def local(params, stats, batch):
-        return compute_gradients(
-            config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, accumulation=accumulation, scale=scale
-        )
+        return gradient_at(config, model, params, stats=stats, batch=batch, accumulation=accumulation, scale=scale)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     check_vma = allreduce.check_vma(config.reduce.strategy)

@@ -17,6 +17,7 @@ from helpers.step import (
     assert_replicated,
     compiled_step,
     distributed_gradients,
+    gradient_at,
     hyperparameters,
     initial_params,
     linear_config,
@@ -37,7 +38,7 @@ from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training.state import create_state, make_placement
-from jaxdp.training.step import compute_gradients, make_train_step, update_statistics
+from jaxdp.training.step import make_train_step, update_statistics
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
 
@@ -177,7 +178,7 @@ def test_a_step_is_the_optimizer_applied_to_the_mean_gradient(normalized_linear)
     before = jax.tree.map(np.asarray, start)
 
     def local(params, stats, batch):
-        return compute_gradients(config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, accumulation=2)
+        return gradient_at(config, model, params, stats=stats, batch=batch, accumulation=2)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
@@ -237,15 +238,14 @@ def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, re
 
 
 @pytest.mark.parametrize("optimizer", [{}, {"class_weights": (1.0,) * 7}], ids=str)
-@pytest.mark.parametrize("overlap", [True, False])
-def test_every_message_of_a_step_is_listed_for_an_audit(normalized_linear, overlap, optimizer):
+@pytest.mark.parametrize(("overlap", "accumulation"), [(True, 1), (True, 2), (False, 2)])
+def test_every_message_of_a_step_is_listed_for_an_audit(normalized_linear, overlap, accumulation, optimizer):
     """The buckets that an audit is given have the bytes of all collectives that the step's strategy runs."""
     config = with_parts(linear_config(strategy="psum"), optimizer=optimizer, reduce={"overlap": overlap})
     mesh, model, reductions = make_mesh(2, 4), models.create(config.model), []
 
     def local(params, stats, batch):
-        options = {"pixel_stats": PIXELS, "accumulation": 2, "reductions": reductions}
-        return compute_gradients(config, model, params, batch_stats=stats, batch=batch, **options)
+        return gradient_at(config, model, params, stats=stats, batch=batch, accumulation=accumulation, sent=reductions)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)

@@ -1,0 +1,52 @@
+"""What training minimizes: one device's images as the network takes them, and the mean loss of its logits."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from jaxdp.choices import LOSSES
+from jaxdp.config import Config
+from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
+from jaxdp.data.policies import change_pixels, erase
+from jaxdp.losses import Mix
+from jaxdp.network import Network
+from jaxdp.training.state import TrainState
+
+Batch = dict[str, jax.Array]
+PixelStats = tuple[PixelStat, PixelStat]  # mean and standard deviation, on the 0-255 scale
+
+
+class Examples(NamedTuple):
+    """Images as the network takes them in training, and what its loss compares with the logits."""
+
+    images: jax.Array  # [B, H, W, 3] float32, augmented and normalized
+    labels: jax.Array  # [B] int32
+    mix: Mix | None  # labels of the images that were mixed in
+    key: jax.Array  # of dropout and drop-path
+
+
+Loss = Callable[[jax.Array, Examples], jax.Array]  # (logits [B, K], examples) -> their mean loss, a scalar
+Gradient = Callable[[TrainState, Batch, jax.Array], tuple[dict, dict]]  # (state, batch, seed) -> (gradient, aux)
+Metrics = dict[str, jax.Array]
+Step = Callable[[TrainState, Batch, dict[str, jax.Array]], tuple[TrainState, Metrics]]  # (state, batch, hyperparameters)
+
+
+def training_examples(config: Config, model: Network, batch: Batch, *, seed: jax.Array, pixel_stats: PixelStats) -> Examples:
+    """The examples of a batch: {"images" [B, S, S, 3] uint8, "labels" [B], "positions" [B]}."""
+    x, labels, positions, mixed = batch["images"], batch["labels"], batch["positions"], None
+    with jax.named_scope("augmentation"):
+        x = augment(config, x, positions, seed=seed)  # [B, H, W, 3]
+        x = change_pixels(config, x, positions, mean=pixel_stats[0], seed=seed)
+        x = erase(config, normalize(x, *pixel_stats), positions, seed=seed)
+        if config.data.mix != "none":
+            x, partner, share = mix(config, x, positions, seed=seed)
+            mixed = labels[partner], share
+    keys = image_keys if model.draws_for_each_image else worker_key
+    return Examples(x, labels, mixed, keys(seed, positions, MODEL_KEY))
+
+
+def mean_loss(config: Config, logits: jax.Array, examples: Examples) -> jax.Array:
+    """The mean of the config's loss over one device's images, a scalar. logits: [B, classes]."""
+    loss = LOSSES.implementation(config.optimizer.loss)
+    return loss(config.optimizer, logits, examples.labels, mix=examples.mix).mean()
