@@ -101,16 +101,27 @@ def test_logits_equal_numpy_in_float64_and_weights_go_back_unchanged(two_blocks,
     assert all(np.array_equal(exported[name], value) for name, value in tensors.items())
 
 
+EVERY_PART = {"stem": "deep", "shortcut": "pooled", "squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"}
+
+
 @pytest.mark.parametrize(
-    "variant",
+    ("depth", "variant"),
     [
-        {},
-        {"stem": "deep", "shortcut": "pooled", "squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
-        pytest.param({"drop_path": 0.5, "batch_norm": "folded", "remat": True}, marks=pytest.mark.slow),
+        (TWO_BLOCKS, {}),
+        (TWO_BLOCKS, EVERY_PART),
+        (50, {"batch_norm": "folded", "remat": True}),
+        *(
+            pytest.param(depth, variant, marks=pytest.mark.slow)
+            for depth, variant in (
+                (50, {}),
+                (50, EVERY_PART),
+                (TWO_BLOCKS, {"drop_path": 0.5, "batch_norm": "folded", "remat": True}),
+                (50, {"drop_path": 0.5, "batch_norm": "folded", "remat": True}),
+            )
+        ),
     ],
-    ids=lambda variant: ", ".join(variant) or "plain",
+    ids=lambda value: ", ".join(value) or "plain" if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("depth", [TWO_BLOCKS, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_equals_the_one_that_jax_derives(two_blocks, depth, variant):
     """The same draws of drop-path in both; the moments, too, which are those of the unmasked branch."""
