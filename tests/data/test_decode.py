@@ -229,11 +229,15 @@ def test_decode_refuses_a_png_whose_complete_stream_lacks_a_row(size, color, cha
             decode.decode(png(rows[:count]))
 
 
-@pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end", "cut"])
+@pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end", "cut", "no header", "only end", "short header"])
 def test_decode_refuses_damaged_or_truncated_png_on_one_line(damage, capfd):
     data = bytearray(encode(smooth_image(), "PNG"))
     if damage in ("no end", "cut"):
         del data[{"no end": -12, "cut": -300}[damage] :]
+    elif damage in ("no header", "only end"):
+        del data[8 : {"no header": 33, "only end": -12}[damage]]
+    elif damage == "short header":
+        data[8:33] = png_chunk(b"IHDR", data[16:24])
     else:
         data[{"length": 33, "IDAT": 60, "checksum": -13}[damage]] ^= 1
     with pytest.raises(ImageError, match=r"^damaged or truncated PNG: .*$") as raised:

@@ -1,5 +1,6 @@
 """Prepared data sets of tensorflow-datasets: reading, errors, and preparation."""
 
+import errno
 import io
 import os
 import shutil
@@ -10,8 +11,9 @@ from helpers.images import encode, smooth_image
 from helpers.tfds_miniature import open_split, prepare_miniature
 
 from jaxdp.config import Config, Data, Model
-from jaxdp.data import sources, tfds
-from jaxdp.errors import ConfigError
+from jaxdp.data import decode, sources, tfds
+from jaxdp.data.decode import ImageError
+from jaxdp.errors import ConfigError, StorageError
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,39 @@ def test_open_reads_examples_and_slices_without_tensorflow(imagenet):
     half = open_split("imagenet2012", str(imagenet), "train[:50%]")
     assert [half[n] for n in range(10)] == [source[n] for n in range(10)]
     assert source.name(3) == "record 3 of imagenet2012, train"
+
+
+class Failing:
+    """Records whose reads raise the given errors first."""
+
+    def __init__(self, records, errors):
+        self.records, self.errors = records, errors
+
+    def __getitem__(self, index):
+        if self.errors:
+            raise self.errors.pop()
+        return self.records[index]
+
+
+def test_errors_of_the_files_are_retried_and_say_nothing_about_the_record_but_damage_does(imagenet, monkeypatch):
+    slept, source = [], open_split("imagenet2012", str(imagenet), "train")
+    monkeypatch.setattr(decode.time, "sleep", slept.append)
+    expected, errors = source[3], []
+    source.records = Failing(source.records, errors)
+    errors += [OSError(errno.EIO, "broken")] * 3
+    assert source[3] == expected
+    assert slept == list(decode.RETRY_DELAYS)
+    for number, times in ((errno.EIO, 4), (errno.ENOENT, 1)):
+        errors += [OSError(number, "broken")] * times
+        with pytest.raises(StorageError, match="record 3 of imagenet2012, train: broken"):
+            source[3]
+        assert not errors
+    errors.append(RuntimeError("damaged\nchunk"))
+    with pytest.raises(ImageError, match=r"^cannot read the record \(RuntimeError: damaged"):
+        source[3]
+    for index in (-1, 20):
+        with pytest.raises(IndexError):
+            source[index]
 
 
 def test_open_unknown_version_or_config_lists_prepared_ones(imagenet, tmp_path):
