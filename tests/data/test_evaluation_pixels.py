@@ -90,6 +90,12 @@ def test_short_side_follows_the_given_field_or_the_training(fields, side):
     assert Data(source="folder", directory="anywhere", **fields).evaluation_side == side
 
 
+def test_the_central_square_of_a_tiny_image_has_a_pixel():
+    image, out = noise(2, 3), np.empty((4, 4, 3), np.uint8)
+    decode.crop_and_resize(image, out, share=0.3)
+    np.testing.assert_array_equal(out, np.broadcast_to(image[0, 1], out.shape))
+
+
 def test_image_that_the_resize_would_make_huge_is_unusable():
     with pytest.raises(decode.ImageError, match=r"20000x2 pixels, more than 67,108,864 after the resize for evaluation"):
         decode.resize_and_crop(
