@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import shutil
 
 import numpy as np
@@ -102,6 +103,45 @@ def test_errors_of_the_files_are_retried_and_say_nothing_about_the_record_but_da
             source[index]
 
 
+def test_size_of_a_published_data_set_is_known_without_it_and_otherwise_that_of_its_split(imagenet):
+    size = tfds.Prepared().size
+    assert size(Config(data=Data(source="imagenet2012"))) == (1_281_167, 1000)
+    assert size(Config(data=Data(source="imagenet2012", directory=str(imagenet)))) == (20, 1000)
+    part = Data(source="imagenet2012", directory=str(imagenet), train_split="validation[:3]")
+    assert size(Config(data=part)) == (3, 1000)
+    assert tfds.Prepared().data_set(Config(data=part)).names() == ["train", "validation"]
+
+
+def test_data_that_cannot_be_read_are_refused_with_what_to_do(imagenet, tmp_path):
+    def error(change, name="imagenet2012"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        shutil.copytree(imagenet / "imagenet2012", tmp_path / name)
+        change(tmp_path / name / "5.1.0")
+        with pytest.raises(ConfigError) as raised:
+            open_split(name, str(tmp_path), "train")
+        return str(raised.value)
+
+    def replace(name, old, new):
+        return lambda place: (place / name).write_text((place / name).read_text().replace(old, new))
+
+    records = "imagenet2012-train.array_record-00000-of-00001"
+    found = error(replace("dataset_info.json", '"array_record"', '"riegeli"'))
+    assert "prepared as riegeli; supported are array_record, tfrecord; prepare it again with jaxdp data prepare" in found
+    found = error(replace("features.json", '"label"', '"klass"'), "fruit")  # whose features no package knows
+    assert re.search(r"its features are .*klass.*, not an image and the class in a label; choose a data set for", found)
+    assert f"{records}': file not found; prepare imagenet2012 again" in error(lambda place: (place / records).unlink())
+    assert f"{records}': damaged file: " in error(lambda place: (place / records).write_bytes(b"no records"))
+
+
+def test_an_unknown_data_set_is_refused_with_similar_names(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"'imagenete': unknown data set; did you mean imagenette\? give digits, .*, or a data"
+    ):
+        open_split("imagenete", str(tmp_path), "train")
+    with pytest.raises(ConfigError, match=r"^NAME='imagenete': unknown data set; did you mean imagenette\? give a data set of"):
+        tfds.open_builder("imagenete", str(tmp_path), field="NAME", alternatives=())
+
+
 def test_open_unknown_version_or_config_lists_prepared_ones(imagenet, tmp_path):
     """For a data set that tensorflow-datasets knows, and for one that it does not."""
     for name in ("imagenet2012", "fruit"):
@@ -136,6 +176,18 @@ def test_open_missing_data_set_raises_one_line(imagenet, name, split, message):
 
 def test_prepare_leaves_prepared_data_unchanged(imagenet):
     assert tfds.prepare("imagenet2012", str(imagenet)) == str(imagenet / "imagenet2012/5.1.0")
+
+
+def test_prepare_names_the_archives_that_must_be_downloaded_by_hand(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    (tmp_path / "manual").mkdir()
+    (tmp_path / "manual/ILSVRC2012_img_val.tar").touch()
+    both, one = "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar", "ILSVRC2012_img_train.tar"
+    for manual, missing, place in ((None, both, "downloads/manual"), (str(tmp_path / "manual"), one, "manual")):
+        with pytest.raises(ConfigError, match=rf"NAME='imagenet2012': {missing} not found in {tmp_path}/{place}; download"):
+            tfds.prepare("imagenet2012", str(tmp_path), manual)
+    with pytest.raises(ConfigError, match="NAME='digits': this source needs no preparation"):
+        tfds.prepare("digits")
 
 
 def test_prepare_without_tensorflow_raises(tmp_path, monkeypatch):
