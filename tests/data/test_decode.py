@@ -406,7 +406,7 @@ def test_what_is_no_file_is_an_unusable_image_at_once_and_an_error_without_a_num
     monkeypatch.setattr(decode.time, "sleep", slept.append)
     os.mkfifo(tmp_path / "pipe.png")
     for name in ("pipe.png", ""):
-        with pytest.raises(ImageError, match="not a regular file|directory"):
+        with pytest.raises(ImageError, match=r"not a regular file|directory"):
             decode.read_image(tmp_path / name)
     assert not slept
     monkeypatch.setattr(decode, "read_regular", lambda path: (_ for _ in ()).throw(OSError("no answer")))
