@@ -4,12 +4,15 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
+import pytest
 from helpers.processes import TIMEOUT, popen
 from helpers.step import with_parts
 
 from jaxdp import Callback, train
+from jaxdp.distributed import stack_traces
 from jaxdp.distributed import supervisor as supervisor_module
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status import Failure, ProcessStatus
@@ -140,10 +143,10 @@ def test_rank_0_whose_end_ends_the_others_waits_longer_for_them_if_the_directory
 class FailingBoard:
     """A board in memory that answers with an error while `fails` is set."""
 
-    name, period_seconds = "status files", 0.0
+    name, period_seconds = "runs/a", 0.0
 
-    def __init__(self):
-        self.texts, self.fails = {}, False
+    def __init__(self, texts=None):
+        self.texts, self.fails = {} if texts is None else texts, False
 
     def write(self, name, text):
         self.read(name)
@@ -177,6 +180,169 @@ def test_a_process_is_not_silent_while_the_directory_does_not_answer():
     board.fails = False
     assert looks(13) is None
     assert looks(4) == 1
+
+
+class Processes:
+    """Three processes of a run on a board in memory, each with its own clock, which `pass_time` moves by seconds."""
+
+    def __init__(self, monkeypatch, limits=None):
+        self.texts, self.stacks, self.printed, self.ended, self.dead = {}, {}, {}, {}, set()
+        self.unreachable, self.now = set(), 0
+        self.limits = limits or Limits(late_seconds=30, stuck_seconds=100, silence_seconds=15, start_seconds=60)
+        self.followers = {}
+        monkeypatch.setattr(supervisor_module, "_is_running", lambda pid: pid - 100 not in self.dead)
+        monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: cluster.rank not in self.unreachable)
+        monkeypatch.setattr(stack_traces, "capture", lambda rank: self.stacks.get(rank, []))
+        monkeypatch.setattr(stack_traces, "print_lines", lambda lines: self.printed[self.rank].append("\n".join(lines)))
+
+    def start(self, *ranks, machine="m{}", pid=100, address="node0"):
+        for rank in ranks:
+            supervisor = Supervisor(self.limits)
+            supervisor.status, self.rank = ProcessStatus(), rank
+            supervisor.status.training_thread = rank
+            supervisor.stop()  # its threads end at once
+            supervisor.is_exiting = False
+            supervisor.update(host=f"node{rank}", machine=machine.format(rank), pid=pid + rank)
+            supervisor.end = partial(self._end, rank)
+            self.printed[rank] = []
+            board = FailingBoard(self.texts)
+            self.followers[rank] = Follower(supervisor, Cluster("jax", address, 1, rank, 3), board)
+            supervisor.status.set_activity("step", 7)
+
+    def _end(self, rank, found):
+        self.ended.setdefault(rank, (self.now, str(found), found.code))
+        self.followers[rank].supervisor.is_exiting = True
+
+    def pass_time(self, seconds, *, idle=(), suspended=()):
+        """idle: ranks that make no progress. suspended: ranks that do nothing."""
+        for _ in range(seconds):
+            self.now += 1
+            for rank, follower in self.followers.items():
+                if rank in suspended or rank in self.dead or rank in self.ended:
+                    continue
+                self.rank = rank
+                if rank not in idle:
+                    follower.supervisor.status.record_progress()
+                follower.supervisor._watch()
+                follower._follow()
+
+
+def stack(waits_for=""):
+    return [stack_traces.Stack(stack_traces.MAIN, (stack_traces.Frame("user.py", 3, "f"),), waits_for)]
+
+
+def in_turn(*actions):
+    """Three processes that have run for 5 s, then each action."""
+
+    def happens(processes):
+        processes.start(0, 1, 2)
+        processes.pass_time(5)
+        for action in actions:
+            action(processes)
+
+    return happens
+
+
+def passes(seconds, **states):
+    return lambda processes: processes.pass_time(seconds, **states)
+
+
+def starts(*ranks, **options):
+    return lambda processes: processes.start(*ranks, **options)
+
+
+def sets(**fields):
+    return lambda processes: vars(processes).update(fields)
+
+
+def fails(rank, **fields):
+    return lambda processes: processes.followers[rank].supervisor.update(failure=Failure("no", **fields))
+
+
+def boards(fails, *ranks):
+    return lambda processes: [setattr(processes.followers[rank].board, "fails", fails) for rank in ranks]
+
+
+def on_one_host(processes):
+    for rank, follower in processes.followers.items():
+        follower.supervisor.update(machine="m", pid=100 + rank)
+
+
+WORKS = {1: stack(), 0: stack(stack_traces.OTHER_RANKS), 2: stack(stack_traces.OTHER_RANKS)}
+AT_1 = "no progress for 53 s: rank 1 on node1 in step 7; 2 ranks are waiting. The run ends after 1.66667 minutes"
+NO_BOARD = "runs/a: status files cannot be read and written for 30 s: Permission denied"
+SILENT = "rank {0} on node{0} failed in step 7: sent no sign of life for {1} s"
+MISSING = "1 of 3 processes did not start within 60 s: rank 2 (started: rank 0 on node0, rank 1 on node1)"
+WAITING = "waiting for rank 2 to start; the run ends after 1 minutes"
+OTHER_NAME = "rank 2 on node2 names the coordinator other:1, and this process node0:1: give all"
+NO_RANK_0 = "rank 0 did not start at {}:1 within 60 s, or does not share --workdir; "
+GONE = "rank {0} on node{0} failed in step 7: exited without a message"
+
+
+@pytest.mark.parametrize(
+    ("happens", "ended", "printed"),
+    [
+        (in_turn(passes(200)), {}, {}),
+        (in_turn(fails(1, code=2), passes(9)), dict.fromkeys(range(3), (7, 2, "rank 1 on node1 failed in step 7: no")), {}),
+        (in_turn(passes(40, suspended=[0])), dict.fromkeys((1, 2), (26, 1, SILENT.format(0, 20))), {}),
+        (in_turn(passes(40, suspended=[1])), dict.fromkeys((0, 2), (22, 1, SILENT.format(1, 15))), {}),
+        (in_turn(on_one_host, passes(2), sets(dead={1}), passes(9)), dict.fromkeys((0, 2), (9, 1, GONE.format(1))), {}),
+        (in_turn(on_one_host, passes(2), sets(dead={0}), passes(9)), dict.fromkeys((1, 2), (8, 1, GONE.format(0))), {}),
+        (
+            in_turn(sets(stacks=WORKS), passes(60, idle=range(3)), passes(9), passes(99, idle=range(3))),
+            {},
+            dict.fromkeys(range(3), (AT_1, "progress resumed", AT_1)),
+        ),
+        (
+            in_turn(sets(stacks=WORKS), passes(120, idle=range(3))),
+            dict.fromkeys(range(3), (105, 1, "rank 1 on node1 failed in step 7: stuck: no progress for 100 s; main thread")),
+            dict.fromkeys(range(3), (AT_1,)),
+        ),
+        (
+            in_turn(sets(stacks=WORKS), boards(True, 1), passes(120, idle=[1])),
+            dict.fromkeys((0, 2), (22, 1, SILENT.format(1, 15)))
+            | {
+                1: (
+                    105,
+                    1,
+                    "rank 1 on node1 failed in step 7: no progress, and no answer of the status files in runs/a, for 100",
+                )
+            },
+            {1: (NO_BOARD,)},
+        ),
+        (
+            in_turn(boards(True, 0, 1, 2), passes(200), boards(False, 0, 1, 2), passes(50)),
+            {},
+            dict.fromkeys(range(3), (NO_BOARD,)),
+        ),
+        (
+            lambda run: (starts(0, 1)(run), passes(99)(run)),
+            dict.fromkeys((0, 1), (60, 1, MISSING)),
+            dict.fromkeys((0, 1), (WAITING,)),
+        ),
+        (lambda run: (starts(1, 2)(run), passes(99)(run)), dict.fromkeys((1, 2), (60, 1, NO_RANK_0.format("node0"))), {}),
+        (
+            lambda run: (starts(0, 1)(run), starts(2, address="other")(run), passes(99)(run)),
+            {0: (60, 1, MISSING), 1: (60, 1, MISSING), 2: (60, 1, NO_RANK_0.format("other") + "rank 0 on node0 names the")},
+            dict.fromkeys((0, 1), (WAITING + " (guard.start_minutes); " + OTHER_NAME,)),
+        ),
+    ],
+)
+def test_what_three_processes_print_and_when_they_end(monkeypatch, happens, ended, printed):
+    run = Processes(monkeypatch)
+    happens(run)
+    assert {rank: (second, code) for rank, (second, _, code) in run.ended.items()} == {
+        rank: (second, code) for rank, (second, code, _) in ended.items()
+    }
+    for rank, (_, _, text) in ended.items():
+        assert run.ended[rank][1].startswith(text)
+    for rank, lines in run.printed.items():
+        expected = printed.get(rank, ())
+        assert tuple(line[: len(start)] for line, start in zip(lines, expected, strict=True)) == expected
+    words = {follower.session for follower in run.followers.values()}
+    has_all_started = not any("did not start" in text for _, text, _ in run.ended.values())
+    assert len(words) == 1
+    assert (words != {""}) == has_all_started
 
 
 def test_a_run_of_one_process_has_the_limits_of_its_config(tiny, tmp_path):
