@@ -1,4 +1,5 @@
 import itertools
+import os
 import re
 import signal
 import subprocess
@@ -12,10 +13,11 @@ from helpers.processes import TIMEOUT, popen
 from helpers.step import with_parts
 
 from jaxdp import Callback, train
+from jaxdp.config import Guard
 from jaxdp.distributed import stack_traces
 from jaxdp.distributed import supervisor as supervisor_module
 from jaxdp.distributed.launchers import Cluster
-from jaxdp.distributed.status import Failure, ProcessStatus
+from jaxdp.distributed.status import Failure, ProcessStatus, Verdict
 from jaxdp.distributed.supervisor import Follower, Supervisor
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
@@ -343,6 +345,168 @@ def test_what_three_processes_print_and_when_they_end(monkeypatch, happens, ende
     has_all_started = not any("did not start" in text for _, text, _ in run.ended.values())
     assert len(words) == 1
     assert (words != {""}) == has_all_started
+
+
+def with_clock(monkeypatch, on_sleep=lambda clock: None):
+    """The clock of the module, which `time.sleep` moves."""
+    clock = [0.0]
+
+    def sleep(seconds):
+        clock[0] += seconds
+        on_sleep(clock[0])
+
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("rank", "leave_at", "seconds"),
+    [
+        (1, {}, 0.02),  # once it has written so
+        (0, {1: 1.0, 2: 2.0}, 2.5),  # half a second for the others to end
+        (0, {1: 1.0}, 5.5),  # rank 2 hangs
+    ],
+)
+def test_rank_0_leaves_after_the_others_and_they_at_once(monkeypatch, rank, leave_at, seconds):
+    run = Processes(monkeypatch)
+
+    def others_go_on(now):
+        for each, follower in run.followers.items():
+            if now >= leave_at.get(each, 1e9):
+                follower.supervisor.update(left=True)
+            follower._follow()
+
+    clock = with_clock(monkeypatch, others_go_on)
+    in_turn()(run)
+    run.followers[rank].leave()
+    assert clock[0] == pytest.approx(seconds, abs=0.05)
+    assert run.followers[rank]._written.left
+
+
+@pytest.mark.parametrize(
+    ("collective", "blamed", "end", "waited", "is_ended"),
+    [
+        (False, None, False, 5, False),
+        (False, 2, False, 5, False),
+        (False, 2, True, 5, True),
+        (False, None, True, 5, False),
+        (True, None, False, 25, False),  # 15 s until a process is silent, and 5 s
+        (True, 2, False, 25, True),
+        (True, 1, False, 25, False),  # this one: it prints its own error
+    ],
+)
+def test_how_long_a_process_that_has_failed_waits_for_a_verdict(monkeypatch, collective, blamed, end, waited, is_ended):
+    run, seconds, left = Processes(monkeypatch), [], []
+    with_clock(monkeypatch)
+    in_turn()(run)
+    follower = run.followers[1]
+    monkeypatch.setattr(follower, "_decided", SimpleNamespace(wait=seconds.append))
+    monkeypatch.setattr(follower, "leave", lambda: left.append(True))
+    follower._verdict = None if blamed is None else Verdict("no", blamed, "node")
+    follower.fail(Failure("no", collective=collective), end=end)
+    assert (seconds, bool(run.ended)) == ([waited], is_ended)
+    assert left
+
+
+def test_rank_0_waits_two_seconds_for_the_reason_of_a_stop_and_names_the_process(monkeypatch):
+    run = Processes(monkeypatch)
+    clock = with_clock(monkeypatch)
+    in_turn()(run)
+    for rank, waits in ((1, 0.0), (0, 2.0)):
+        clock[0] = 0.0
+        assert run.followers[rank].stop_reason_of_others() == "a signal to another process"
+        assert clock[0] == pytest.approx(waits, abs=0.06)
+    run.followers[2].set_stop_reason("SIGTERM")
+    run.pass_time(2)
+    clock[0] = 0.0
+    assert (run.followers[0].stop_reason_of_others(), clock[0]) == ("SIGTERM (rank 2 on node2)", 0.0)
+
+
+def test_a_process_begins_at_once_without_a_file_and_looks_twice_at_one_of_an_earlier_process(monkeypatch):
+    for left, count, looks in ((True, (7, 7, 7), 1), (False, (7, 7, 7), 3), (False, (7, 8, 8), None)):
+        run = Processes(monkeypatch)
+        run.start(1)
+        follower = run.followers[1]
+        earlier = replace(follower.supervisor.record, pid=999, left=left)
+        wrote = None
+        for look, each in enumerate(count, start=1):
+            if wrote is None:
+                run.texts["1.json"] = replace(earlier, count=each).to_json()
+            follower._follow()
+            wrote = wrote or (look if follower._written else None)
+        assert wrote == looks
+        assert bool(follower._verdict) == (looks is None)
+        if looks is None:
+            assert (follower._verdict.code, run.ended[1][2]) == (2, 2)
+
+
+def test_five_errors_in_a_row_of_a_watching_thread_end_the_run(monkeypatch):
+    for fails, is_ended in (("xxxx.xxxx", False), (".xxxxx", True)):
+        supervisor, ended, left = Supervisor(Limits()), [], iter(fails)
+        monkeypatch.setattr(supervisor, "end", ended.append)
+        monkeypatch.setattr(stack_traces, "print_lines", lambda lines: None)
+
+        def watches(left=left, supervisor=supervisor):
+            if (look := next(left, None)) is None:
+                supervisor.stopped.set()
+            assert look != "x"
+
+        supervisor.repeat(watches, lambda: None)
+        assert len(ended) == is_ended
+
+
+@pytest.mark.parametrize(("stuck", "first_look", "late"), [(None, 7.5, LATE), (1800, 7.5, LATE), (20, 5, STUCK)])
+def test_stacks_are_taken_from_a_quarter_of_the_time_to_a_report_and_kept_when_it_is_late(monkeypatch, stuck, first_look, late):
+    supervisor = Supervisor(Limits(30, stuck))
+    supervisor.status, looks = ProcessStatus(), []
+    supervisor.status.set_activity("load")
+    monkeypatch.setattr(stack_traces, "capture", lambda thread: looks.append(supervisor.status.clock) or stack())
+    for _ in range(60):
+        supervisor.status.tick(0.5)
+        record = supervisor.observe()
+        assert (record.overdue, bool(record.stacks)) == ((late, True) if supervisor.status.clock >= 30 else ("", False))
+    assert looks == [half / 2 for half in range(int(2 * first_look), 61)]
+    assert record.count == 60
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "has_stacks"),
+    [
+        (Verdict("no", 1, "node1"), 1, True),
+        (Verdict("no", 0, "node0"), 1, False),  # the process that failed prints its own
+        (Verdict("no", 1, "node1", code=2), 2, False),
+        (Verdict("no", 0, "node0", code=75), 75, False),
+        (Verdict("no", 0, "node0", code=0), 1, False),
+    ],
+)
+def test_a_process_ends_with_the_code_of_the_verdict(monkeypatch, capsys, found, code, has_stacks):
+    run, done = Processes(monkeypatch), []
+    with_clock(monkeypatch)
+    in_turn()(run)
+    follower = run.followers[1]
+    supervisor = follower.supervisor
+    monkeypatch.setattr(supervisor_module.os, "_exit", lambda number: done.append(number))
+    monkeypatch.setattr(supervisor_module.faulthandler, "dump_traceback", lambda **_: done.append("stacks"))
+    timer = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(supervisor_module.threading, "Timer", lambda seconds, *_: done.append(seconds) or timer)
+    monkeypatch.setattr(follower, "write_last", lambda: done.append("last"))
+    supervisor.before_exit, supervisor.resume_hint = lambda: done.append("before"), "do this"
+    Supervisor.end(supervisor, found)
+    assert done == [10.0, "before", *["stacks"] * has_stacks, "last", code]
+    assert capsys.readouterr().err.splitlines()[-1] == f"jaxdp: {found}; do this"
+
+
+def test_a_process_that_has_ended_does_not_run_though_its_parent_has_not_noticed():
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert [supervisor_module._is_running(pid) for pid in (os.getpid(), child.pid)] == [True, False]
+    child.wait()
+    assert not supervisor_module._is_running(child.pid)
+
+
+def test_the_limits_without_a_config_are_its_defaults():
+    assert supervisor_module.limits_from(Guard()) == Limits()
+    assert supervisor_module.limits_from(Guard(step_minutes=None)).stuck_seconds is None
 
 
 def test_a_run_of_one_process_has_the_limits_of_its_config(tiny, tmp_path):
