@@ -145,6 +145,8 @@ def test_a_value_of_another_session_is_not_taken_for_one_of_this():
 
 def test_a_single_process_decides_for_itself():
     group = ProcessGroup()
+    assert (group.rank, group.num_processes, group.hosts, group.host_numbers) == (0, 1, ["localhost"], [0])
+    assert group.set_activity == group.status.set_activity
     assert (group.is_rank0, group.all_gather_object("x", 3), group.broadcast_object("x", 4)) == (True, [3], 4)
     assert (group.request_save(), group.take_agreed_save(), group.take_request("SIGTERM")) == (True, False, NONE)
     assert (group.check_stop(None), group.check_stop("SIGTERM"), group.failure) == (None, "SIGTERM", None)

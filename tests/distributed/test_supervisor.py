@@ -455,6 +455,22 @@ def test_five_errors_in_a_row_of_a_watching_thread_end_the_run(monkeypatch):
         assert len(ended) == is_ended
 
 
+@pytest.mark.parametrize(
+    ("late", "seconds", "is_told"), [(30, 1.0, False), (2, 0.5, False), (30, 15.0, False), (30, 15.5, True)]
+)
+def test_a_process_that_has_not_run_for_the_limit_of_silence_says_so(monkeypatch, late, seconds, is_told):
+    clock, waits, printed = with_clock(monkeypatch), [], []
+    clock[0] = 100.0
+    supervisor = Supervisor(Limits(late_seconds=late))
+    monkeypatch.setattr(stack_traces, "print_lines", printed.extend)
+    waited = SimpleNamespace(wait=lambda tick: (waits.append(tick), clock.__setitem__(0, clock[0] + seconds)))
+    monkeypatch.setattr(supervisor, "stopped", waited)
+    supervisor._sleep()
+    assert waits == [0.5 if late == 2 else 1.0]
+    cause = "it was suspended, or native code held the GIL"
+    assert printed == [f"no thread of this process has run for {seconds:.0f} s: {cause}"] * is_told
+
+
 @pytest.mark.parametrize(("stuck", "first_look", "late"), [(None, 7.5, LATE), (1800, 7.5, LATE), (20, 5, STUCK)])
 def test_stacks_are_taken_from_a_quarter_of_the_time_to_a_report_and_kept_when_it_is_late(monkeypatch, stuck, first_look, late):
     supervisor = Supervisor(Limits(30, stuck))
