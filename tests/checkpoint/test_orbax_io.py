@@ -64,6 +64,9 @@ def test_fields_that_are_none_are_not_read_from_any_number_of_parts(tmp_path, pa
         changed = manifest.arrays | {name: [dtype, shape, checksum[::-1]]}
         with pytest.raises(CorruptCheckpoint, match=rf"the checksum of the array {re.escape(name)} does not match"):
             verify_checkpoint(dataclasses.replace(manifest, arrays=changed))
+        fewer = {other: description for other, description in manifest.arrays.items() if other != name}
+        with pytest.raises(CorruptCheckpoint, match=r"holds 1 array that manifest\.json does not name"):
+            verify_checkpoint(dataclasses.replace(manifest, arrays=fewer))
     with pytest.raises(CheckpointMismatch, match=r"holds float32 of shape .* but the run expects nothing"):
         load_state(manifest, State({"a": abstract.params["a"]}, None))
 
