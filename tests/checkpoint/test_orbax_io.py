@@ -88,6 +88,9 @@ def test_fields_that_are_none_are_not_read_from_any_number_of_parts(tmp_path, pa
             verify_checkpoint(dataclasses.replace(manifest, arrays=changed))
         with pytest.raises(CorruptCheckpoint, match=rf"the checksum of the array {re.escape(name)} does not match"):
             load_state(dataclasses.replace(manifest, arrays=changed), abstract)
+        fewer = {other: description for other, description in manifest.arrays.items() if other != name}
+        with pytest.raises(CorruptCheckpoint, match=r"holds 1 array that manifest\.json does not name"):
+            verify_checkpoint(dataclasses.replace(manifest, arrays=fewer))
     twice = manifest.arrays | {".params['d']": manifest.arrays[".params['a']"]}
     with pytest.raises(CorruptCheckpoint, match=r"the array .params\['[ad]'\] does not match"):
         verify_checkpoint(dataclasses.replace(manifest, arrays=twice))
