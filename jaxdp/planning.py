@@ -128,10 +128,13 @@ class Plan:
         return sum(-(-max(0, phase.end - max(samples, phase.first_sample)) // phase.global_batch) for phase in self.phases)
 
     def learning_rate(self, samples: int) -> float:
-        """The learning rate of the step that starts after `samples` samples, at least `schedule_start`."""
+        """The learning rate of the step that starts after `samples` samples, at least `schedule_start`.
+
+        A run that resumed with another batch may start its last step after `epochs`: its rate is that at `epochs`.
+        """
         batch = self.phases[self.phase_at(samples)].global_batch
-        config = self.config
-        return schedules.learning_rate(config.schedule, samples / self.examples, epochs=config.epochs, global_batch=batch)
+        config, epoch = self.config, min(samples / self.examples, self.config.epochs)
+        return schedules.learning_rate(config.schedule, epoch, epochs=config.epochs, global_batch=batch)
 
 
 def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, processes: int | None = None) -> Plan:

@@ -127,8 +127,8 @@ def _state_bytes(optimizer: Optimizer, shapes: tuple[Any, Any], trainable_shapes
         "gradients": size(trainable),
         "optimizer": size(jax.eval_shape(build_optimizer(optimizer, 0.0, 0.0).init, trainable)),
     }
-    weight_of_the_average = jax.ShapeDtypeStruct((), "float32")
-    averages = {} if optimizer.average_decay is None else {"averages": size((trainable_shapes, weight_of_the_average))}
+    steps_of_the_average = jax.ShapeDtypeStruct((), "float32")
+    averages = {} if optimizer.average_decay is None else {"averages": size((trainable_shapes, steps_of_the_average))}
     return sizes | averages
 
 

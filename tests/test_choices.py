@@ -1,5 +1,6 @@
 """The tables of choices agree with the config, the implementations and the documentation."""
 
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -8,10 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from sklearn.datasets import load_digits
 
 import jaxdp.config
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, UpdateRule
-from jaxdp.config import Adam
+from jaxdp.choices import (
+    AUGMENTATIONS,
+    AUTO_AUGMENTS,
+    LOSSES,
+    MIXES,
+    MODELS,
+    OPTIMIZERS,
+    SOURCES,
+    STOP_METRICS,
+    Loss,
+    UpdateRule,
+)
+from jaxdp.config import Adam, Optimizer
 from jaxdp.optim import optimizer
 from jaxdp.recipes import load_config
 from jaxdp.registry import Choice, Choices
@@ -77,3 +90,54 @@ def test_lion_of_the_guide_equals_optax():
         updates, our_state = ours.update(jnp.array([gradient]), our_state, weights)
         expected, peer_state = peer.update(jnp.array([gradient]), peer_state, weights)
         np.testing.assert_allclose(updates, expected, rtol=1e-6)
+
+
+def final_update(name: str, weights: float, *, gradients: tuple[float, ...], scale: float = 1.0) -> float:
+    """Size of the last update by an optimizer without weight decay."""
+    config = Optimizer(name=name, weight_decay=0.0, eps=0.0)
+    rule, params = OPTIMIZERS.implementation(name)(config, 0.1, 0.9), {"w": jnp.full((2, 2), weights)}
+    state = rule.init(params)
+    for gradient in gradients:
+        updates, state = rule.update({"w": jnp.full((2, 2), scale * gradient)}, state, params)
+    return float(jnp.abs(updates["w"][0, 0]))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.builtin)
+def test_properties_of_an_optimizer_are_those_of_its_updates(name):
+    rule, steady = OPTIMIZERS[name], (1.0,) * 100
+    first, last = final_update(name, 1.0, gradients=steady[:1]), final_update(name, 1.0, gradients=steady)
+    assert (last > 9 * first) == rule.accumulates  # the gradients of 1 / (1 - 0.9) steps
+    differs = final_update(name, 2.0, gradients=steady) != pytest.approx(last, rel=1e-3)
+    assert differs == rule.uses_weight_norms
+    assert rule.uses_update_norms == (rule.uses_weight_norms and not rule.accumulates)  # LAMB's trust ratio is of its updates
+    assert rule.shards
+
+
+@pytest.mark.parametrize("name", LOSSES.builtin)
+@pytest.mark.parametrize("classes", [2, 10])
+def test_chance_is_the_loss_of_equal_scores(name, classes):
+    logits = jnp.zeros((3, classes))
+    loss = LOSSES.implementation(name)(Optimizer(), logits, jnp.array([0, 1, 1]), mix=None)
+    np.testing.assert_allclose(loss, LOSSES[name].chance(classes), rtol=1e-6)
+    assert Loss("").chance(classes) == math.inf
+
+
+def test_sources_have_the_numbers_that_are_published_or_computed():
+    pixels = load_digits().images * 255 / 16
+    assert SOURCES["digits"].mean == pytest.approx(pixels.mean(), abs=1.0)
+    assert SOURCES["digits"].std == pytest.approx(pixels.std(), abs=10.0)
+    for name in ("folder", "cifar10", "imagenet2012"):  # torchvision's
+        np.testing.assert_allclose(SOURCES[name].mean, np.array([0.485, 0.456, 0.406]) * 255, rtol=1e-6)
+        np.testing.assert_allclose(SOURCES[name].std, np.array([0.229, 0.224, 0.225]) * 255, rtol=1e-6)
+    assert {name: (each.classes, each.train_images) for name, each in SOURCES.items() if each.classes} == {
+        "digits": (10, None),
+        "imagenet2012": (1000, 1_281_167),
+        "cifar10": (10, 50_000),
+    }
+    kinds = {"in_memory": {"digits", "synthetic"}, "from_python": {"given"}, "prepared": {"imagenet2012", "cifar10"}}
+    kinds |= {"mlperf": {"imagenet2012"}, "own_images": {"folder", "file", "given"}, "layout": {"folder", "file"}}
+    for kind, names in kinds.items():
+        assert {name for name in SOURCES.builtin if getattr(SOURCES[name], kind)} == names, kind
+    assert SOURCES["imagenette"].prepared
+    assert {name for name in AUGMENTATIONS if AUGMENTATIONS[name].resizes} == {"paper", "random_resized_crop"}
+    assert {name: metric.sign for name, metric in STOP_METRICS.items()} == {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}

@@ -1,6 +1,7 @@
 """Paths that a user names: what is no local, regular file is refused in one line, before anything is read."""
 
 import dataclasses
+import io
 import json
 import os
 import pwd
@@ -20,9 +21,14 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import (
     NotRegularError,
     check_no_password,
+    check_output,
+    create_atomically,
     expand_user,
+    known_recipes,
+    no_directory_reason,
     open_regular,
     read_regular,
+    user_cache,
     write_atomically,
     write_output,
 )
@@ -112,6 +118,77 @@ def test_write_atomically_replaces_the_content_and_leaves_no_other_file(tmp_path
     write_atomically(tmp_path / "x.json", json.dumps([3]))
     assert json.loads((tmp_path / "x.json").read_text()) == [3]
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_file_of_at_most_the_limit_is_read(tmp_path):
+    (tmp_path / "x").write_bytes(b"123")
+    assert read_regular(tmp_path / "x", most=3) == b"123"
+    with pytest.raises(OSError, match="File too large"):
+        read_regular(tmp_path / "x", most=2)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_write_atomically_takes_text_bytes_or_a_file_and_syncs_what_it_wrote(tmp_path, monkeypatch, sync):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    for data in ("\u00e9", "\u00e9".encode(), io.BytesIO("\u00e9".encode())):
+        write_atomically(tmp_path / "x", data, sync=sync)
+        assert (tmp_path / "x").read_bytes() == b"\xc3\xa9"
+    assert synced == [2, 2, 2] * sync
+
+
+def test_a_write_that_fails_names_the_file_and_leaves_nothing(tmp_path):
+    create_atomically(tmp_path / "x", b"old")
+    (tmp_path / "folder").mkdir()
+    for call in (
+        lambda: create_atomically(tmp_path / "x", b"new"),
+        lambda: write_atomically(tmp_path / "none/x", b"new"),
+        lambda: write_atomically(tmp_path / "folder", b"new"),
+    ):
+        with pytest.raises(OSError, match=r"(File exists|No such file or directory|Is a directory): '.*/(x|none/x|folder)'$"):
+            call()
+    assert sorted(os.listdir(tmp_path)) == ["folder", "x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+def test_check_output_accepts_what_write_output_can_write(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("file")
+    for name, overwrite in (("new", False), ("a/b/new", False), ("pipe", False), ("file", True), ("link", True)):
+        assert check_output(tmp_path / name, overwrite) == tmp_path / name
+    for name, reason in (("file", "file exists; use another"), ("link", "file exists; use another"), ("", "is a directory")):
+        with pytest.raises(ConfigError, match=reason):
+            check_output(tmp_path / name, overwrite=False)
+    with pytest.raises(ConfigError, match=rf"--output='{tmp_path}/file/x': '{tmp_path}/file' is not a writable directory"):
+        check_output(tmp_path / "file/x", overwrite=True)
+    with pytest.raises(ConfigError, match="--csv='': must be a file"):
+        check_output("", True, "--csv")
+    write_output(tmp_path / "a/b/new", b"x")
+    assert (tmp_path / "a/b/new").read_bytes() == b"x"
+
+
+def test_why_a_directory_cannot_be_created(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to("nowhere")
+    missing = OSError(2, "the system's words")
+    link = f"{tmp_path}/link is a link to nowhere, which does not exist"
+    for name, reason in (("file", "is a file"), ("link", link), ("link/x", link), ("x", "the system's words")):
+        assert no_directory_reason(tmp_path / name, missing) == reason
+    assert no_directory_reason(tmp_path, OSError("text")) == "text"
+
+
+def test_recipes_and_caches_of_the_user_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/digits.py").write_bytes(b"")
+    assert known_recipes()["digits"] == Path("configs/digits.py")
+    assert known_recipes()["imagenet_goyal_256"].is_absolute()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache() == tmp_path / "jaxdp"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert user_cache() == Path("/home/me/.cache/jaxdp")
 
 
 def test_write_output_goes_through_links_and_into_pipes(tmp_path):

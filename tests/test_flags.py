@@ -1,8 +1,10 @@
 """A command line that cannot be parsed: one line that names the flag and the nearest that there is."""
 
 import contextlib
+import dataclasses
 import functools
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 
@@ -10,6 +12,8 @@ from jaxdp import load_config
 from jaxdp.cli import main
 from jaxdp.cli.bench import BENCHES
 from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+from jaxdp.flags import Arg, flag_value, parse
 from jaxdp.recipes import apply_flags
 from jaxdp.validation import to_json
 
@@ -105,3 +109,105 @@ def test_help_of_every_command_has_examples(capsys, monkeypatch, tmp_path, comma
 def test_version_flag_prints_the_version(capsys, arguments):
     main.main(arguments)
     assert capsys.readouterr().out == "jaxdp 0.1.0\n"
+
+
+@dataclasses.dataclass
+class Made:
+    """Options of a program.
+
+    Examples:
+    made a 1 --level 3 --of x
+    """
+
+    name: Annotated[str, Arg(positional=True)]
+    numbers: Annotated[tuple[int, ...], Arg(positional=True)]
+    level: Literal[1, "auto"] | float | None = None
+    """Level of it; more on it."""
+    on: Annotated[bool, Arg(negatable=False)] = False
+    off: bool = True
+    sizes: tuple[int, ...] | Literal["all"] = (1, 2)
+    of: str = dataclasses.field(kw_only=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ("a --of x", {}),
+        ("a 1 2 --of=x", {"numbers": (1, 2)}),
+        ("a --on --no-off --of x 3 4", {"on": True, "off": False, "numbers": (3, 4)}),
+        ("a --of x --level 1", {"level": 1}),
+        ("a --of x --level -1", {"level": -1.0}),
+        ("a --of x --level -.5", {"level": -0.5}),
+        ("a --of x --level auto --level None", {"level": None}),
+        ("a --of x --level auto", {"level": "auto"}),
+        ("a --of x --sizes all", {"sizes": "all"}),
+        ("a --of x --sizes 3", {"sizes": (3,)}),
+        ("a --of x --sizes", {"sizes": ()}),
+        ("a --of x --sizes 3 --no-off --no-off --off", {"sizes": (3,), "off": True}),
+    ],
+)
+def test_options_have_the_values_of_their_words_and_defaults_otherwise(words, fields):
+    made = parse(Made, words.split(), "made")
+    expected = Made(**{"name": "a", "numbers": (), "of": "x"} | fields)
+    assert (made, type(made.level)) == (expected, type(expected.level))
+    again = parse(Made, ["--level", "2"], "made", default=made)  # what was required is there
+    assert again == dataclasses.replace(made, level=2.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--of x", "NAME: required; see `made --help`"),
+        ("a", "--of: required; for example --of x"),
+        ("a b --of x", "NUMBERS='b': expected an integer"),
+        ("a --of x --level high", "--level='high': expected 1, auto or a number or None"),
+        ("a --of x --level", "--level: missing value; expected 1, auto or a number or None"),
+        ("a --of", "--of: missing value; expected: "),
+        ("a --of x --no-on", "--no-on: unknown flag; "),
+        ("a --of x --on=1", "--on='1': takes no value"),
+        (
+            "a --of x --levle 2 --offf",
+            "--levle: unknown flag; did you mean --level?; --offf: unknown flag; did you mean --off?",
+        ),
+        ("a --of x --name b", "--name: unknown flag; give it as an argument: made b"),
+        ("a --of x --strange", "--strange: unknown flag; `made --help` lists all flags"),
+        ("a --of s3://bucket/x", "--of='s3://bucket/x': "),
+    ],
+)
+def test_word_that_cannot_be_parsed_is_named(words, message):
+    with pytest.raises(ConfigError) as error:
+        parse(Made, words.split(), "made")
+    assert str(error.value).startswith(message)
+
+
+def test_help_of_options_without_groups_is_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(Made, ["a", "-h"], "made")
+    shown = capsys.readouterr().out
+    assert shown.startswith(
+        "usage: made [OPTIONS] STR INT\n\n  Options of a program.\n\nExamples:\n  made a 1 --level 3 --of x\n"
+    )
+    for row in ("--on", "--off, --no-off", "--level {1,auto}", "Level of it; more on it.", "(default: True)", "(required)"):
+        assert row in shown
+    assert "(default: 1 2)" in shown
+    assert "(default: False)" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("--config a --config b", "b"),
+        ("--config=a", "a"),
+        ("--config a --seed 1", "a"),
+        ("--config --seed 1", None),
+        ("--config", None),
+        ("--seed 1", None),
+        ("--configs a", None),
+        ("--config= ", ""),
+        ("--config -1", "-1"),
+    ],
+)
+def test_flag_on_a_line_that_is_not_parsed_has_the_last_value(words, value):
+    assert flag_value(words.split(), "--config") == value
+    assert flag_value(["--a_b", "1"], "--a-b") == flag_value(["--a-b", "1"], "--a_b") == "1"

@@ -15,7 +15,7 @@ from jaxdp.data.class_weights import with_class_weights
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.loader import ArraySource
 from jaxdp.errors import ConfigError
-from jaxdp.losses import binary_cross_entropy, label_weights, rank_of_label
+from jaxdp.losses import binary_cross_entropy, cross_entropy, label_weights, rank_of_label
 from jaxdp.validation import validate
 
 
@@ -160,6 +160,17 @@ def test_binary_cross_entropy_of_large_logits_is_finite_with_its_gradient():
     np.testing.assert_allclose(binary_cross_entropy(logits, targets), [5e3])
     gradient = jax.grad(lambda logits: binary_cross_entropy(logits, targets).sum())(logits)
     np.testing.assert_allclose(gradient, [[0.0, 0.0, 0.25, -0.25]])
+
+
+def test_losses_of_16_bit_logits_are_those_of_the_same_values_in_32():
+    random = np.random.default_rng(0)
+    logits, labels = jnp.asarray(random.normal(size=(8, 5)) * 5, jnp.bfloat16), jnp.asarray(random.integers(0, 5, 8))
+    targets, wide = jax.nn.one_hot(labels, 5), logits.astype(jnp.float32)
+    weighted = partial(LOSSES.implementation("softmax"), Optimizer(class_weights=(1.0, 2.0, 3.0, 4.0, 5.0)))
+    for loss, of in ((binary_cross_entropy, targets), (cross_entropy, labels), (weighted, labels)):
+        found, expected = loss(logits, of), loss(wide, of)
+        assert found.dtype == jnp.float32
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("class_weights", [None, WEIGHTS])

@@ -4,10 +4,10 @@ from fractions import Fraction
 
 import pytest
 
-from jaxdp.config import Config, Data, Evaluation, Finetune, Mesh, Model, Phase, Schedule
+from jaxdp.config import Config, Data, Evaluation, Finetune, Mesh, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
-from jaxdp.planning import make_plan
+from jaxdp.planning import make_plan, small_worker_warning
 from jaxdp.recipes import apply_flags, load_config
 
 NO_MESH = Mesh()
@@ -220,3 +220,146 @@ def test_a_warm_up_that_lowers_the_rate_is_refused():
     )
     for flags in (["--schedule.start", "0"], ["--schedule.warmup-epochs", "0"]):
         make_plan(apply_flags(config, flags), examples=50_000, devices=8)
+
+
+@pytest.mark.parametrize("batches", [(100, 50), (50, 120), (96, 36)])
+def test_steps_and_phases_at_a_number_of_samples_are_those_of_a_walk(batches):
+    """The first batch until epoch 1.1 of 2.5, then a larger or a smaller one."""
+    plan = make_plan(config_with(Phase(batches[0], 1.1), Phase(batches[1]), epochs=2.5), examples=1000, devices=1)
+    starts, seen = [], 0
+    while seen < 2500:
+        starts.append(seen)
+        seen += batches[0] if seen < 1100 else batches[1]
+    second = next(index for index, start in enumerate(starts) if start >= 1100)
+    for samples in range(0, seen + 200, 7):
+        assert plan.first_step_from(samples) == next((start for start in starts if start >= samples), seen)
+    for index, (start, end) in enumerate(zip(starts, [*starts[1:], seen], strict=True)):
+        assert plan.first_step_from(start) == start
+        assert plan.phase_before(end).index == plan.phase_at(start) == (index >= second)
+    assert plan.phase_before(0).index == 0
+    first, last = plan.phases
+    assert (first.end, last.end, plan.first_step_from(seen)) == (last.first_sample, seen, seen)
+    epochs = [0.0, starts[second] / 1000, starts[second] / 1000, seen / 1000]
+    assert [first.first_epoch, first.last_epoch, last.first_epoch, last.last_epoch] == epochs
+
+
+def test_schedule_starts_at_the_sample_of_a_checkpoint_or_the_first_one_after_its_epoch():
+    plan = make_plan(config_with(Phase(10)), examples=1437, devices=1)
+
+    def start(epoch: float) -> int:
+        schedule = Schedule(warmup_epochs=1.0, from_epoch=epoch)
+        return dataclasses.replace(plan, config=dataclasses.replace(plan.config, schedule=schedule)).schedule_start
+
+    assert [start(samples / 1437) for samples in range(1437)] == [*range(1437)]
+    assert [start(samples / 1437) for samples in (0.4, 0.6, 99.4, 99.6)] == [1, 1, 100, 100]
+
+
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(vertical=3), Mesh(horizontal=2), Mesh(vertical=3, horizontal=4)])
+@pytest.mark.parametrize("processes", [1, 4])
+@pytest.mark.parametrize("worker", [None, 2])
+def test_mesh_has_the_most_devices_that_divide_the_batch_or_the_error_gives_the_nearest_that_can_be(mesh, processes, worker):
+    def able(batch: int) -> list[tuple[int, int]]:
+        """All meshes of 12 devices or fewer that fit."""
+        pairs = [(rows, columns) for rows in range(1, 13) for columns in range(1, 13) if rows * columns <= 12]
+        sides = ((mesh.vertical, 0), (mesh.horizontal, 1))
+        pairs = [pair for pair in pairs if all(side in (None, pair[axis]) for side, axis in sides)]
+        fit = [pair for pair in pairs if math.prod(pair) % processes == 0 and batch // (worker or 1) % math.prod(pair) == 0]
+        return fit if batch % (worker or 1) == 0 else []
+
+    for batch in range(2, 40, worker or 1):
+        config = dataclasses.replace(config_with(Phase(batch, per_worker_batch=worker), mesh=mesh), data=Data(image_size=64))
+        if fitting := able(batch):
+            (phase,) = make_plan(config, examples=5000, devices=12, processes=processes).phases
+            assert phase.shape in fitting
+            assert phase.devices == max(map(math.prod, fitting))
+            assert (phase.local_devices * processes, phase.idle_devices) == (phase.devices, 12 - phase.devices)
+            assert phase.accumulation * phase.devices * phase.per_worker_batch == batch
+        else:
+            with pytest.raises(ConfigError, match="cannot be divided evenly") as error:
+                make_plan(config, examples=5000, devices=12, processes=processes)
+            near = int(error.value.hint.removeprefix("use the nearest possible batch ").partition(",")[0])
+            possible = [other for other in range(1, 120) if able(other)]
+            assert abs(near - batch) == min(abs(other - batch) for other in possible)
+
+
+@pytest.mark.parametrize(
+    ("config", "machine", "message"),
+    [
+        (config_with(Phase(8)), {"devices": 0}, "devices=0: must be at least 1"),
+        (config_with(Phase(8)), {"devices": 1, "hosts": 0}, "hosts=0: must be at least 1"),
+        (config_with(Phase(8), mesh=Mesh(vertical=3)), {"devices": 2}, "mesh.vertical=3: "),
+        (
+            config_with(Phase(12), mesh=Mesh(vertical=1, horizontal=3)),
+            {"devices": 6, "hosts": 2},
+            "mesh='1x3': 3 devices cannot be divided evenly among 2 processes; omit mesh.vertical or mesh.horizontal",
+        ),
+        (
+            config_with(Phase(99, 5.0), Phase(98)),
+            {"devices": 2, "examples": 98},
+            "batch.0.global_batch=99: the training set has ",
+        ),
+        (
+            config_with(Phase(99, 5.0), Phase(98, 8.0), Phase(97)),
+            {"devices": 2, "hosts": 2},
+            "batch.0.global_batch=99: global batch 99 cannot be divided evenly among 2 processes; "
+            "use the nearest possible batch 98; also batch.2.global_batch=97: ",
+        ),
+        (
+            dataclasses.replace(config_with(Phase(130)), reduce=Reduce(strategy="parameter_server")),
+            {"devices": 65},
+            "reduce.strategy='parameter_server': batch.0 uses 65 devices; parameter_server supports at most 64 devices; ",
+        ),
+        (
+            dataclasses.replace(config_with(Phase(4)), data=Data(mix="mixup")),
+            {"devices": 4},
+            "data.mix='mixup': batch.0 has one image per worker and mixing needs two; increase",
+        ),
+        (
+            config_with(Phase(4096), epochs=2.0**32 / 4096),
+            {"examples": 4096},
+            r"epochs=1048576.0: 4294967296 samples with 4096",
+        ),
+        (
+            dataclasses.replace(config_with(Phase(8)), optimizer=Optimizer(momentum_rule="as_printed", momentum=1e-9)),
+            {},
+            None,
+        ),
+        (dataclasses.replace(config_with(Phase(8)), data=Data(mix="mixup", image_size=64)), {"devices": 4}, None),
+        (config_with(Phase(4096), epochs=2.0**32 / 4096 - 1), {"examples": 4096}, None),
+    ],
+)
+def test_run_that_cannot_be_planned_is_refused_in_one_line(config, machine, message):
+    machine = {"examples": 5000, "devices": 1} | machine
+    if message is None:
+        make_plan(config, **machine)
+        return
+    with pytest.raises(ConfigError) as error:
+        make_plan(config, **machine)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase", "devices", "expected"),
+    [
+        ({}, Phase(64, per_worker_batch=8), 8, None),  # given, with four values for each image of 64x64
+        ({}, Phase(72), 8, None),
+        ({}, Phase(64), 8, "workers of 8 images each, few for batch normalization; set a larger --batch.0.per-worker-batch, "),
+        ({}, Phase(8), 1, None),
+        ({"norm": "synchronized"}, Phase(64), 8, None),
+        (
+            {},
+            Phase(16, per_worker_batch=2),
+            8,
+            "batch normalization averages over 8 values of each channel, with images of 64x64; ",
+        ),
+    ],
+)
+def test_warning_of_small_workers_is_for_what_the_plan_divides_or_averages(fields, phase, devices, expected):
+    plan = make_plan(small(64, phase, **fields), examples=5000, devices=devices)
+    warning = small_worker_warning(plan, has_batch_norm=True)
+    assert warning is None if expected is None else warning.startswith(f"batch.0: {expected}")
+    if expected is not None:
+        assert warning.endswith(", or --model.norm synchronized")
+        assert ("or --data.image-size" in warning) == ("64x64" in expected)
+    only_divided = phase.per_worker_batch is None
+    assert (small_worker_warning(plan, has_batch_norm=False) is None) == (only_divided or expected is None)

@@ -1,15 +1,16 @@
 """Loading of recipes by name or file, with flags applied."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import jaxdp
-from jaxdp.config import Optimizer
+from jaxdp.config import Config, Optimizer, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.files import known_recipes
-from jaxdp.recipes import find_config, load_config, load_recipe, register_from
-from jaxdp.validation import to_json
+from jaxdp.recipes import adapt, find_config, is_rank0, load_config, load_recipe, register_from, reset_for_network
+from jaxdp.validation import to_json, with_fields
 
 ROOT = Path(__file__).parent.parent
 
@@ -189,3 +190,101 @@ def test_recipe_file_gives_its_callbacks_to_the_command_line_and_names_its_error
     with pytest.raises(ConfigError, match=r"mine\.py': failed \(line 5\): ZeroDivisionError: "):
         load_recipe(["--config", str(recipe)], "digits").callbacks()
     assert list(load_recipe([], "digits").callbacks()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "phases", "warmup", "boundaries", "scaled"),
+    [
+        (["--epochs", "18"], (9.0, None), 1.0, (6.0, 12.0, 16.0), "phases, warm-up, learning-rate steps"),
+        (["--epochs=18", "--schedule.warmup-epochs", "2"], (9.0, None), 2.0, (6.0, 12.0, 16.0), "phases, learning-rate steps"),
+        (["--epochs", "18", "--batch.0.until-epoch", "7"], (7.0, None), 1.0, (6.0, 12.0, 16.0), "warm-up, learning-rate steps"),
+        (["--epochs", "18", "--schedule.boundaries", "8", "9"], (9.0, None), 1.0, (8.0, 9.0), "phases, warm-up"),
+        (["--epochs", "90"], (45.0, None), 5.0, (30.0, 60.0, 80.0), None),
+        (["--epochs", "100", "--no-scale-schedule"], (45.0, None), 5.0, (30.0, 60.0, 80.0), None),
+    ],
+)
+@pytest.mark.parametrize("by_recipe", [True, False])
+def test_flag_scales_exactly_what_no_other_flag_gives(tmp_path, capsys, flags, phases, warmup, boundaries, scaled, by_recipe):
+    """by_recipe: whether the recipe scales; one that does not is asked to by a flag."""
+    schedule = Schedule("goyal", warmup_epochs=5.0, boundaries=(30.0, 60.0, 80.0))
+    recipe = Config(batch=(Phase(until_epoch=45.0), Phase()), schedule=schedule, scale_schedule=by_recipe)
+    (tmp_path / "mine.json").write_text(to_json(recipe))
+    asked = [] if by_recipe or "--no-scale-schedule" in flags else ["--scale-schedule"]
+    config = load_config(tmp_path / "mine.json", [*flags, *asked])
+    assert tuple(phase.until_epoch for phase in config.batch) == pytest.approx(phases)
+    assert config.schedule.warmup_epochs == pytest.approx(warmup)
+    assert config.schedule.boundaries == pytest.approx(boundaries)
+    note = f"the recipe's schedule is scaled from 90 epochs to 18: {scaled} (--no-scale-schedule keeps it)\n"
+    assert capsys.readouterr().err == (note if scaled else "")
+    if not by_recipe and scaled and len(flags) == 2:
+        with pytest.raises(ConfigError, match="must end before the run"):
+            load_config(tmp_path / "mine.json", flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "classes"),
+    [
+        (["--data.source", "synthetic"], None),  # 10 are those of digits
+        (["--data.source", "digits"], 10),
+        (["--data.augmentation", "none"], 10),
+    ],
+)
+def test_another_source_resets_the_number_of_classes_unless_the_network_exists(flags, classes):
+    config = with_fields(load_config("digits"), {"model.classes": 10})
+    assert adapt(config, flags).config.model.classes == classes
+    assert reset_for_network(config, flags) == with_fields(adapt(config, flags).config, {"model.classes": 10})
+    seven = with_fields(Config(), {"data.source": "synthetic", "model.classes": 7})
+    assert adapt(seven, ["--data.source", "folder"]).config.model.classes == 7  # not that of the source
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_first"),
+    [
+        ({}, True),
+        ({"RANK": "1"}, True),  # of no launcher that is known
+        ({"WORLD_SIZE": "2", "RANK": "0"}, True),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, False),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, False),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_INDEX": "1"}, False),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "3"}, True),
+    ],
+)
+def test_first_process_is_that_of_its_launcher(variables, is_first):
+    assert is_rank0(variables) is is_first
+
+
+def test_recipe_file_is_forgotten_after_it_is_read_and_leaves_no_bytecode(tmp_path, monkeypatch):
+    for writes in (True, False):
+        monkeypatch.setattr(sys, "dont_write_bytecode", writes)
+        (tmp_path / "mine.py").write_text("import jaxdp\ndef config():\n    return jaxdp.Config()\n")
+        load_config(tmp_path / "mine.py")
+        assert sys.dont_write_bytecode is writes
+        assert "jaxdp_recipe_mine" not in sys.modules
+    assert not (tmp_path / "__pycache__").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.py", r"^--config='absent.py': file not found$"),
+        ("absent.json", r"^--config='absent.json': file not found$"),
+        (
+            "digit",
+            r"^--config='digit': unknown recipe; did you mean digits\? choose from .*, digits, .*, or use the path of a .py",
+        ),
+        ("s3://bucket/mine.py", "^--config='s3://bucket/mine.py': "),
+    ],
+)
+def test_recipe_that_does_not_exist_is_refused_in_one_line(name, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(name)
+    with pytest.raises(ConfigError, match=r"^overrides='--seed 3': must be a list of flags; give \['--seed', '3'\]$"):
+        load_config("digits", "--seed 3")
+
+
+def test_file_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "mine.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load_config(tmp_path / "mine.json")

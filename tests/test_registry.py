@@ -15,10 +15,10 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import jaxdp
-from jaxdp import models
+from jaxdp import models, registration
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.cli import main
-from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce, Schedule
+from jaxdp.config import LARGEST, Config, Data, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
@@ -26,7 +26,7 @@ from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.registry import Choice, Choices
-from jaxdp.schedules import SCHEDULES
+from jaxdp.schedules import SCHEDULES, Position
 from jaxdp.strategies import STRATEGIES
 
 
@@ -81,6 +81,56 @@ def test_registry_has_built_in_entries_and_those_that_are_registered():
     alone = Choices("part.field", {"first": first})
     with pytest.raises(ConfigError, match=r"choose from first$"):
         alone.check("other")
+
+
+TABLES = {
+    **{"dataset": SOURCES, "model": MODELS, "strategy": STRATEGIES, "optimizer": OPTIMIZERS, "loss": LOSSES},
+    **{"schedule": SCHEDULES, "augmentation": AUTO_AUGMENTS},
+}
+
+
+@pytest.mark.parametrize("part", TABLES)
+def test_registered_part_is_an_entry_of_its_table_alone_and_something_that_cannot_be_called_is_refused(part):
+    register = getattr(registration, f"register_{part}")
+    assert register is getattr(jaxdp, f"register_{part}")
+    for wrong in (3, None, "jax:numpy"):
+        with pytest.raises(ConfigError, match=r"cannot be called; .*register_|must be a function") as refused:
+            register("mine", wrong)
+        assert part == "strategy" or f"jaxdp.register_{part}('mine', " in str(refused.value)
+    assert not any(table.registered for table in TABLES.values())
+    register("mine", len)
+    assert {name: table.registered for name, table in TABLES.items()} == {name: ["mine"] * (name == part) for name in TABLES}
+    assert callable(TABLES[part].implementation("mine")) or TABLES[part].implementation("mine") == (len,)
+
+
+def test_registered_strategy_and_optimizer_are_sharded_only_if_they_say_so():
+    for scatters in (False, True):
+        jaxdp.register_strategy("mine", len, abs, scatters=scatters)
+        jaxdp.register_optimizer("mine", len, elementwise=scatters)
+        assert (STRATEGIES["mine"].scatters, OPTIMIZERS["mine"].shards) == (scatters, scatters)
+    jaxdp.register_strategy("mine", len)
+    jaxdp.register_optimizer("mine", len)
+    assert (STRATEGIES["mine"].scatters, OPTIMIZERS["mine"].shards) == (False, False)
+    assert STRATEGIES.implementation("mine") == (len,)
+    for stages, options, reason in (
+        ((), {}, "needs at least one stage"),
+        ((len,), {"scatters": True}, "has a first and a last stage; register its stages one by one"),
+        ((len, 3), {}, "mine=3: must be a function"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            jaxdp.register_strategy("mine", *stages, **options)
+
+
+@pytest.mark.parametrize("rate", [0, LARGEST, 0.25, np.float32(0.5)], ids=str)
+def test_rate_of_a_registered_schedule_is_a_number_from_0_to_the_largest(rate):
+    jaxdp.register_schedule("mine", lambda epoch: (epoch == 1.5) * rate)
+    rate_at, schedule = SCHEDULES.implementation("mine"), Schedule(name="mine")
+    assert (rate_at(schedule, Position(1.5, 2)), rate_at(schedule, Position(1, 2))) == (rate, 0)
+    for wrong in (-1e-9, 1.1 * LARGEST, np.nan):
+        jaxdp.register_schedule("mine", lambda epoch: wrong)  # noqa: B023
+        reason = f"returned {wrong:g} at epoch 1.5; must be from 0 to 1e+15"
+        with pytest.raises(ConfigError, match=f"schedule.name='mine': the registered function {re.escape(reason)}"):
+            SCHEDULES.implementation("mine")(schedule, Position(1.5, 2))
 
 
 @dataclasses.dataclass

@@ -40,7 +40,10 @@ def test_registered_schedule_gets_the_epoch_in_float64():
     [((Phase(100),), 2.5), ((Phase(64, until_epoch=0.9), Phase(1000)), 3.0), ((Phase(7, until_epoch=1.0), Phase(300)), 1.01)],
 )
 def test_registered_schedule_is_called_at_steps_alone(batch, epochs):
-    """Also one that falls to zero at the end of the run and below it after; the plan shows the rate of the last step."""
+    """Also one that falls to zero at the end of the run and below it after; the plan shows the rate of the last step.
+
+    A run that resumed from a checkpoint between these steps starts its last step before the plan's end, but after `epochs`.
+    """
     called = []
 
     def rate(epoch):
@@ -57,6 +60,7 @@ def test_registered_schedule_is_called_at_steps_alone(batch, epochs):
             seen += phase.global_batch
     assert {0.0, max(starts)} <= set(called) <= starts
     assert shown.endswith(f"to {0.1 * (1 - max(starts) / epochs):.4g}")
+    assert plan.learning_rate(plan.total_samples - 1) == 0
 
 
 @pytest.mark.parametrize(

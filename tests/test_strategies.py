@@ -12,7 +12,7 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import WIRE_BYTES
 from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, reference_reduction
 from jaxdp.parallel.timing import auto_candidates
-from jaxdp.strategies import AUTO, STRATEGIES, unsupported_reason
+from jaxdp.strategies import AUTO, STRATEGIES, Strategy, unsupported_reason
 from jaxdp.validation import validate
 
 ROOT = Path(__file__).parent.parent
@@ -54,3 +54,39 @@ def test_wire_dtypes_of_the_config_have_a_width():
     assert set(get_args(get_type_hints(Reduce)["wire_dtype"])) == set(WIRE_BYTES)
     assert allreduce.wire_dtype_of(Reduce()) is None
     assert allreduce.wire_dtype_of(Reduce(wire_dtype="bfloat16")).itemsize == WIRE_BYTES["bfloat16"]
+
+
+@pytest.mark.parametrize(("vertical", "horizontal"), [(1, 1), (1, 8), (2, 4), (4, 2), (3, 5)])
+def test_costs_and_additions_of_a_strategy_are_those_of_its_exchanges(vertical, horizontal):
+    """A ring of n sends n-1 parts of 1/n twice; a tree is as deep as the logarithm; a torus has a row's part in each column."""
+    devices, rows, columns = vertical * horizontal, horizontal - 1, vertical - 1
+    ring = [("devices", 2 * (devices - 1), 2 * (devices - 1) / devices)]
+    along_rows = ("row", rows, rows / horizontal)
+    expected = {
+        "psum": [ring, [("devices", 2 * (devices - 1).bit_length(), 2.0)]],
+        "ring": [ring],
+        "hierarchical": [[("row", 2 * rows, 2 * rows / horizontal), ("column", 2 * columns, 2 * columns / vertical)]],
+        "torus": [[along_rows, ("column", 2 * columns, 2 * columns / vertical / horizontal), along_rows]],
+        "parameter_server": [[("server", 2 * (devices - 1), 2 * (devices - 1))]],
+    }
+    for name, strategy in STRATEGIES.items():
+        cost = [[tuple(exchange) for exchange in algorithm] for algorithm in strategy.cost(vertical, horizontal)]
+        assert [[among for among, *_ in algorithm] for algorithm in cost] == [
+            [one[0] for one in each] for each in expected[name]
+        ]
+        for algorithm, reference in zip(cost, expected[name], strict=True):
+            for (_, *numbers), (_, *known) in zip(algorithm, reference, strict=True):
+                assert numbers == pytest.approx(known)
+        additions = rows + columns if name in ("torus", "hierarchical") else devices - 1
+        assert strategy.max_additions(vertical, horizontal) == additions
+
+
+def test_properties_of_the_strategies_are_those_of_their_stages():
+    point_to_point = {"ring", "parameter_server"}
+    assert {name for name, each in STRATEGIES.items() if not each.check_vma} == point_to_point
+    assert {name for name, each in STRATEGIES.items() if each.scatters} == {"torus"}  # also the only one with three stages
+    assert {name for name in STRATEGIES if len(allreduce.stages_of(name)) == 3} == {"torus"}
+    assert {name for name, each in STRATEGIES.items() if not each.auto_candidate} == {"parameter_server"}
+    defaults = Strategy("mine")
+    assert (defaults.check_vma, defaults.scatters, defaults.sums_along_axes, defaults.auto_candidate) == (False,) * 4
+    assert unsupported_reason("psum", 10**6) is unsupported_reason("unknown", 2) is unsupported_reason(["psum"], 2) is None

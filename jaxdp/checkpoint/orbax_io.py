@@ -15,8 +15,16 @@ import jax
 import numpy as np
 
 from jaxdp.checkpoint.checksums import describe_arrays
-from jaxdp.checkpoint.manifest import STATE, CorruptCheckpoint, Manifest, UnreadableCheckpoint, part_folder, verify_files
-from jaxdp.errors import first_line
+from jaxdp.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    CorruptCheckpoint,
+    Manifest,
+    UnreadableCheckpoint,
+    part_folder,
+    verify_files,
+)
+from jaxdp.errors import first_line, plural
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -139,6 +147,10 @@ def verify_checkpoint(manifest: Manifest) -> None:
         if not found[str(description)]:
             raise CorruptCheckpoint(f"{manifest.path / STATE} is corrupt: the checksum of the array {name} does not match")
         found[str(description)] -= 1
+    if extra := found.total():
+        raise CorruptCheckpoint(
+            f"{manifest.path / STATE} is corrupt: it holds {plural(extra, 'array')} that {MANIFEST} does not name"
+        )
 
 
 def _read_arrays(path: Path) -> Any:

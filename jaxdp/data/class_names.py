@@ -9,7 +9,7 @@ import numpy as np
 from jaxdp.data.image_folder import normalized, same_names
 from jaxdp.errors import ConfigError
 
-NUMBER = r"0|[1-9][0-9]{0,8}"
+CLASS_NUMBER = r"0|[1-9][0-9]{0,8}"
 HINT = "use the classes of the training, with the same names or, if these had none, the same numbers"
 
 
@@ -39,7 +39,7 @@ def matching_labels(
     """
     own = list(map(normalized, names or map(str, range(len(trained)))))
     if not trained:
-        labels = {name: int(name) for name in own if re.fullmatch(NUMBER, name)}
+        labels = {name: int(name) for name in own if re.fullmatch(CLASS_NUMBER, name)}
     else:
         labels = {normalized(name): label for label, name in enumerate(trained)}
         if own == list(map(normalized, trained)):

@@ -13,10 +13,10 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -40,7 +40,7 @@ HARMLESS = {  # libjpeg's other warnings: bytes that cause them, and bytes that 
     "Invalid SOS parameters": (rb"(\xff\xda\0(?:\x08\x01..|\x0c\x03.{6}))...", b"\\1\0\x3f\0"),
 }
 PNG_SIGNATURE, ANCILLARY = b"\x89PNG\r\n\x1a\n", 0x20  # the bit in the first letter of chunks that pixels do not need
-PNG_INTERLACED = 28  # a byte of the header
+PNG_HEADER = b"\0\0\0\rIHDR"  # the first chunk's length and kind
 PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by color type
 ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]  # left, top, steps
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -124,10 +124,13 @@ def decode(data: bytes, scratch: Scratch | None = None) -> np.ndarray:
     if data.startswith(JPEG):
         pixels = _decode_jpeg(data, scratch)
     elif data.startswith(PNG_SIGNATURE):
-        data, regular = _pixel_chunks(data)
+        header, chunks = _pixel_chunks(data)
+        data = b"".join([PNG_SIGNATURE, *chunks])
+        kinds = b"".join(chunk[4:8] for chunk in chunks)
+        regular = re.fullmatch(rb"IHDR(PLTE)?(IDAT)+IEND", kinds)  # what every decoder knows
         pixels = _decode_opencv(data) if regular else None
-        if pixels is None or data[PNG_INTERLACED] or (pixels[-1] == pixels[-1, 0]).all():  # as where rows are missing
-            _check_rows(data)
+        if pixels is None or header.interlaced or (pixels[-1] == pixels[-1, 0]).all():  # as where rows are missing
+            _check_rows(header, chunks)
     return _decode_pillow(data) if pixels is None else pixels
 
 
@@ -163,43 +166,53 @@ def _decode_jpeg(data: bytes, scratch: Scratch | None) -> np.ndarray | None:
         return None
 
 
-def _pixel_chunks(png: bytes) -> tuple[bytes, bool]:
-    """A PNG without metadata, and whether its chunks are those that every decoder knows, in their order.
+class PngHeader(NamedTuple):
+    """What the first chunk of a PNG says."""
+
+    width: int
+    height: int
+    depth: int
+    color: int
+    compression: int
+    filter: int
+    interlaced: int
+
+
+def _pixel_chunks(png: bytes) -> tuple[PngHeader, list[bytes]]:
+    """The header of a PNG, and its chunks without metadata.
 
     libpng would print lines about damaged chunks and odd metadata; Pillow would refuse the image for a long text, and warn of a
     palette's transparency. Raises ImageError for truncated files, wrong checksums and, as `decode`, by the size in the header.
     """
-    if png[12:16] == b"IHDR" and len(png) >= 24:
-        _check_size(int.from_bytes(png[20:24], "big"), int.from_bytes(png[16:20], "big"))
-    parts, kinds, start, kind = [PNG_SIGNATURE], [], len(PNG_SIGNATURE), b""
+    start, kind, chunks = len(PNG_SIGNATURE), b"", []
+    if png[start : start + 8] != PNG_HEADER or len(png) < start + 21:
+        raise ImageError("damaged or truncated PNG: it has no header")
+    header = PngHeader(*struct.unpack(">IIBBBBB", png[start + 8 : start + 21]))
+    _check_size(header.height, header.width)
     while kind != b"IEND":
         end = start + 12 + int.from_bytes(png[start : start + 4], "big")
         if end > len(png):
             raise ImageError("damaged or truncated PNG: it has no end")
         kind = png[start + 4 : start + 8]
-        if not (kind[0] & ANCILLARY or (kind == b"PLTE" and png[25] != 3)):  # 3: colors are indices; else it is a suggestion
+        if not (kind[0] & ANCILLARY or (kind == b"PLTE" and header.color != 3)):  # 3: colors are indices; else a suggestion
             if zlib.crc32(memoryview(png)[start + 4 : end - 4]) != int.from_bytes(png[end - 4 : end], "big"):
                 raise ImageError("damaged or truncated PNG: wrong checksum of a chunk")
-            parts.append(png[start:end])
-            kinds.append(kind)
+            chunks.append(png[start:end])
         start = end
-    return b"".join(parts), re.fullmatch(rb"IHDR(PLTE)?(IDAT)+IEND", b"".join(kinds)) is not None
+    return header, chunks
 
 
-def _check_rows(png: bytes) -> None:
-    """Raise ImageError if the pixel data of a PNG of `_pixel_chunks` end before the last row: decoders leave the rest black."""
-    width, height, depth, color = struct.unpack(">IIBB", png[16:26])
-    bits = depth * PNG_CHANNELS.get(color, 0)
-    passes = ADAM7 if png[PNG_INTERLACED] else [(0, 0, 1, 1)]
-    sizes = [(max(0, -(-(width - left) // across)), max(0, -(-(height - top) // down))) for left, top, across, down in passes]
+def _check_rows(header: PngHeader, chunks: Sequence[bytes]) -> None:
+    """Raise ImageError if the pixel data of a PNG end before the last row: decoders leave the rest black."""
+    bits = header.depth * PNG_CHANNELS.get(header.color, 0)
+    sizes = [
+        (-((left - header.width) // across), -((top - header.height) // down))  # rounded up
+        for left, top, across, down in (ADAM7 if header.interlaced else [(0, 0, 1, 1)])
+    ]
     expected = sum(rows * (1 + -(-columns * bits // 8)) for columns, rows in sizes if columns)  # a filter byte begins a row
-    stream, found, start = zlib.decompressobj(), 0, len(PNG_SIGNATURE)
+    stream = zlib.decompressobj()
     try:
-        while start < len(png):
-            end = start + 12 + int.from_bytes(png[start : start + 4], "big")
-            if png[start + 4 : start + 8] == b"IDAT":
-                found += len(stream.decompress(memoryview(png)[start + 8 : end - 4]))
-            start = end
+        found = sum(len(stream.decompress(memoryview(chunk)[8:-4])) for chunk in chunks if chunk[4:8] == b"IDAT")
     except zlib.error as error:
         raise ImageError(f"damaged or truncated PNG: {first_line(error)}") from None
     if found < expected:

@@ -17,7 +17,7 @@ from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
 
 COLUMNS = {"image": ("image", "img", "path", "file", "file_name", "filename"), "label": ("label", "class")}  # their usual names
-NUMBER = r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf)"  # pandas writes inf, which is no class
+ANY_NUMBER = r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf)"  # pandas writes inf, which is no class
 LABEL_HINT = f"labels are names, or whole numbers from 0 to {MAX_CLASSES - 1:,}"
 
 
@@ -110,7 +110,7 @@ def numbered(
     if "" in used:
         raise error(f"{row_name(texts.index(''))} has no label", "add it, or remove the row")
     found: int | list[str]
-    if classes is None and all(re.fullmatch(NUMBER, text) for text in used):
+    if classes is None and all(re.fullmatch(ANY_NUMBER, text) for text in used):
         numbers = {text: float(text) for text in used}
         labels = {text: int(n) for text, n in numbers.items() if 0 <= n < MAX_CLASSES and n.is_integer()}
         found, hint = max(labels.values(), default=-1) + 1, LABEL_HINT

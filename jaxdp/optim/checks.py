@@ -25,8 +25,12 @@ def check_loss(optimizer: Optimizer, classes: int) -> None:
     def losses(logits: jax.Array) -> jax.Array:
         return LOSSES.implementation(optimizer.loss)(optimizer, logits, jnp.zeros(images, jnp.int32))
 
+    def with_gradient(logits: jax.Array) -> tuple[jax.Array, Any]:
+        found, vjp_fn = jax.vjp(losses, logits)
+        return found, vjp_fn(found) if found.dtype == jnp.float32 else None
+
     try:
-        found, _ = jax.eval_shape(partial(jax.vjp, losses), jax.ShapeDtypeStruct((images, classes), jnp.float32))
+        found, _ = jax.eval_shape(with_gradient, jax.ShapeDtypeStruct((images, classes), jnp.float32))
     except Exception as error:
         reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
         raise invalid(reason=reason, hint=hint) from error

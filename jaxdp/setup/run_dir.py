@@ -180,7 +180,7 @@ def check_same_optimizer(manifest: Manifest, config: Config) -> None:
         raise ConfigError("optimizer.name", config.optimizer.name, reason=reason, hint=hint)
     saved_start = optimizer.average_start
     if config.optimizer.average_decay is not None and saved_start != config.optimizer.average_start:
-        reason = f"the average of {manifest.path} began as {saved_start}, and its sums have other weights"
+        reason = f"the average of {manifest.path} began as {saved_start}, and its steps have other weights"
         hint = f"use --optimizer.average-start {saved_start}, or start a new run with --resume never"
         raise ConfigError("optimizer.average_start", config.optimizer.average_start, reason=reason, hint=hint)
 

@@ -33,35 +33,34 @@ VECTORS = -1  # the group of all tensors with at most one dimension: biases, par
 
 
 class Average(NamedTuple):
-    """Sums of an exponential moving average of trained parameters and statistics, to be divided by `weight`."""
+    """An exponential moving average of trained parameters and statistics over `steps` steps; zeros before the first."""
 
     params: Any
     batch_stats: Any
-    weight: jax.Array
+    steps: jax.Array
 
     def include(self, params: dict, batch_stats: dict, optimizer: Optimizer) -> "Average":
         """The average after one more step. optimizer: with `average_decay`."""
-        weight, share = _weight_and_share(optimizer, self.weight)
+        steps = self.steps + 1
+        share = _share(optimizer, steps)
 
-        def include(total: jax.Array, value: jax.Array) -> jax.Array:
+        def include(mean: jax.Array, value: jax.Array) -> jax.Array:
             """With 1 - share as a factor, its rounding to float32 would add up over the steps."""
-            mean = total / jnp.maximum(self.weight, 1e-30)
-            return weight * (mean + share * (value - mean))
+            return mean + share * (value - mean)
 
         params, batch_stats = jax.tree.map(include, (self.params, self.batch_stats), (params, batch_stats))
-        return Average(params, batch_stats, weight)
+        return Average(params, batch_stats, steps)
 
 
-def _weight_and_share(optimizer: Optimizer, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The weight of the sums after a step, and the share of the step's values in the average. weight: before it."""
+def _share(optimizer: Optimizer, step: jax.Array) -> jax.Array:
+    """The share of a step's values in the average after it. step: its number, from 1 on, where the share is 1."""
     decay: Any = optimizer.average_decay
     share = jnp.float32(1 - decay)  # subtracted in float64
     if optimizer.average_start == "initial":
-        return jnp.ones_like(weight), jnp.where(weight > 0, share, 1)
-    if optimizer.average_start == "warmup":  # the weight is the number of steps
-        return weight + 1, jnp.maximum(share, (1 + weight) ** jnp.float32(-WARMUP_POWER))
-    new = weight + share * (1 - weight)
-    return new, share / new
+        return jnp.where(step > 1, share, 1)
+    if optimizer.average_start == "warmup":
+        return jnp.maximum(share, step ** jnp.float32(-WARMUP_POWER))
+    return share / -jnp.expm1(step * jnp.log1p(-share))  # over 1 - decay^step, the sum of the weights
 
 
 class TrainState(NamedTuple):
@@ -82,18 +81,16 @@ class TrainState(NamedTuple):
         """(params, batch_stats) for evaluation: averaged if averaging is on and a step was taken."""
         if self.average == ():
             return self.params, self.batch_stats
-        current = self.params, self.batch_stats
-        averaged_names = self.average.params, self.average.batch_stats
-        trained = tuple({name: now[name] for name in names} for now, names in zip(current, averaged_names, strict=True))
-        return tuple(now | new for now, new in zip(current, _unbiased(self.average, trained), strict=True))
+        current, average = (self.params, self.batch_stats), (self.average.params, self.average.batch_stats)
+        trained = tuple({name: now[name] for name in names} for now, names in zip(current, average, strict=True))
+        chosen = _average_or(trained, average, self.average.steps)
+        return tuple(now | new for now, new in zip(current, chosen, strict=True))
 
 
 @jax.jit
-def _unbiased(average: Average, current: tuple) -> tuple:
-    """The average divided by its weight; `current` before the first step."""
-    weight = average.weight
-    sums = (average.params, average.batch_stats)
-    return jax.tree.map(lambda total, now: jnp.where(weight > 0, total / jnp.maximum(weight, 1e-30), now), sums, current)
+def _average_or(current: tuple, average: tuple, steps: jax.Array) -> tuple:
+    """The average; `current` before the first step."""
+    return jax.tree.map(lambda now, mean: jnp.where(steps > 0, mean, now), current, average)
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:

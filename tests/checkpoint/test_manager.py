@@ -17,11 +17,14 @@ from helpers.runs import Recorder, train_shown
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
-from jaxdp.checkpoint import manifest
-from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.checkpoint import manifest, orbax_io
+from jaxdp.checkpoint.checksums import array_checksum
+from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint, Config
+from jaxdp.distributed import supervisor
 from jaxdp.distributed.preemption import StopTraining
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.console import Quiet
@@ -82,6 +85,153 @@ def test_save_keeps_the_newest_the_best_and_retained_checkpoints(tmp_path):
     assert manager.retention.retained == [50]
     save_now(manager, replicate(mesh, x=np.zeros(3)), 80, {"evaluation": {"eval_accuracy": 1.0}})
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["80", "70", "50"]
+
+
+def test_only_the_parameters_of_a_whole_state_are_compared_and_must_be_finite(tmp_path):
+    """Other optimizer states than on most devices make other parameters in the next step."""
+    mesh = make_mesh(2, 4)
+    state = TrainState(replicate(mesh, x=np.zeros(3)), (), {"x": diverged_array(mesh, (3,), 6)}, (), replicate(mesh, y=np.inf))
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    save_now(manager, state, 80)
+    manager.check()
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["80"]
+
+
+def test_a_save_waits_for_the_one_before_whose_copy_it_overwrites(tmp_path, monkeypatch):
+    mesh, again, write, copy = make_mesh(1, 1), threading.Event(), orbax_io.write_state, orbax_io.copy_to_host
+
+    def slow(*arguments, **options):
+        again.wait(0.1)  # until a save that did not wait has overwritten the copy
+        write(*arguments, **options)
+
+    def copy_again(state, buffers=None):
+        host = copy(state, buffers)
+        if buffers is not None:
+            again.set()
+        return host
+
+    monkeypatch.setattr(orbax_io, "write_state", slow)
+    monkeypatch.setattr(orbax_io, "copy_to_host", copy_again)
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    assert not manager.is_saving
+    for samples in (10, 20):
+        manager.save(replicate(mesh, x=np.full(3, samples, np.float32)), samples, metadata(samples))
+    manager.wait()
+    assert not manager.is_saving
+    for samples in (10, 20):
+        (found,) = [m for m in read_manifests(tmp_path) if m.samples == samples]
+        assert found.arrays["['x']"][2] == array_checksum(np.full(3, samples, np.float32))
+
+
+class Uploads:
+    """What a manager asks of it."""
+
+    complete_here = True
+
+    def __init__(self):
+        self.calls = []
+
+    def enqueue(self, samples):
+        self.calls.append(samples)
+
+    def reject(self, *, after, reason):
+        self.calls.append(f"reject after {after}")
+
+
+def test_complete_saves_alone_are_uploaded_with_all_bad_images_and_a_hint(tmp_path, monkeypatch):
+    uploads, messages = Uploads(), []
+    manager = CheckpointManager(tmp_path, Checkpoint(), messages.append, uploader=uploads)
+    progress = metadata(10)["progress"] | {"bad_images": {"a.png": "truncated"}}
+    manager.try_save()
+    manager.check_trial()
+    assert [*tmp_path.iterdir()] == []
+    seen = []
+    state = replicate(make_mesh(1, 1), x=np.zeros(3))
+    save_now(manager, state, 10, {"progress": progress}, before_manifest=lambda: seen.append(manager.is_saving))
+    fill_disk_from(monkeypatch, 20)
+    save_now(manager, state, 20)
+    assert (seen, uploads.calls) == ([True], [10])
+    assert next(read_manifests(tmp_path)).metadata["progress"]["bad_images"] == {"a.png": "truncated"}
+    assert supervisor.current().resume_hint == f"the same command continues from {tmp_path}/10"
+    assert messages[0].endswith(f"; training continues, and the checkpoint {tmp_path}/10 is kept")
+    assert manager.group.status.background_save == ""
+
+
+@pytest.mark.parametrize(
+    ("audited", "resumed", "damaged", "continues", "after"),
+    [
+        (20, 10, None, 20, 20),
+        (None, 10, None, 10, 10),
+        (None, None, None, None, -1),
+        (20, None, 20, 10, 10),
+        (5, None, None, None, 5),  # which may be only at the URL
+    ],
+)
+def test_what_was_saved_after_the_last_audit_that_passed_is_quarantined(tmp_path, audited, resumed, damaged, continues, after):
+    uploads, state = Uploads(), replicate(make_mesh(1, 1), x=np.zeros(3))
+    manager = CheckpointManager(tmp_path, Checkpoint(keep=9), print, uploader=uploads)
+    for samples in (10, 20, 30, 40):
+        save_now(manager, state, samples)
+    assert manager.mark_audited() == manager.retention.audited == 40
+    manager.retention.audited, manager.retention.resumed = audited, resumed
+    if damaged:
+        (tmp_path / f"{damaged}/state/_METADATA").unlink()
+    rollback = manager.quarantine_unaudited()
+    newer = [samples for samples in (40, 30, 20, 10) if continues is None or samples > continues]
+    assert rollback.checkpoint == (continues and tmp_path / str(continues))
+    assert rollback.quarantined == [tmp_path / f"{samples}.suspect" for samples in newer]
+    assert (rollback.failures, uploads.calls[4:]) == ([], [f"reject after {after}"])
+
+
+def test_an_audit_that_passes_trusts_the_newest_checkpoint_and_not_the_resumed_one(tmp_path):
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    manager.retention.audited = manager.retention.resumed = 5
+    assert manager.mark_audited() is None
+    assert (manager.retention.audited, manager.retention.resumed) == (None, None)
+
+
+class Second(ProcessGroup):
+    """Rank 1 of two processes whose rank 0 has restored the checkpoint of 10 samples."""
+
+    rank, num_processes = 1, 2
+
+    def __init__(self):
+        super().__init__()
+        self.hosts = ["a", "b"]
+
+    def broadcast_object(self, name, value):
+        return 10
+
+
+def test_another_rank_restores_what_rank_0_chose_or_says_that_it_cannot(saved):
+    folder, abstract = saved
+    (folder / "saving-30").mkdir()
+    save_now(CheckpointManager(folder, Checkpoint(), print), replicate(make_mesh(1, 1), x=np.ones(3)), 20)
+    (folder / "saving-30").mkdir()
+    manager = CheckpointManager(folder, Checkpoint(), print, group=Second())
+    state, found = manager.restore(lambda samples: abstract)
+    assert (found.samples, [*np.asarray(state["x"])]) == (10, [0, 1, 2])
+    (folder / "10/state/_METADATA").unlink()
+    with pytest.raises(TrainingError, match=r"_METADATA cannot .* \(on rank 1, host b; rank 0 could read it\)"):
+        manager.restore(lambda samples: abstract)
+    manager.close()
+    assert sorted(path.name for path in folder.iterdir()) == ["10", "20", "saving-30"]  # rank 0 cleans up
+    uploads = Uploads()
+    uploads.complete_here = False  # of a host that holds its own part only, of which 10 has nothing
+    alone = CheckpointManager(folder, Checkpoint(), print, group=Second(), uploader=uploads)
+    assert (alone.latest_valid(19).samples, manager.latest_valid(19)) == (10, None)
+
+
+def test_a_save_interrupted_before_its_final_name_is_completed_and_others_are_removed(saved):
+    folder, abstract = saved
+    shutil.copytree(folder / "10", folder / "saving-20")  # of another checkpoint
+    (folder / "saving-30").mkdir()
+    (folder / "10").rename(folder / "saving-10")
+    assert CheckpointManager(folder, Checkpoint(), print).restore(lambda samples: abstract)[1].samples == 10
+    assert os.listdir(folder) == ["10"]
+    shutil.copytree(folder / "10", folder / "saving-10")
+    CheckpointManager(folder, Checkpoint(), print).close()
+    assert os.listdir(folder) == ["10"]
 
 
 IRREGULAR = {

@@ -162,6 +162,13 @@ def test_resize_for_evaluation_takes_the_center_of_a_larger_image():
     np.testing.assert_allclose(seen[0, :, 1], seen[:, 0, 0], atol=1e-4)
 
 
+@pytest.mark.parametrize("data", [{}, {"eval_size": 40}], ids=["no stored size", "prepared on the host"])
+def test_images_that_the_host_prepares_for_evaluation_are_unchanged(data):
+    config = Config(data=Data(source="synthetic", image_size=16, **data))
+    images = ramp(40 if data else 16, 40 if data else 16)[None]
+    assert augment.resize_for_evaluation(config, images) is images
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def mix_batches(kind, alpha):
     config = Config(data=Data(mix=kind, mix_alpha=alpha))
@@ -299,6 +306,23 @@ def test_augment_depends_on_seed_and_position_only(name):
     np.testing.assert_allclose(whole[order], moved, atol=1e-2)
     assert not np.allclose(whole, apply(with_data(seed=2, augmentation=name), images, positions), atol=1)
     assert not np.allclose(whole, apply(with_data(augmentation=name), images, positions + 1), atol=1)
+
+
+def test_normalize_subtracts_the_mean_and_divides_by_the_deviation_of_each_channel():
+    images, mean, std = random_images(), (123.0, 116.5, 103.0), (58.0, 57.0, 61.5)
+    expected = (images.astype(np.float64) - mean) / std
+    np.testing.assert_allclose(augment.normalize(jnp.asarray(images), mean, std), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_affine_maps_have_the_ranges_of_rotation_scale_shear_and_shift():
+    """Of A = R(angle) [[1, shear], [0, 1]] scale, by its factors."""
+    affines = np.asarray(jax.jit(jax.vmap(augment.affine_matrix))(augment.keys_for(0, jnp.arange(4000, dtype=jnp.uint32))))
+    first, second = affines[:, :, 0], affines[:, :, 1]
+    scale, angle = np.linalg.norm(first, axis=1), np.arctan2(first[:, 1], first[:, 0])
+    shear = (first * second).sum(1) / scale**2
+    for values, limit in ((angle, 0.2), (np.log(scale), 0.1), (shear, 0.15), *((affines[:, row, 2], 0.08) for row in (0, 1))):
+        quantiles = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]) / limit
+        np.testing.assert_allclose(quantiles, [-1, -0.5, 0, 0.5, 1], atol=0.07)
 
 
 def test_affine_matrix_is_close_to_identity():

@@ -1,5 +1,6 @@
 """Chunk sizes for the host memory that a config allows."""
 
+from jaxdp.config import Data
 from jaxdp.data import chunks
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
@@ -13,6 +14,14 @@ def test_rows_per_chunk_divide_the_rows_and_fit_the_limit(monkeypatch):
     assert chunks.rows_per_chunk(64, devices=4, image_bytes=3072) == 64
     monkeypatch.setattr(chunks, "AHEAD_BYTES", 1)
     assert chunks.rows_per_chunk(64, devices=4, image_bytes=3072) == 1
+
+
+def test_rows_per_chunk_are_the_largest_divisor_that_fits(monkeypatch):
+    image = chunks.image_bytes(Data(image_size=8))
+    assert (image, chunks.image_bytes(Data(image_size=8, stored_size=10))) == (8 * 8 * 3, 10 * 10 * 3)
+    for limit, spare, expected in ((5, 0, 4), (6, 0, 6), (6, -1, 4), (100, 0, 12), (1, 0, 1), (1, -1, 1)):
+        monkeypatch.setattr(chunks, "AHEAD_BYTES", 3 * 2 * image * limit + spare)  # three chunks of two devices
+        assert chunks.rows_per_chunk(12, devices=2, image_bytes=image) == expected
 
 
 def test_plan_reports_input_memory():

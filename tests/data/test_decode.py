@@ -5,6 +5,7 @@ import io
 import os
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 import numpy as np
@@ -166,6 +167,29 @@ def test_decode_refuses_a_huge_image_by_its_header(form, side):
         decode.decode(claim(form, side, side))
 
 
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"])
+def test_decode_accepts_sizes_up_to_both_limits(form, monkeypatch):
+    monkeypatch.setattr(decode, "MAX_PIXELS", 10)
+    for height, width in ((2, 5), (5, 2)):
+        assert decode.decode(encode(noise(height, width), form)).shape == (height, width, 3)
+    for height, width, limit in ((1, 5, "fewer than 2x2"), (5, 1, "fewer than 2x2"), (3, 4, "more than 10 in total")):
+        with pytest.raises(ImageError, match=f"^{width}x{height} pixels, {limit}$"):
+            decode.decode(encode(noise(height, width), form))
+
+
+def test_decode_into_a_buffer_of_the_thread_gives_the_same_pixels_and_large_images_their_own(monkeypatch):
+    scratch, largest = decode.Scratch(), (20, 30)
+    monkeypatch.setattr(decode.Scratch, "MAX_BYTES", 20 * 30 * 3)
+    for size in ((10, 10), largest, (5, 7), (21, 30)):
+        data = encode(smooth_image(*size))
+        pixels = decode.decode(data, scratch)
+        np.testing.assert_array_equal(pixels, decode.decode(data))
+        assert np.shares_memory(pixels, scratch.memory) == (size != (21, 30))
+    assert scratch.memory.size == 20 * 30 * 3
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: scratch.memory.size).result() == 0
+
+
 def test_rgb_refuses_a_huge_image_by_its_header():
     """Of the user's own data set."""
     image = Image.open(io.BytesIO(claim("PNG", 8_200, 8_200)))
@@ -229,11 +253,15 @@ def test_decode_refuses_a_png_whose_complete_stream_lacks_a_row(size, color, cha
             decode.decode(png(rows[:count]))
 
 
-@pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end", "cut"])
+@pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end", "cut", "no header", "only end", "short header"])
 def test_decode_refuses_damaged_or_truncated_png_on_one_line(damage, capfd):
     data = bytearray(encode(smooth_image(), "PNG"))
     if damage in ("no end", "cut"):
         del data[{"no end": -12, "cut": -300}[damage] :]
+    elif damage in ("no header", "only end"):
+        del data[8 : {"no header": 33, "only end": -12}[damage]]
+    elif damage == "short header":
+        data[8:33] = png_chunk(b"IHDR", data[16:24])
     else:
         data[{"length": 33, "IDAT": 60, "checksum": -13}[damage]] ^= 1
     with pytest.raises(ImageError, match=r"^damaged or truncated PNG: .*$") as raised:
@@ -271,6 +299,21 @@ def test_random_crop_boxes_lie_inside_with_uniform_places_and_the_published_size
     assert np.abs(places.mean(1) - 0.5).max() < 0.03
     assert abs(np.corrcoef(places)[0, 1]) < 0.06
     assert decode.random_crop_box(10, 100, min_area=0.9, random=decode.random_numbers(0, 0)) == (0, 43, 10, 13)  # no draw fits
+    assert decode.random_crop_box(100, 10, min_area=0.9, random=decode.random_numbers(0, 0)) == (43, 0, 13, 10)
+
+
+def test_random_crops_of_a_small_image_have_pixels_reach_its_sides_and_take_every_place_equally_often():
+    def boxes(height, width, min_area):
+        random = (decode.random_numbers(2, n) for n in range(6000))
+        return np.array([decode.random_crop_box(height, width, min_area=min_area, random=numbers) for numbers in random])
+
+    assert boxes(2, 3, 0.01)[:, 2:].min() == 1
+    drawn = boxes(6, 8, 0.3)
+    assert drawn[:, 2:].max(0).tolist() == [6, 8]
+    places = drawn[(drawn[:, 2:] == (4, 5)).all(1), :2]
+    counts = np.unique(places, axis=0, return_counts=True)[1]
+    assert len(counts) == 3 * 4
+    assert ((counts - len(places) / 12) ** 2).sum() < (11 + 4 * np.sqrt(2 * 11)) * len(places) / 12  # chi-square
 
 
 def test_random_resized_crop_resizes_box_and_flips_half():
@@ -283,6 +326,8 @@ def test_random_resized_crop_resizes_box_and_flips_half():
         if not np.array_equal(out, expected):
             np.testing.assert_array_equal(out[:, ::-1], expected)
             mirrored += 1
+        decode.random_resized_crop(image, out, ranges=Augment(flip=False), random=decode.random_numbers(5, position))
+        np.testing.assert_array_equal(out, expected)
     assert 70 < mirrored < 130
 
 
@@ -354,6 +399,20 @@ def test_read_errors_that_may_pass_say_nothing_about_the_image(monkeypatch, numb
     with pytest.raises(StorageError) as raised:  # which no setting of --data.on-bad-image skips
         decode.read_image("a.png")
     assert (raised.value.filename, raised.value.strerror) == ("a.png", os.strerror(number))
+
+
+def test_what_is_no_file_is_an_unusable_image_at_once_and_an_error_without_a_number_keeps_its_text(tmp_path, monkeypatch):
+    slept = []
+    monkeypatch.setattr(decode.time, "sleep", slept.append)
+    os.mkfifo(tmp_path / "pipe.png")
+    for name in ("pipe.png", ""):
+        with pytest.raises(ImageError, match=r"not a regular file|directory"):
+            decode.read_image(tmp_path / name)
+    assert not slept
+    monkeypatch.setattr(decode, "read_regular", lambda path: (_ for _ in ()).throw(OSError("no answer")))
+    with pytest.raises(StorageError) as raised:
+        decode.read_image("a.png")
+    assert (raised.value.filename, raised.value.strerror) == ("a.png", "no answer")
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ELOOP])

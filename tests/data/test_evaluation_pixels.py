@@ -11,7 +11,7 @@ from helpers.step import with_parts
 from PIL import Image
 
 import jaxdp
-from jaxdp.config import Config, Data, Model
+from jaxdp.config import Augment, Config, Data, Model
 from jaxdp.data import decode, transforms
 from jaxdp.errors import ConfigError
 from jaxdp.validation import validate
@@ -88,6 +88,35 @@ def test_area_resizes_the_central_square_as_ffcv(fields, share):
 )
 def test_short_side_follows_the_given_field_or_the_training(fields, side):
     assert Data(source="folder", directory="anywhere", **fields).evaluation_side == side
+
+
+@pytest.mark.parametrize("stored", [None, 20])
+def test_images_that_the_device_augments_are_center_crops_of_the_stored_size_for_training_and_evaluation(stored):
+    image, size = noise(30, 47), stored or 16
+    data = Data(source="folder", directory="anywhere", image_size=16, stored_size=stored, augmentation="paper")
+    expected = published_evaluation(Image.fromarray(image), resize=size, crop=size)
+    for make in (transforms.training_transform, transforms.evaluation_transform):
+        transform, side = make(Config(data=data))
+        out = np.empty((side, side, 3), np.uint8)
+        transform(image, out, 5)
+        assert np.abs(out.astype(int) - np.asarray(expected)).max() <= 2
+
+
+def test_random_crops_of_the_host_are_those_of_the_seed_and_the_position():
+    image, ranges = noise(30, 47), Augment(min_area=0.5)
+    transform, size = transforms.training_transform(
+        Config(seed=4, data=Data(image_size=16, augmentation="random_resized_crop", source="folder"), augment=ranges)
+    )
+    out, expected = np.empty((2, size, size, 3), np.uint8)
+    transform(image, out, 9)
+    decode.random_resized_crop(image, expected, ranges=ranges, random=decode.random_numbers(4, 9))
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_the_central_square_of_a_tiny_image_has_a_pixel():
+    image, out = noise(2, 3), np.empty((4, 4, 3), np.uint8)
+    decode.crop_and_resize(image, out, share=0.3)
+    np.testing.assert_array_equal(out, np.broadcast_to(image[0, 1], out.shape))
 
 
 def test_image_that_the_resize_would_make_huge_is_unusable():

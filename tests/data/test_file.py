@@ -19,7 +19,7 @@ from PIL import Image
 import jaxdp
 from jaxdp.config import Config, Data
 from jaxdp.data import decode as decode_module
-from jaxdp.data import sources
+from jaxdp.data import file_format, sources, table
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.given import as_source
@@ -136,6 +136,61 @@ def test_an_unusable_table_is_refused_with_its_row(tmp_path, images, table, mess
         sources.open_datasets(config_of(tmp_path))
 
 
+def test_a_table_of_a_spreadsheet_is_read_as_a_clean_one(tmp_path, images):
+    """With a byte order mark, spaces, quotes, empty lines, capitals and Windows' line ends; hidden files are no splits."""
+    (tmp_path / "images/a,b.png").write_bytes((tmp_path / "images/1.png").read_bytes())
+    rows = ["\ufeff Path , Label", "images/0.png, ape ", "", '"images/a,b.png", "bee"', 'images/2.png,"ape"', ""]
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.CSV").write_bytes("\r\n".join(rows).encode())
+        (tmp_path / f".{split}.csv").write_text("no table")
+    for items in splits(tmp_path).values():
+        assert (labels(items), items.classes) == ([0, 1, 0], ["ape", "bee"])
+        for found, expected in zip(pixels(items), images, strict=False):
+            np.testing.assert_array_equal(found, expected)
+        assert items.name(1).endswith("images/a,b.png (row 4 of train.CSV)".replace("train", items.table.path.stem))
+
+
+@pytest.mark.parametrize(("missing", "is_found"), [(0, True), (1, False), (3, True), (5, False), (6, True)])
+def test_the_files_of_evenly_spaced_rows_must_exist_at_the_start_and_others_when_they_are_read(
+    tmp_path, monkeypatch, missing, is_found
+):
+    monkeypatch.setattr(table, "CHECKED", 3)
+    for split in ("train", "val"):
+        write_table(tmp_path / f"{split}.csv", ["path", "label"], [(f"{n}.png", n) for n in range(7)])
+    for number in {*range(7)} - {missing}:
+        (tmp_path / f"{number}.png").touch()
+    items = splits(tmp_path)["train"]
+    if is_found:
+        with pytest.raises(ConfigError, match=rf"row {missing + 2}: no file '.*/{missing}\.png'; fix the path"):
+            items.start()
+    else:
+        items.start()
+    with pytest.raises(ImageError, match="No such file"):
+        items[missing]
+
+
+def test_a_path_that_no_file_can_have_is_an_unusable_image(tmp_path):
+    for split in ("train", "val"):
+        write_parquet(tmp_path / f"{split}.parquet", [0, 1], ["a\0b.png", f"{'c' * 300}.png"])
+    items = splits(tmp_path)["train"]
+    for index, reason in ((0, "null byte"), (1, "File name too long")):
+        with pytest.raises(ImageError, match=reason):
+            items[index]
+    assert items.name(0) == f"{tmp_path}/a\\x00b.png (row 1 of train.parquet)"
+    with pytest.raises(ConfigError, match=r"row 1: no file"):
+        items.start()
+
+
+def test_as_many_names_as_classes_can_be_are_accepted(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(file_format, "MAX_CLASSES", 3)
+    for split, numbers in (("train", range(3)), ("val", range(3))):
+        write_table(tmp_path / f"{split}.csv", ["path", "label"], [(f"images/{n}.png", NAMES[n]) for n in numbers])
+    assert splits(tmp_path)["train"].classes == NAMES
+    write_table(tmp_path / "train.csv", ["path", "label"], [(f"images/{n}.png", f"n{n}") for n in range(4)])
+    with pytest.raises(ConfigError, match=r"the data set has more than 3 classes; name the column of the labels with"):
+        splits(tmp_path)
+
+
 def test_a_repeated_row_is_warned_about_and_classes_must_be_those_of_training(tmp_path, images):
     (tmp_path / "train.csv").write_text(HEADER + GOOD + "images/0.png,ape\n")
     (tmp_path / "val.csv").write_text(HEADER + "images/1.png,bee\n")
@@ -154,9 +209,9 @@ def test_a_repeated_row_is_warned_about_and_classes_must_be_those_of_training(tm
         splits(tmp_path)
 
 
-def write_parquet(path, values):
+def write_parquet(path, values, paths=None):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    paths = [f"images/{n}.png" for n in range(len(values))]
+    paths = paths or [f"images/{n}.png" for n in range(len(values))]
     parquet.write_table(pyarrow.table({"path": paths, "label": values}), path)
 
 
@@ -382,6 +437,9 @@ def test_tables_that_are_too_large_for_the_memory_are_refused_before_they_are_re
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2 * size - 1, "SC_PAGE_SIZE": 1}.get)
     with pytest.raises(ConfigError, match=r"tables are read into memory, and these take 0.0 GiB; the machine has 0.0"):
         splits(tmp_path)
+    shutil.copy(tmp_path / "train-0-of-2.csv", tmp_path / "val.csv")
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2 * size, "SC_PAGE_SIZE": 1}.get)
+    assert len(splits(tmp_path)["train"]) == 2
 
 
 def test_a_parquet_file_that_is_damaged_or_has_columns_of_another_type_is_refused(tmp_path):

@@ -73,6 +73,48 @@ def test_images_in_folders_of_a_class_are_found_in_the_order_of_names(tmp_path, 
     assert [text.rpartition("/train")[2] for text in source.warnings] == ["/a/only/notes.txt first"]
 
 
+@pytest.mark.parametrize("place", ["disk", "url"])
+@pytest.mark.parametrize(
+    ("names", "order"), [("0 1 10 2 3 4 5 6 7 8 9", [*map(str, range(11))]), ("1 10 2", ["1", "10", "2"])], ids=["all", "some"]
+)
+def test_folders_0_to_n_are_in_the_order_of_their_numbers(tmp_path, place, names, order):
+    """As those of ImageNet-V2."""
+    fill(tmp_path / "train", [f"{name}/{name}.png" for name in names.split()])
+    root = f"file://{tmp_path}"
+    source = (
+        image_folder.ImageFolder.open(tmp_path / "train")
+        if place == "disk"
+        else RemoteFolder.open(Source(root, Storage(directory=str(tmp_path / "cache"))), "train")
+    )
+    assert source.classes == order
+    assert [source.name(index).rpartition("/")[2] for index in range(len(source))] == [f"{name}.png" for name in order]
+    assert [*source.labels] == list(range(len(order)))
+
+
+def test_a_class_that_only_the_evaluation_split_has_and_a_split_without_classes_are_refused(tmp_path):
+    fill(tmp_path / "val", ["a/1.png", "c/1.png", "stray.png"])
+    with pytest.raises(ConfigError, match=r"'val' has the class 'c', which the training split lacks; add it to the training"):
+        image_folder.ImageFolder.open(tmp_path / "val", ["a", "b"])
+    assert image_folder.ImageFolder.open(tmp_path / "val", ["c", "a"]).labels == [0, 1]
+    fill(tmp_path / "test", ["1.png"])
+    with pytest.raises(ConfigError, match=r"'test' has no class folders; arrange images as SPLIT/CLASS/IMAGE"):
+        image_folder.ImageFolder.open(tmp_path / "test")
+
+
+@pytest.mark.parametrize(("files", "sized"), [(5, [0, 2, 4]), (3, [0, 1, 2]), (6, [0, 2, 4]), (7, [0, 3, 6])])
+def test_a_split_is_told_from_others_by_its_names_and_the_sizes_of_some(tmp_path, monkeypatch, files, sized):
+    monkeypatch.setattr(image_folder, "SIZED", 3)
+    names = [f"{'ab'[number % 2]}/{number}.png" for number in range(files)]
+    fill(tmp_path / "train", names)
+    for name in names:
+        (tmp_path / "train" / name).write_bytes(bytes(10 + int(name[2])))
+    source = image_folder.ImageFolder.open(tmp_path / "train")
+    numbers = [int(name[2]) for name in sorted(names)]
+    assert source.identity() == [f"/{name}" for name in sorted(names)] + [str(10 + numbers[index]) for index in sized]
+    (tmp_path / "train/a/0.png").unlink()
+    assert source.identity()[files] == "-1"
+
+
 def test_images_beside_the_classes_are_named(pictures, tmp_path):
     fill(pictures / "train", ["stray.jpg", "another.png", ".hidden.png", "labels.csv"])
     config = folder_config(pictures)

@@ -36,6 +36,17 @@ def test_digits_and_their_splits_are_those_of_sklearn():
     assert open_digits().classes == tuple("0123456789")
 
 
+def test_digits_of_their_own_size_have_the_values_of_sklearn_from_0_to_255():
+    from sklearn.datasets import load_digits
+
+    with np.load(FILE) as file:
+        test = file["split"] == 2
+    images = open_digits(image_size=8).evaluation.images
+    assert images.shape == (360, 8, 8, 3)
+    for channel in range(3):
+        np.testing.assert_array_equal(images[..., channel], np.rint(load_digits().images[test] * 255 / 16))
+
+
 def test_synthetic_images_depend_on_seed_split_and_index_only():
     source, again = (SyntheticSource(100, 8, 5, seed=3, split=0) for _ in range(2))
     images, labels = source.batch(np.array([7, 3, 99]))

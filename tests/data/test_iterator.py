@@ -45,6 +45,17 @@ def test_a_loader_continues_from_its_state_with_another_batch_and_mesh():
         np.testing.assert_array_equal(np.concatenate(labels_of(other, 2)), expected)
 
 
+def test_a_loader_starts_and_ends_at_the_given_samples():
+    run = {"batch": 1, "mesh": jaxdp.make_mesh(1, 1), "seed": 2}
+    with jaxdp.data.Loader((IMAGES, LABELS), **run, end=5) as loader:
+        whole = [np.asarray(batch["labels"]).item() for batch in loader]
+    with jaxdp.data.Loader((IMAGES, LABELS), **run, start=3, end=5) as loader:
+        assert [np.asarray(batch["labels"]).item() for batch in loader] == whole[3:]
+        assert loader.get_state() == {"samples": 5, "seed": 2, "examples": 30}
+    with jaxdp.data.Loader((IMAGES, LABELS), **run, end=0) as loader:
+        assert len(whole) == 5 > len(list(loader)) == 0
+
+
 class FailsOnce:
     """Images whose labels are their indices; reading one of them fails the first time."""
 
@@ -78,6 +89,8 @@ def test_items_and_gray_arrays_become_images_of_one_size():
     items = [(IMAGES[0], 1), (np.zeros((9, 12), np.uint8), 0)] * 4
     with jaxdp.data.Loader(items, 8, image_size=4) as loader:
         assert next(loader)["images"].shape == (8, 4, 4, 3)
+    with jaxdp.data.Loader((IMAGES, LABELS), 8, image_size=3) as loader:
+        assert next(loader)["images"].shape == (8, 3, 3, 3)
     with jaxdp.data.Loader((IMAGES[..., 0], LABELS), 8) as loader:
         batch = next(loader)
     np.testing.assert_array_equal(batch["images"][..., 2], IMAGES[np.asarray(batch["labels"]), :, :, 0])
@@ -88,6 +101,12 @@ def test_items_and_gray_arrays_become_images_of_one_size():
     [
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 9), f"batch=9: cannot be divided among {jax.device_count()} devices"),
         (lambda: jaxdp.data.Loader((IMAGES[:0], LABELS[:0]), 8), "dataset: it has no images"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 0), "batch=0: must be a whole number, at least 1"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, end=-1), "end=-1: must be a whole number, at least 0"),
+        (
+            lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state({"seed": 0, "examples": 31, "samples": 0}),
+            "has examples=31",
+        ),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), -8), "batch=-8: must be a whole number, at least 1"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, image_size=0), "image_size=0: must be a whole number, at least 1"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state({"seed": 1, "examples": 30, "samples": 0}), "has seed=1"),

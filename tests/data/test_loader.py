@@ -1,5 +1,8 @@
 """Batches of decoded images from sources of single items."""
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from helpers.images import encode, folder_config, smooth_image
@@ -96,6 +99,53 @@ def test_batch_without_any_good_image_raises_even_if_skipping():
     source = DecodedImages([(b"broken", 0)] * 3, transform=center, size=8, classes=2, on_bad_image="skip")
     with pytest.raises(DataError, match="no image of the data set can be used"):
         source.batch(np.array([1]), np.array([0]))
+
+
+def test_the_image_after_a_damaged_last_one_is_the_first():
+    items = [(np.full((4, 4), 9, np.uint8), 1), (np.full((4, 4, 1), 7, np.uint8), True), (b"broken", 0)]
+    source = DecodedImages(items, transform=center, size=4, classes=2, on_bad_image="skip")
+    images, labels = source.batch(np.array([2, 1]), np.array([0, 0]))
+    np.testing.assert_array_equal(images[:, 3, 3], [[9] * 3, [7] * 3])
+    assert (labels.tolist(), list(source.bad_images)) == ([1, 1], ["image 2"])
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 3), (9, 1)])
+def test_pixels_below_the_smallest_side_cannot_be_used(shape):
+    items = [(np.zeros(shape, np.uint8), 0), (np.zeros((2, 2), np.uint8), 0)]
+    source = DecodedImages(items, transform=center, size=2, classes=1)
+    with pytest.raises(DataError, match=rf"image 0 cannot be used: {shape[1]}x{shape[0]} pixels, fewer than 2x2"):
+        source.batch(np.array([0]), np.array([0]))
+    source.batch(np.array([1]), np.array([0]))
+
+
+def test_labels_are_those_of_the_run_and_the_share_of_storage_is_of_the_loading_time(monkeypatch):
+    items = type("Labelled", (list,), {"labels": [0, 2, 1]})((np.zeros((4, 4), np.uint8), label) for label in (0, 2, 1))
+    relabel = np.array([5, 7, 6])
+    source = DecodedImages(items, transform=center, size=4, classes=3, threads=1, relabel=relabel)
+    assert source.labels.tolist() == source.batch(np.arange(3), np.arange(3))[1].tolist() == [5, 6, 7]
+    assert DecodedImages(items, transform=center, size=4, classes=3).labels == [0, 2, 1]
+    assert DecodedImages([], transform=center, size=4, classes=3, relabel=relabel).labels is None
+    monkeypatch.setattr(loader, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    source.loading_seconds = 0.0
+    assert source.storage_share == 0
+    source.batch(np.array([0, 1, 2, 1]), np.arange(4))
+    assert (source.loading_seconds, source.storage_share) == (3, 0)
+    for waited, share in ((1.5, 0.5), (6.0, 1.0)):
+        items.wait_seconds = waited
+        assert source.storage_share == share
+
+
+@pytest.mark.parametrize(("error", "stops"), [(KeyboardInterrupt, True), (ValueError, False)])
+def test_an_interrupt_lets_threads_that_wait_for_a_network_fail(error, stops):
+    stopped = []
+
+    def transform(image, out, position):
+        raise error
+
+    items = type("Far", (list,), {"stop_reading": lambda self: stopped.append(True)})([(np.zeros((4, 4), np.uint8), 0)])
+    with pytest.raises(error):
+        DecodedImages(items, transform=transform, size=4, classes=1).batch(np.array([0]), np.array([0]))
+    assert stopped == [True] * stops
 
 
 @pytest.mark.parametrize("label", [-1, 3, 1.5, "1", None, [0, 1], 2**70, np.array([True, False]), [1, [2]]])

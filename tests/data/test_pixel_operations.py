@@ -133,6 +133,14 @@ def test_jitter_is_pillows_enhancement(name, kind):
     assert difference(ours, pillow_operations.apply(Image.fromarray(picture()), Kind(kind), factors[name])) <= 1
 
 
+def test_jitter_of_the_hue_turns_it_alone():
+    factors = {"hue": jnp.float32(0.1), "brightness": jnp.float32(0.5)}
+    ours = jax.jit(lambda image: policies.jitter_once(image, jnp.int32(0), factors))(picture())
+    hue, *others = (np.asarray(channel) for channel in Image.fromarray(picture()).convert("HSV").split())
+    turned = ((hue.astype(int) + int(0.1 * 255)) % 256).astype(np.uint8)
+    assert difference(ours, Image.fromarray(np.stack([turned, *others], axis=-1), "HSV").convert("RGB")) <= 1
+
+
 def test_mean_gray_of_a_large_white_image_is_exact():
     assert jax.eval_shape(pixel_operations.mean_gray, jax.ShapeDtypeStruct((4096, 4096, 3), jnp.uint8)).dtype == jnp.int32
     assert int(jax.jit(pixel_operations.mean_gray)(np.full((1500, 1500, 3), 255, np.uint8))) == 255

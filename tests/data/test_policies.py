@@ -92,6 +92,24 @@ def test_increasing_magnitudes_are_clipped_to_their_range():
     assert (np.abs(factors - 1) > 0.899).mean() == pytest.approx(0.5, abs=0.1)  # half of the normal numbers are above 10
 
 
+def test_magnitudes_are_31_even_steps_from_none_to_the_strongest():
+    even = np.linspace(0, 1, 31)
+    for policy, space in policies.SPACES.items():
+        expected = {"shear_x": space.shear * even, "degrees": space.degrees * even}
+        expected |= {Kind.SHARPNESS: space.blend * even, Kind.SOLARIZE: 255 * (1 - even), Kind.EQUALIZE: 0 * even}
+        expected |= {Kind.POSTERIZE: 8 - np.round(space.bits * np.arange(31) / 30)}
+        for operation, values in expected.items():
+            np.testing.assert_allclose(policies.magnitudes(policy, operation, 224), values, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("interpolation", "cubic"), [("nearest", False), ("bilinear", False), ("bicubic", True)])
+def test_a_config_chooses_the_filter_of_operations(interpolation, cubic):
+    operations = drawn(config_of("trivial_augment", operation_interpolation=interpolation), 500)
+    np.testing.assert_array_equal(operations.cubic, np.full((500, 1), cubic))
+    whole = (operations.matrix[:, 0, 1] == 0).all()  # no finer than Pillow's steps for the nearest pixel
+    assert whole == (interpolation == "nearest")
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def changed(config, seed, images, positions):
     """All random changes of the pixels, before normalization and after it."""
@@ -125,6 +143,15 @@ def test_all_options_off_change_nothing():
     assert policies.erase(config_of(), images, jnp.arange(2, dtype=jnp.uint32)) is images
 
 
+def test_pixels_of_a_crop_on_the_device_are_rounded_and_clipped():
+    """Before color jitter, here with a factor of 1."""
+    values = np.array([-3.0, 0.4, 0.6, 99.5, 100.5, 254.7, 300.0], np.float32)
+    images = np.broadcast_to(values[:, None, None, None], (7, 2, 2, 3))
+    change = jax.jit(functools.partial(policies.change_pixels, config_of(color_jitter=(1e-12,)), mean=MEAN))
+    pixels = change(images, jnp.arange(7, dtype=jnp.uint32))
+    np.testing.assert_array_equal(pixels[:, 0, 0, 0], [0, 0, 1, 100, 100, 255, 255])
+
+
 def test_places_outside_have_the_published_color(monkeypatch):
     """A large shift of a white image: black as in torchvision, the mean as in timm. Operations on values are left out."""
     white, positions = np.full((200, SIZE, SIZE, 3), 255, np.uint8), np.arange(200, dtype=np.uint32)
@@ -147,6 +174,15 @@ def test_jitter_factors_are_uniform_in_their_range():
     np.testing.assert_allclose(np.quantile(factors, [0, 0.25, 0.5, 0.75, 1]), [0.6, 0.8, 1.0, 1.2, 1.4], atol=0.03)
 
 
+def test_jitter_turns_the_hue_by_a_uniform_share_of_at_most_its_strength():
+    red, positions = np.zeros((1000, 1, 1, 3), np.uint8), np.arange(1000, dtype=np.uint32)
+    red[..., 0] = 240
+    change = jax.jit(functools.partial(policies.change_pixels, config_of(color_jitter=(0.0, 0.0, 0.0, 0.1)), mean=MEAN))
+    turned = np.asarray(change(red, positions))[:, 0, 0].astype(int)
+    share = (turned[:, 1] - turned[:, 2]) / 240 / 6  # from red to yellow, or to magenta
+    np.testing.assert_allclose(np.quantile(share, [0, 0.25, 0.5, 0.75, 1]), [-0.1, -0.05, 0, 0.05, 0.1], atol=0.012)
+
+
 def test_jitter_has_its_parts_in_every_order():
     """Brightness and contrast of a two-colored image do not commute: both orders are drawn, each half of the time."""
     image = jnp.zeros((4, 4, 3), jnp.uint8).at[:2].set(200)
@@ -165,12 +201,12 @@ def test_jitter_has_its_parts_in_every_order():
     assert 0.4 < same.mean() < 0.75  # some other orders give equal pixels
 
 
-@pytest.mark.parametrize("size", [(32, 32), (224, 224)])
+@pytest.mark.parametrize("size", [(32, 32), (224, 224), (300, 150)])
 def test_erased_rectangles_have_the_published_areas_ratios_and_places(size):
     boxes = jax.jit(jax.vmap(lambda key: jnp.stack(policies.erased_box(key, size))))
     top, left, tall, wide = np.asarray(boxes(keys_for(0, jnp.arange(4000, dtype=jnp.uint32)))).T
     area, ratio = tall * wide / (size[0] * size[1]), tall / wide
-    rounded = 0.02 if size[0] == 224 else 0.2  # sides are whole pixels
+    rounded = 0.2 if size[0] == 32 else 0.02  # sides are whole pixels
     assert area.min() > 0.02 * (1 - 2 * rounded)
     assert area.max() < 0.33 * (1 + rounded)
     assert ratio.min() > 0.3 * (1 - 2 * rounded)
@@ -179,7 +215,8 @@ def test_erased_rectangles_have_the_published_areas_ratios_and_places(size):
     # Sides below the image's exclude some large and long rectangles, so the quantiles are those of the accepted draws.
     rng = np.random.default_rng(0)
     areas, ratios = rng.uniform(0.02, 0.33, 200_000), np.exp(rng.uniform(np.log(0.3), np.log(3.3), 200_000))
-    fits = (np.sqrt(areas * ratios) < 1) & (np.sqrt(areas / ratios) < 1)
+    shape = size[0] / size[1]
+    fits = (np.sqrt(areas * ratios / shape) < 1) & (np.sqrt(areas / ratios * shape) < 1)
     for ours, expected in ((area, areas[fits]), (np.log(ratio), np.log(ratios[fits]))):
         np.testing.assert_allclose(*(np.quantile(x, [0.1, 0.5, 0.9]) for x in (ours, expected)), atol=0.06 * np.ptp(expected))
     for start, side, whole in ((top, tall, size[0]), (left, wide, size[1])):

@@ -1,12 +1,15 @@
 """Batches on their way to the devices: order, chunks, padding, memory."""
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from helpers.runs import outcome, outcome_of_whole_run
 
 import jaxdp
 from jaxdp.data import prefetch
-from jaxdp.data.loader import ArraySource
+from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.data.sampler import sample_ids
 from jaxdp.parallel.mesh import make_mesh
 
@@ -64,6 +67,65 @@ def test_evaluation_batches_contain_every_example_once():
             assert len(part["labels"]) == rows
             seen += part["labels"][part["weights"] == 1].tolist()
         assert seen == list(range(23))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_rank_evaluates_its_rows_and_padding_and_ignored_examples_have_no_weight(ranks):
+    labels = np.where(np.arange(11) == 4, -1, np.arange(11))
+    source, parts = ArraySource(np.arange(11)[:, None, None, None].repeat(3, -1), labels), []
+    for rows in np.split(np.arange(6), ranks):  # of batches of 5, padded to 6
+        feed = prefetch.evaluation_prefetcher(source, batch_size=5, rows=rows)
+        parts.append(list(iter(feed.next, None)))
+        feed.close()
+    batches = list(zip(*parts, strict=True))
+    found = {name: np.concatenate([part[name] for batch in batches for part in batch]) for name in parts[0][0]}
+    expected = [0, 1, 2, 3, 4, 0, 5, 6, 7, 8, 9, 0, 10, 0, 0, 0, 0, 0]
+    np.testing.assert_array_equal(found["positions"], expected)
+    np.testing.assert_array_equal(found["images"][:, 0, 0, 2], expected)
+    np.testing.assert_array_equal(found["labels"], np.maximum(labels[expected], 0))
+    seen = np.array([1, 1, 1, 1, 1, 0] * 2 + [1, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(found["seen"], seen)
+    np.testing.assert_array_equal(found["weights"], seen * (np.array(expected) != 4))
+
+
+def test_rows_of_a_process_are_those_of_its_devices_in_the_order_of_the_mesh(monkeypatch):
+    owners = np.array([[0, 1, 1], [0, 0, 1]])
+    devices = np.array([[SimpleNamespace(process_index=owner) for owner in row] for row in owners])
+    for rank in range(2):
+        monkeypatch.setattr(prefetch.jax, "process_index", lambda rank=rank: rank)
+        rows = prefetch.local_rows(SimpleNamespace(devices=devices, size=6), 12)
+        np.testing.assert_array_equal(rows, np.flatnonzero(np.repeat(owners.ravel(), 2) == rank))
+
+
+def test_prefetcher_takes_as_many_items_ahead_as_it_has_threads_and_counts_its_waits(monkeypatch):
+    monkeypatch.setattr(prefetch, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    taken, closed = [], []
+    items = (taken.append(n) or n for n in range(6))
+    feed = prefetch.Prefetcher(lambda n: n**2, items, threads=2, on_close=lambda: closed.append(True))
+    for number in range(6):
+        assert taken == list(range(min(number + 2, 6)))
+        assert feed.next() == number**2
+    assert (feed.next(), feed.wait_seconds, closed) == (None, 6, [])
+    feed.close()
+    assert closed == [True]
+
+
+def test_a_source_at_a_network_is_told_each_image_of_a_batch_once_in_order_and_is_stopped():
+    class Far(list):
+        def read_ahead(self, order):
+            self.told = [batch.tolist() for batch in order]
+
+        def stop_reading(self):
+            self.stopped = True
+
+    items = Far((np.full((2, 2, 3), n, np.uint8), n) for n in range(10))
+    source = DecodedImages(items, transform=lambda pixels, out, _: np.copyto(out, pixels), size=2, classes=10)
+    feed = prefetch.DeviceIterator(source, make_mesh(2, 2), seed=3, first=12, end=36, global_batch=12, repeats=3)
+    orders = [sample_ids(3, np.arange(first, first + 4), 10).tolist() for first in (4, 8)]
+    assert items.told == [list(dict.fromkeys(order)) for order in orders] != orders
+    assert not hasattr(items, "stopped")
+    feed.close()
+    assert items.stopped
 
 
 def test_train_batch_returns_fresh_memory():

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 from helpers.step import with_parts
-from helpers.tfds_miniature import open_split
+from helpers.tfds_miniature import frame_record, open_split
 
 from jaxdp.config import Config, Data
 from jaxdp.data import records, sources
@@ -41,6 +41,20 @@ def test_open_tfrecord_with_missing_records_raises(imagenet_tfrecord):
     file.unlink()
     with pytest.raises(ConfigError, match=r"00001-of-00002': file not found; prepare imagenet2012 again"):
         open_split("imagenet2012", str(imagenet_tfrecord), "train")
+
+
+def test_a_tfrecord_file_truncated_anywhere_is_refused_with_the_place(tmp_path):
+    parts, file = [frame_record(bytes(length)) for length in (0, 5, 300)], tmp_path / "fruit.tfrecord"
+    starts = np.cumsum([0, *map(len, parts)])
+    file.write_bytes(b"".join(parts))
+    np.testing.assert_array_equal(records.record_offsets(str(file), 3), np.transpose([starts[:3], [0, 5, 300]]))
+    for length in {1, 11, 12, 15, 16, 17, 27, 28, 36, 37, 38, starts[-1] - 1} - {*starts.tolist()}:
+        file.write_bytes(b"".join(parts)[:length])
+        last = starts[starts < length].max()
+        with pytest.raises(ConfigError, match=rf"damaged file: the record at byte {last} is truncated; prepare it again"):
+            records.record_offsets(str(file), 3)
+    file.write_bytes(b"")
+    assert records.record_offsets(str(file), 0).shape == (0, 2)
 
 
 def test_damaged_tfrecord_is_named_or_skipped(imagenet_tfrecord):

@@ -20,6 +20,7 @@ def test_sample_ids_of_late_epoch_shuffle_that_epoch_only():
     expected = np.random.Generator(np.random.Philox(key=[3, 57])).permutation(examples)[400_000:400_005]
     permutation.cache_clear()
     np.testing.assert_array_equal(sample_ids(3, np.arange(position, position + 5), examples), expected)
+    assert not permutation(3, 57, examples).flags.writeable  # all callers share it
     assert permutation.cache_info().misses == 1  # one epoch was shuffled, none of the 57 before
 
 

@@ -15,6 +15,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
 from jaxdp.data.datasets import with_classes
+from jaxdp.data.folder import LocalFolders
 from jaxdp.data.given import as_source
 from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.errors import ConfigError
@@ -130,6 +131,12 @@ def test_open_datasets_rejects_anything_but_a_pair_of_sources(given):
         sources.open_datasets(Config(data=Data(image_size=80)), given)
 
 
+def test_arrays_of_images_and_labels_of_one_set_are_no_pair():
+    arrays = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
+    with pytest.raises(ConfigError, match=r"datasets: are two arrays, not two data sets; give \(\(images, labels\), "):
+        sources.open_datasets(GIVEN, arrays)
+
+
 @pytest.mark.parametrize("channels", [(), (1,), (3,)])
 def test_arrays_give_the_images_of_a_list_of_their_items(tiny, channels):
     random = np.random.default_rng(0)
@@ -163,12 +170,38 @@ def test_only_small_and_few_images_are_kept_in_memory(pictures, monkeypatch):
     large = dataclasses.replace(folder_config(pictures, augmentation="pad_and_crop").data, image_size=65)
     config = dataclasses.replace(folder_config(pictures), data=large)
     assert isinstance(sources.open_datasets(config).train, DecodedImages)
+    largest = dataclasses.replace(folder_config(pictures, augmentation="pad_and_crop").data, image_size=64)
+    monkeypatch.setattr(datasets, "IN_MEMORY_BYTES", 24 * 64 * 64 * 3)
+    assert isinstance(sources.open_datasets(dataclasses.replace(config, data=largest)).train, ArraySource)
     monkeypatch.setattr(datasets, "IN_MEMORY_BYTES", 24 * 32 * 32 * 3 - 1)
     assert isinstance(sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train, DecodedImages)
 
 
-def test_is_resident_requires_images_in_memory(pictures):
+def test_the_evaluation_split_is_the_requested_one_or_the_first_with_a_usual_name(tmp_path):
+    splits = LocalFolders(tmp_path)
+    with pytest.raises(ConfigError, match=r"none of the splits val, validation, valid, test; name one .*; it has none$"):
+        splits.evaluation_name(None)
+    for name in ("train", "test", "valid", "validation", "val"):
+        (tmp_path / name).mkdir()
+        if name != "train":
+            assert splits.evaluation_name(None) == name
+    assert splits.evaluation_name("test") == "test"
+    names = [str(number) for number in range(21)]
+    assert (datasets.listed(names[:20]), datasets.listed(names)) == (", ".join(names[:20]), ", ".join(names[:20]) + ", ...")
+
+
+def test_an_image_that_cannot_be_read_has_no_prediction(pictures):
+    loader = datasets.prediction_loader(folder_config(pictures), [(smooth_image(40, 50), 0), (b"broken", 0)])
+    images, labels = loader.batch(np.arange(2), np.arange(2))
+    assert (images.shape, labels.tolist(), list(loader.bad_images)) == ((2, 32, 32, 3), [0, -1], ["image 1"])
+
+
+def test_is_resident_requires_images_in_memory(pictures, monkeypatch):
     arrays = ArraySource(np.zeros((2, 4, 4, 3)), np.zeros(2))
+    both = datasets.Datasets(arrays, arrays, 0.0, 1.0, class_count=2)
+    for limit in (2 * 4 * 4 * 3 - 1, 2 * 4 * 4 * 3):
+        monkeypatch.setattr(sources, "IN_MEMORY_BYTES", limit)
+        assert sources.is_resident(both, "gpu") == (limit == arrays.images.nbytes)
     arrays = datasets.Datasets(arrays, arrays, 0.0, 1.0, class_count=2)
     assert sources.is_resident(arrays, "gpu")
     assert not sources.is_resident(arrays, "cpu")

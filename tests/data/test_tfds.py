@@ -1,7 +1,9 @@
 """Prepared data sets of tensorflow-datasets: reading, errors, and preparation."""
 
+import errno
 import io
 import os
+import re
 import shutil
 
 import numpy as np
@@ -10,8 +12,9 @@ from helpers.images import encode, smooth_image
 from helpers.tfds_miniature import open_split, prepare_miniature
 
 from jaxdp.config import Config, Data, Model
-from jaxdp.data import sources, tfds
-from jaxdp.errors import ConfigError
+from jaxdp.data import decode, sources, tfds
+from jaxdp.data.decode import ImageError
+from jaxdp.errors import ConfigError, StorageError
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,78 @@ def test_open_reads_examples_and_slices_without_tensorflow(imagenet):
     assert source.name(3) == "record 3 of imagenet2012, train"
 
 
+class Failing:
+    """Records whose reads raise the given errors first."""
+
+    def __init__(self, records, errors):
+        self.records, self.errors = records, errors
+
+    def __getitem__(self, index):
+        if self.errors:
+            raise self.errors.pop()
+        return self.records[index]
+
+
+def test_errors_of_the_files_are_retried_and_say_nothing_about_the_record_but_damage_does(imagenet, monkeypatch):
+    slept, source = [], open_split("imagenet2012", str(imagenet), "train")
+    monkeypatch.setattr(decode.time, "sleep", slept.append)
+    expected, errors = source[3], []
+    source.records = Failing(source.records, errors)
+    errors += [OSError(errno.EIO, "broken")] * 3
+    assert source[3] == expected
+    assert slept == list(decode.RETRY_DELAYS)
+    for number, times in ((errno.EIO, 4), (errno.ENOENT, 1)):
+        errors += [OSError(number, "broken")] * times
+        with pytest.raises(StorageError, match="record 3 of imagenet2012, train: broken"):
+            source[3]
+        assert not errors
+    errors.append(RuntimeError("damaged\nchunk"))
+    with pytest.raises(ImageError, match=r"^cannot read the record \(RuntimeError: damaged"):
+        source[3]
+    for index in (-1, 20):
+        with pytest.raises(IndexError):
+            source[index]
+
+
+def test_size_of_a_published_data_set_is_known_without_it_and_otherwise_that_of_its_split(imagenet):
+    size = tfds.Prepared().size
+    assert size(Config(data=Data(source="imagenet2012"))) == (1_281_167, 1000)
+    assert size(Config(data=Data(source="imagenet2012", directory=str(imagenet)))) == (20, 1000)
+    part = Data(source="imagenet2012", directory=str(imagenet), train_split="validation[:3]")
+    assert size(Config(data=part)) == (3, 1000)
+    assert tfds.Prepared().data_set(Config(data=part)).names() == ["train", "validation"]
+
+
+def test_data_that_cannot_be_read_are_refused_with_what_to_do(imagenet, tmp_path):
+    def error(change, name="imagenet2012"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        shutil.copytree(imagenet / "imagenet2012", tmp_path / name)
+        change(tmp_path / name / "5.1.0")
+        with pytest.raises(ConfigError) as raised:
+            open_split(name, str(tmp_path), "train")
+        return str(raised.value)
+
+    def replace(name, old, new):
+        return lambda place: (place / name).write_text((place / name).read_text().replace(old, new))
+
+    records = "imagenet2012-train.array_record-00000-of-00001"
+    found = error(replace("dataset_info.json", '"array_record"', '"riegeli"'))
+    assert "prepared as riegeli; supported are array_record, tfrecord; prepare it again with jaxdp data prepare" in found
+    found = error(replace("features.json", '"label"', '"klass"'), "fruit")  # whose features no package knows
+    assert re.search(r"its features are .*klass.*, not an image and the class in a label; choose a data set for", found)
+    assert f"{records}': file not found; prepare imagenet2012 again" in error(lambda place: (place / records).unlink())
+    assert f"{records}': damaged file: " in error(lambda place: (place / records).write_bytes(b"no records"))
+
+
+def test_an_unknown_data_set_is_refused_with_similar_names(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"'imagenete': unknown data set; did you mean imagenette\? give digits, .*, or a data"
+    ):
+        open_split("imagenete", str(tmp_path), "train")
+    with pytest.raises(ConfigError, match=r"^NAME='imagenete': unknown data set; did you mean imagenette\? give a data set of"):
+        tfds.open_builder("imagenete", str(tmp_path), field="NAME", alternatives=())
+
+
 def test_open_unknown_version_or_config_lists_prepared_ones(imagenet, tmp_path):
     """For a data set that tensorflow-datasets knows, and for one that it does not."""
     for name in ("imagenet2012", "fruit"):
@@ -101,6 +176,18 @@ def test_open_missing_data_set_raises_one_line(imagenet, name, split, message):
 
 def test_prepare_leaves_prepared_data_unchanged(imagenet):
     assert tfds.prepare("imagenet2012", str(imagenet)) == str(imagenet / "imagenet2012/5.1.0")
+
+
+def test_prepare_names_the_archives_that_must_be_downloaded_by_hand(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    (tmp_path / "manual").mkdir()
+    (tmp_path / "manual/ILSVRC2012_img_val.tar").touch()
+    both, one = "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar", "ILSVRC2012_img_train.tar"
+    for manual, missing, place in ((None, both, "downloads/manual"), (str(tmp_path / "manual"), one, "manual")):
+        with pytest.raises(ConfigError, match=rf"NAME='imagenet2012': {missing} not found in {tmp_path}/{place}; download"):
+            tfds.prepare("imagenet2012", str(tmp_path), manual)
+    with pytest.raises(ConfigError, match="NAME='digits': this source needs no preparation"):
+        tfds.prepare("digits")
 
 
 def test_prepare_without_tensorflow_raises(tmp_path, monkeypatch):

@@ -5,11 +5,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from helpers.processes import popen, wait_until
 
-from jaxdp.distributed.launch import launch, reserved_port
+from jaxdp.distributed import launch as launch_module
+from jaxdp.distributed.launch import LAST_LINES, Process, launch, reserved_port
+from jaxdp.errors import ConfigError
 
 
 def test_reserved_port_is_free_for_rank_0_only():
@@ -127,6 +131,151 @@ def test_launch_of_jaxdp_needs_no_activated_environment(monkeypatch, tmp_path, c
     monkeypatch.setenv("PATH", str(tmp_path))
     assert launch(["jaxdp", "--version"], 1) == 0
     assert capfd.readouterr().out.startswith("[0] jaxdp ")
+
+
+class Fake(Process):
+    """A process that ends by itself after some seconds, and after each signal that it does not ignore."""
+
+    def __init__(self, rank, ends=1e9, code=0, lines=(), **after_signal):
+        self.rank, self.last_lines, self.ended, self.killed = rank, deque(lines, maxlen=LAST_LINES), None, False
+        self.on_end, self._readers, self.ends, self.code = (lambda: None), [], ends, code
+        self.after_signal, self.received = {"SIGKILL": (0, -9)} | after_signal, []
+        self.process = SimpleNamespace(pid=rank, returncode=None)
+
+    def poll(self, now):
+        if self.process.returncode is None and now >= self.ends:
+            self.process.returncode, self.ended = self.code, now
+        return self.process.returncode
+
+    def signal(self, number):
+        self.received.append((launch_module.time.monotonic(), number.name))
+        if self.ended is None and number.name in self.after_signal:
+            seconds, self.code = self.after_signal[number.name]
+            self.ends = min(self.ends, launch_module.time.monotonic() + seconds)
+
+
+SAVES = {"SIGTERM": (1, 75), "SIGINT": (1, 75)}
+NAMES_1 = ["jaxdp: rank 1 on node1 failed in step 3: no", "jaxdp: rank 7 on node7 failed: there is no such rank"]
+KILLS, FAILS_3 = "rank {} is still running or suspended; killing it", "rank 1 failed first, with exit code 3, after {} s"
+KILLED_2ND = "killed after a second signal; the same command continues from the last checkpoint, if there is one"
+
+
+@pytest.mark.parametrize(
+    ("processes", "signals", "code", "received", "printed"),
+    [
+        ([{"ends": 5}, {"ends": 9}], {}, 0, [[], []], []),
+        ([{"ends": 5, "code": 75}, {"ends": 6}], {}, 75, [[], []], []),
+        ([{"ends": 5, "code": 75}, SAVES], {}, 75, [[(7.5, "SIGTERM")]] * 2, []),
+        (
+            [{"ends": 5, "code": 75}, {"ends": 6, "code": 3}],
+            {},
+            3,
+            [[], []],
+            [FAILS_3.format(6)],
+        ),
+        (
+            [{}, {"ends": 5, "code": 3}, {"SIGKILL": (25, -9)}],
+            {},
+            3,
+            [[(15.25, "SIGKILL")], [], [(15.25, "SIGKILL"), (25.5, "SIGKILL"), (35.75, "SIGKILL")]],
+            [KILLS.format(0), *[KILLS.format(2)] * 3, FAILS_3.format(5)],
+        ),
+        ([SAVES, SAVES], {3: signal.SIGINT}, 75, [[(3, "SIGINT")]] * 2, []),
+        ([SAVES, {"SIGINT": (0, -2)}], {3: signal.SIGINT}, 75, [[(3, "SIGINT")]] * 2, []),
+        ([{}, SAVES], {3: signal.SIGINT, 6: signal.SIGTERM}, 137, [[(3, "SIGINT"), (6, "SIGKILL")]] * 2, [KILLED_2ND]),
+        ([{"ends": 9, "code": -11}], {}, 139, [[]], ["rank 0 failed first, by SIGSEGV, after 9 s"]),
+        (
+            [{"ends": 9, "code": 1}, {"ends": 8, "code": -6}],
+            {},
+            1,
+            [[], []],
+            ["rank 0 failed first, with exit code 1"],
+        ),
+        ([{"ends": 8, "code": -6}, {"ends": 9, "code": 1}], {}, 134, [[], []], ["rank 0 failed first, by SIGABRT, after 8 s"]),
+        (
+            [{"ends": 5, "code": 2, "lines": NAMES_1[:1]}, {"ends": 6, "code": 3, "lines": NAMES_1[:1]}],
+            {},
+            3,
+            [[], []],
+            [FAILS_3.format(6)],
+        ),
+        ([{"ends": 5, "code": 2, "lines": NAMES_1}, {"ends": 6}], {}, 2, [[], []], ["rank 0 failed first, with exit code 2"]),
+        (
+            [{"ends": 5, "code": 2, "lines": NAMES_1[:1]}, {"ends": 6}],
+            {},
+            2,
+            [[], []],
+            ["rank 1 exited first, with exit code 0"],
+        ),
+        (
+            [{"ends": 5, "code": 2, "lines": NAMES_1[:1]}, {}],
+            {},
+            2,
+            [[], [(15.25, "SIGKILL")]],
+            [
+                "rank 1 is still running or suspended; killing it",
+                "rank 1 failed first, and was killed by this launcher, after 16 s",
+            ],
+        ),
+    ],
+)
+def test_when_a_launcher_signals_its_processes_and_how_it_ends(monkeypatch, processes, signals, code, received, printed):
+    clock, lines, asked = [0.0], [], []
+
+    def sleep(_):
+        clock[0] += 0.25  # exact in binary
+        asked.extend(signals.pop(second) for second in list(signals) if clock[0] >= second)
+
+    monkeypatch.setattr(launch_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(launch_module, "_print", lines.append)
+    run = [Fake(rank, **each) for rank, each in enumerate(processes)]
+    assert launch_module._wait_for_all(run, asked, 0.0) == code
+    assert [each.received for each in run] == received
+    assert [line[: len(start)] for line, start in zip(lines, printed, strict=True)] == printed
+
+
+@pytest.mark.parametrize(
+    ("codes", "restarts", "messages"),
+    [
+        ([0], 2, []),
+        ([1, 139, 0], 2, ["1 more restart after", "0 more restarts after"]),
+        ([1, 3, 1], 2, ["1 more restart after", "0 more restarts after"]),
+        ([1], 0, []),
+        ([1, 75], 3, ["2 more restarts after"]),
+        ([2], 2, []),
+    ],
+)
+def test_a_launcher_restarts_its_processes_after_a_failure_only(monkeypatch, capfd, codes, restarts, messages):
+    left, commands = iter(codes), []
+    monkeypatch.setattr(launch_module, "_run_once", lambda command, *_, **__: commands.append(command) or next(left))
+    assert launch(["train.py", "--x"], 1, restarts) == codes[-1]
+    assert commands == [[sys.executable, "train.py", "--x"]] * len(codes)
+    expected = [f"jaxdp launch: restarting; {message} this one" for message in messages]
+    assert capfd.readouterr().err.splitlines() == expected
+
+
+def test_a_launcher_that_was_signaled_does_not_restart(monkeypatch):
+    def run_once(command, processes, *, signals, guardian):
+        signal.raise_signal(signal.SIGTERM)
+        return 1
+
+    monkeypatch.setattr(launch_module, "_run_once", run_once)
+    assert launch(["x"], 1, 5) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(([], 1), "command"), ((["x"], 0), "--processes"), ((["x"], 1025), "--processes"), ((["x"], 1, -1), "--restarts")],
+)
+def test_a_launcher_refuses(arguments, field):
+    with pytest.raises(ConfigError) as error:
+        launch(*arguments)
+    assert error.value.field == field
+
+
+def test_a_program_that_cannot_be_started_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be started"):
+        launch([str(tmp_path / "none")], 1)
 
 
 GLOO = "[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7"

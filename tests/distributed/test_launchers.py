@@ -186,3 +186,75 @@ def test_a_host_that_accepts_or_refuses_a_connection_is_reached_one_that_does_no
         assert replace(cluster, rank=0).reaches_rank0()  # itself
     monkeypatch.setattr(socket, "create_connection", lambda *_: open("/dev/null/none"))
     assert cluster.reaches_rank0()  # an error of this host says nothing
+
+
+@pytest.mark.parametrize(
+    ("field", "cluster"),
+    [
+        ("coordinator port", Cluster("flags", "a", 65_536, 0, 2)),
+        ("coordinator port", Cluster("flags", "a", 0, 0, 2)),
+        ("number of processes", Cluster("flags", "a", 1, 0, 0)),
+        ("number of processes", Cluster("flags", "a", 1, 0, 2**20 + 1)),
+        ("rank", Cluster("flags", "a", 1, -1, 2)),
+        ("rank", Cluster("flags", "a", 1, 2, 2)),
+        (None, Cluster("flags", "a", 65_535, 1, 2)),
+        (None, Cluster("flags", "a", 1, 2**20 - 1, 2**20)),
+    ],
+)
+def test_ports_processes_and_ranks_have_bounds(monkeypatch, field, cluster):
+    monkeypatch.setitem(launchers.LAUNCHERS, "jax", lambda environment: cluster)
+    if field is None:
+        assert detect("jax", {}) == detect("auto", {}) == cluster
+        return
+    for launcher in ("jax", "auto"):
+        with pytest.raises(ConfigError) as error:
+            detect(launcher, {})
+        assert error.value.field == field
+
+
+@pytest.mark.parametrize("text", ["host:0", "host:65536", "host:", "", "a:b:1", "[::1", "host:123456"])
+def test_parse_address_refuses(text):
+    with pytest.raises(ConfigError, match=r"HOST:PORT with a port from 1 to 65535|coordinator address"):
+        parse_address(text)
+    assert [parse_address(f"host:{port}") for port in (1, 65_535)] == [("host", 1), ("host", 65_535)]
+
+
+def test_variables_that_are_no_run_of_several_processes_and_ports_that_are_given_apart():
+    assert detect("jax", {"JAX_NUM_PROCESSES": "1"}) == Cluster("jax", "127.0.0.1", 29_400, 0, 1)
+    assert detect("auto", {"JAX_NUM_PROCESSES": "1"}) is None
+    assert detect("auto", {"WORLD_SIZE": "1", "RANK": "0"}) is None
+    apart = {"JAX_COORDINATOR_ADDRESS": "a", "JAX_COORDINATOR_PORT": "7", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_INDEX": "1"}
+    assert detect("auto", apart | {"JAX_PROCESS_ID": "0"}) == Cluster("jax", "a", 7, 1, 2)
+    del apart["JAX_COORDINATOR_PORT"]
+    assert detect("auto", apart).port == 29_400
+    torchrun = {name: value for name, value in TORCHRUN.items() if name != "MASTER_PORT"}
+    assert detect("auto", torchrun).port == 29_401
+    assert detect("auto", {"COORDINATOR_ADDRESS": "a"}) is None
+
+
+@pytest.mark.parametrize(("cores", "of_parent", "total", "warns"), [(1, 4, 4, True), (1, 1, 4, False), (4, 8, 4, False)])
+def test_a_process_that_mpirun_binds_to_some_cores_is_told_so(monkeypatch, cores, of_parent, total, warns):
+    sizes = {0: cores, launchers.os.getppid(): of_parent}
+    monkeypatch.setattr(launchers.os, "sched_getaffinity", lambda pid: set(range(sizes[pid])))
+    monkeypatch.setattr(launchers.os, "cpu_count", lambda: total)
+    monkeypatch.setattr(launchers, "usable_cores", lambda: cores)
+    assert launchers.core_binding_warning({}) is None
+    text = launchers.core_binding_warning(OPEN_MPI)
+    assert bool(text) == warns
+    if warns:
+        assert text.startswith("mpirun binds this process to 1 of 4 cores: 1 thread decodes images")
+    bound = OPEN_MPI | {"OMPI_MCA_orte_bound_at_launch": "1"}
+    assert bool(launchers.core_binding_warning(bound)) == (cores < total)
+
+
+def test_a_warning_names_srun_only_for_several_tasks_outside_of_a_step():
+    batch = {"SLURM_JOB_ID": "2", "SLURM_NTASKS": "3"}
+    assert "this Slurm job has 3 tasks" in unused_tasks_warning(batch)
+    for fewer in ({"SLURM_NTASKS": "1"}, {"SLURM_NTASKS": ""}, {"SLURM_STEP_ID": "0"}):
+        assert unused_tasks_warning(batch | fewer) is None
+    assert unused_tasks_warning({"SLURM_JOB_ID": "2"}) is unused_tasks_warning({"SLURM_NTASKS": "3"}) is None
+
+
+def test_visible_gpus_without_the_variable_are_those_of_the_driver(monkeypatch):
+    monkeypatch.setattr(launchers.os, "listdir", lambda folder: ["nvidia1", "nvidia0", "nvidiactl", "nvidia-uvm", "null"])
+    assert visible_gpus({}) == ["0", "1"]

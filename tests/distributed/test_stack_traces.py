@@ -219,3 +219,62 @@ def test_a_report_without_a_thread_to_print_it_is_lost_without_an_error(monkeypa
         patch.setattr(threading.Thread, "start", start)
         stack_traces.print_lines(["no progress"])
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_report_shows_the_main_thread_and_those_that_work_with_their_twelve_innermost_frames():
+    long = stack_traces.Stack("decode_0", tuple(stack_traces.Frame("user.py", line, "f") for line in range(20)), "")
+    waits = stack("/p/queue.py", "get", stack_traces.OTHER_THREAD, "prefetch_0")
+    shown = stack_traces.format_stacks([WAITS, long, COMPILES, waits])
+    first, second, third = (index for index, line in enumerate(shown) if line.endswith(":"))
+    assert shown[first : second + 1] == [
+        "  main thread (waits for another thread):",
+        "    jaxdp/distributed/preemption.py:9 in wait_for",
+        "  decode_0:",
+    ]
+    assert shown[second + 1 : third] == [f"    user.py:{line} in f" for line in range(12)]
+    assert shown[third:] == ["  compile_0 (waits for the compiler):", "    jax/compiler.py:9 in backend_compile"]
+    assert stack_traces.place_of_work([WAITS, COMPILES, long]) == "decode_0 at user.py:0 in f < user.py:1 in f < user.py:2 in f"
+    assert stack_traces.place_of_work([WAITS, COMPILES, waits]).startswith("compile_0 at ")
+    assert stack_traces.place_of_work([WAITS, waits]).startswith("main thread at jaxdp/distributed/preemption.py:9")
+    assert stack_traces.place_of_work([]) == ""
+    devices = [stack("jax/array.py", "_value", stack_traces.DEVICES, name) for name in (stack_traces.MAIN, "decode_0")]
+    assert [stack_traces.at_devices(each) for each in (devices, devices[1:], [WAITS])] == [True, False, False]
+
+
+def test_threads_at_the_same_line_are_merged_and_at_most_five_are_shown_beside_the_main_thread(monkeypatch):
+    """Those that execute code come first. Threads that Python has not started have no name."""
+
+    def frames(file, function="f"):
+        return (stack_traces.Frame(file, 1, function),)
+
+    main, waits = frames("/lib/jax/_src/array.py", "_value"), frames("/lib/jax/_src/array.py", "__array__")
+    others = dict.fromkeys(range(-9, -6), frames("same.py")) | {-number: frames(f"{number}.py") for number in range(1, 4)}
+    monkeypatch.setattr(stack_traces, "_frames_by_thread", lambda: {-10: waits, -20: main} | others)
+    stacks = stack_traces.capture(-20)
+    shown = [(one.name, one.frames[0].file, one.waits_for) for one in stacks]
+    assert shown[0] == (stack_traces.MAIN, main[0].file, stack_traces.DEVICES)
+    assert shown[1] == (f"{stack_traces.NATIVE} and 2 more", "same.py", "")
+    assert shown[2:5] == [(stack_traces.NATIVE, f"{number}.py", "") for number in range(1, 4)]
+    assert shown[5:] == [(stack_traces.NATIVE, waits[0].file, stack_traces.DEVICES)]
+    others |= {-number: frames(f"{number}.py") for number in range(4, 6)}
+    assert [one.waits_for for one in stack_traces.capture(-20)] == [stack_traces.DEVICES, *[""] * 5]
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_place_of_an_error_that_hides_its_context_is_its_own(hides):
+    def fails():
+        raise KeyError("a")
+
+    def explains():
+        try:
+            fails()
+        except KeyError:
+            error = ValueError("b")
+            error.__suppress_context__ = hides
+            raise error  # noqa: B904
+
+    with pytest.raises(ValueError, match="b") as error:
+        explains()
+    innermost = stack_traces.place_of(error.value).split(" < ")[0]
+    assert innermost.endswith("in explains" if hides else "in fails")
+    assert stack_traces.place_of(ValueError("never raised")) == ""

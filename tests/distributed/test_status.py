@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -37,6 +38,38 @@ def test_heartbeat_after_several_iterations_reports_their_typical_duration(monke
     now[0] += 2.0
     status.begin_iteration("step")
     assert (status.heartbeat().typical_seconds, status.heartbeat().longest_seconds) == (2.0, 2.0)
+
+
+def test_a_duration_is_kept_for_the_last_twenty_iterations_of_its_kind_and_five_are_typical(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    status = ProcessStatus()
+    assert status.heartbeat() == Heartbeat("outside")
+    longest_first = list(range(25, 0, -1))
+    for number, seconds in enumerate(longest_first, start=1):
+        for name, extra in (("step", 0), ("evaluate", 1)):
+            status.begin_iteration(name)
+            now[0] += seconds + extra
+            status.begin_iteration(name)
+            status.set_activity("save")
+            now[0] += 100.0
+        for activity, extra in (("load", 0), ("step", 0), ("audit", 0), ("evaluate", 1)):
+            status.set_activity(activity)
+            kept, beat = [each + extra for each in longest_first[:number][-20:]], status.heartbeat()
+            assert (beat.longest_seconds, beat.typical_seconds) == (max(kept), median(kept) if number >= 5 else None)
+
+
+def test_a_background_save_is_timed_by_the_ticks_from_its_start_to_its_end():
+    status = ProcessStatus()
+    status.tick(100.0)
+    for seconds in (7.0, 3.0):
+        status.set_background_save("step 5")
+        status.tick(seconds)
+        assert (status.heartbeat().background_save, status.heartbeat().save_seconds) == ("step 5", seconds)
+        status.set_background_save("")
+        status.set_background_save("")  # nothing to end
+        status.tick(50.0)
+        assert (status.heartbeat().save_seconds, status.heartbeat().longest_save_seconds) == (0.0, 7.0)
 
 
 def test_position_does_not_change_with_activities_of_one_process():
@@ -89,6 +122,63 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     board.write("2.json", replace(RECORD, stacks=()).to_json())  # shorter
     assert read_record(board, 2) == replace(RECORD, stacks=())
     assert RECORD.beat.location == "while loading, step 11, waiting for images"
+
+
+@pytest.mark.parametrize(
+    ("beat", "location"),
+    [
+        (Heartbeat("step"), "during a step"),
+        (Heartbeat("step", 0), "in step 0"),
+        (Heartbeat("save", 0, "writing"), "while saving, step 0, writing"),
+        (Heartbeat("custom", background_save="step 5"), "during custom, saving step 5"),
+    ],
+)
+def test_where_a_process_is(beat, location):
+    assert beat.location == location
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        (Verdict("no"), "no"),
+        (Verdict("no", place="a.py:1"), "no; a.py:1"),
+        (Verdict("no at a.py:1", place="a.py:1"), "no at a.py:1"),
+        (Verdict("no", 0, "node0"), "rank 0 on node0 failed: no"),
+        (Verdict("SIGTERM", 0, "node0", "in step 3", code=75), "rank 0 on node0 was stopped in step 3: SIGTERM"),
+    ],
+)
+def test_a_verdict_is_one_line(verdict, text):
+    assert str(verdict) == text
+
+
+def test_the_failure_of_an_exception_has_its_exit_code_and_place_and_whether_a_collective_raised_it():
+    class JaxRuntimeError(Exception):
+        """As JAX names it."""
+
+    class Stops(Exception):
+        exit_code = 75
+
+    def failure_of(error, cause=None):
+        try:
+            raise error from cause
+        except type(error) as caught:
+            return Failure.of(caught)
+
+    for error, cause, code, is_collective in (
+        (KeyError(1), None, 1, False),
+        (Stops(), None, 75, False),
+        (JaxRuntimeError("NCCL"), None, 1, True),
+        (KeyError(1), JaxRuntimeError("NCCL"), 1, True),  # of a callback
+        (KeyError(1), KeyError(2), 1, False),
+    ):
+        failure = failure_of(error, cause)
+        assert (failure.code, failure.collective) == (code, is_collective)
+        assert (failure.place == "") == (code == 75 or cause is not None)  # the cause was not raised
+
+
+def test_a_record_is_as_long_without_progress_as_its_background_save_only_if_it_is_overdue():
+    beat = Heartbeat("step", idle_seconds=3.0, save_seconds=9.0)
+    assert [replace(RECORD, beat=beat, overdue=each).seconds for each in ("", "late", "stuck")] == [3.0, 9.0, 9.0]
 
 
 def test_a_short_write_is_an_error_as_on_a_full_disk(tmp_path, monkeypatch):

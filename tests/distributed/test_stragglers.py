@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from jaxdp.distributed.stragglers import StepTimes, Stragglers, describe
@@ -35,9 +36,35 @@ def test_a_report_covers_the_steps_since_the_last_one_or_the_whole_run():
     assert one.report(times, HOSTS) == {}  # no step since then
 
 
+def test_a_report_of_many_steps_is_what_numpy_computes_from_those_since_the_last_one():
+    rng, one = np.random.default_rng(0), Stragglers(4)
+    seconds, waited = rng.uniform(1, 2, (4, 30)), rng.uniform(0, 1, (4, 30))
+
+    def after(step):
+        return {rank: StepTimes(step, seconds[rank, :step].sum(), waited[rank, :step].sum()) for rank in range(4)}
+
+    for first, last in ((0, 7), (7, 30)):
+        report = one.report(after(last), "abcd")
+        mean = waited[:, first:last].mean(1)
+        share = (mean - mean.min()).mean() / seconds[:, first:last].mean()
+        assert report["waiting_share"] == pytest.approx(share)
+        late = np.maximum(0, np.median(mean) - np.sort(mean))[:3]
+        assert [each["late_seconds"] for each in report["slowest"]] == pytest.approx(late)
+        assert [each["rank"] for each in report["slowest"]] == [*np.argsort(mean)[:3]]
+
+
 def test_nothing_is_reported_before_all_processes_have_taken_a_step():
     assert Stragglers(2).report({0: StepTimes(3, 3.0, 3.0)}, HOSTS) == {}
-    assert describe({"waiting_share": 0.001, "slowest": []}) == ""
+    assert Stragglers(2).report({0: StepTimes(3, 3.0, 3.0), 1: StepTimes()}, HOSTS) == {}
+    assert Stragglers(1).report({0: StepTimes(3, 0.0, 0.0)}, HOSTS) == {}  # shorter than the clock shows
+    assert describe({"waiting_share": 0.0049, "slowest": []}) == ""
+    slowest = [{"rank": 1, "host": "b", "late_seconds": 0.001}]
+    assert describe({"waiting_share": 0.0051, "slowest": slowest}).startswith("devices waited for other processes 1 % of")
+
+
+def test_the_share_of_a_process_that_waits_longer_than_its_steps_take_is_one():
+    """The sums end at different times."""
+    assert Stragglers(2).report({0: StepTimes(1, 1.0, 0.0), 1: StepTimes(1, 1.0, 9.0)}, HOSTS)["waiting_share"] == 1
 
 
 def test_steps_before_a_gap_and_the_time_of_the_gap_do_not_count():

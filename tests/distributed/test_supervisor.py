@@ -1,18 +1,23 @@
 import itertools
+import os
 import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
+import pytest
 from helpers.processes import TIMEOUT, popen
 from helpers.step import with_parts
 
 from jaxdp import Callback, train
+from jaxdp.config import Guard
+from jaxdp.distributed import stack_traces
 from jaxdp.distributed import supervisor as supervisor_module
 from jaxdp.distributed.launchers import Cluster
-from jaxdp.distributed.status import Failure, ProcessStatus
+from jaxdp.distributed.status import Failure, ProcessStatus, Verdict
 from jaxdp.distributed.supervisor import Follower, Supervisor
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
@@ -140,10 +145,10 @@ def test_rank_0_whose_end_ends_the_others_waits_longer_for_them_if_the_directory
 class FailingBoard:
     """A board in memory that answers with an error while `fails` is set."""
 
-    name, period_seconds = "status files", 0.0
+    name, period_seconds = "runs/a", 0.0
 
-    def __init__(self):
-        self.texts, self.fails = {}, False
+    def __init__(self, texts=None):
+        self.texts, self.fails = {} if texts is None else texts, False
 
     def write(self, name, text):
         self.read(name)
@@ -177,6 +182,347 @@ def test_a_process_is_not_silent_while_the_directory_does_not_answer():
     board.fails = False
     assert looks(13) is None
     assert looks(4) == 1
+
+
+class Processes:
+    """Three processes of a run on a board in memory, each with its own clock, which `pass_time` moves by seconds."""
+
+    def __init__(self, monkeypatch, limits=None):
+        self.texts, self.stacks, self.printed, self.ended, self.dead = {}, {}, {}, {}, set()
+        self.unreachable, self.now = set(), 0
+        self.limits = limits or Limits(late_seconds=30, stuck_seconds=100, silence_seconds=15, start_seconds=60)
+        self.followers = {}
+        monkeypatch.setattr(supervisor_module, "_is_running", lambda pid: pid - 100 not in self.dead)
+        monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: cluster.rank not in self.unreachable)
+        monkeypatch.setattr(stack_traces, "capture", lambda rank: self.stacks.get(rank, []))
+        monkeypatch.setattr(stack_traces, "print_lines", lambda lines: self.printed[self.rank].append("\n".join(lines)))
+
+    def start(self, *ranks, machine="m{}", pid=100, address="node0"):
+        for rank in ranks:
+            supervisor = Supervisor(self.limits)
+            supervisor.status, self.rank = ProcessStatus(), rank
+            supervisor.status.training_thread = rank
+            supervisor.stop()  # its threads end at once
+            supervisor.is_exiting = False
+            supervisor.update(host=f"node{rank}", machine=machine.format(rank), pid=pid + rank)
+            supervisor.end = partial(self._end, rank)
+            self.printed[rank] = []
+            board = FailingBoard(self.texts)
+            self.followers[rank] = Follower(supervisor, Cluster("jax", address, 1, rank, 3), board)
+            supervisor.status.set_activity("step", 7)
+
+    def _end(self, rank, found):
+        self.ended.setdefault(rank, (self.now, str(found), found.code))
+        self.followers[rank].supervisor.is_exiting = True
+
+    def pass_time(self, seconds, *, idle=(), suspended=()):
+        """idle: ranks that make no progress. suspended: ranks that do nothing."""
+        for _ in range(seconds):
+            self.now += 1
+            for rank, follower in self.followers.items():
+                if rank in suspended or rank in self.dead or rank in self.ended:
+                    continue
+                self.rank = rank
+                if rank not in idle:
+                    follower.supervisor.status.record_progress()
+                follower.supervisor._watch()
+                follower._follow()
+
+
+def stack(waits_for=""):
+    return [stack_traces.Stack(stack_traces.MAIN, (stack_traces.Frame("user.py", 3, "f"),), waits_for)]
+
+
+def in_turn(*actions):
+    """Three processes that have run for 5 s, then each action."""
+
+    def happens(processes):
+        processes.start(0, 1, 2)
+        processes.pass_time(5)
+        for action in actions:
+            action(processes)
+
+    return happens
+
+
+def passes(seconds, **states):
+    return lambda processes: processes.pass_time(seconds, **states)
+
+
+def starts(*ranks, **options):
+    return lambda processes: processes.start(*ranks, **options)
+
+
+def sets(**fields):
+    return lambda processes: vars(processes).update(fields)
+
+
+def fails(rank, **fields):
+    return lambda processes: processes.followers[rank].supervisor.update(failure=Failure("no", **fields))
+
+
+def boards(fails, *ranks):
+    return lambda processes: [setattr(processes.followers[rank].board, "fails", fails) for rank in ranks]
+
+
+def on_one_host(processes):
+    for rank, follower in processes.followers.items():
+        follower.supervisor.update(machine="m", pid=100 + rank)
+
+
+WORKS = {1: stack(), 0: stack(stack_traces.OTHER_RANKS), 2: stack(stack_traces.OTHER_RANKS)}
+AT_1 = "no progress for 53 s: rank 1 on node1 in step 7; 2 ranks are waiting. The run ends after 1.66667 minutes"
+NO_BOARD = "runs/a: status files cannot be read and written for 30 s: Permission denied"
+SILENT = "rank {0} on node{0} failed in step 7: sent no sign of life for {1} s"
+MISSING = "1 of 3 processes did not start within 60 s: rank 2 (started: rank 0 on node0, rank 1 on node1)"
+WAITING = "waiting for rank 2 to start; the run ends after 1 minutes"
+OTHER_NAME = "rank 2 on node2 names the coordinator other:1, and this process node0:1: give all"
+NO_RANK_0 = "rank 0 did not start at {}:1 within 60 s, or does not share --workdir; "
+GONE = "rank {0} on node{0} failed in step 7: exited without a message"
+
+
+@pytest.mark.parametrize(
+    ("happens", "ended", "printed"),
+    [
+        (in_turn(passes(200)), {}, {}),
+        (in_turn(fails(1, code=2), passes(9)), dict.fromkeys(range(3), (7, 2, "rank 1 on node1 failed in step 7: no")), {}),
+        (in_turn(passes(40, suspended=[0])), dict.fromkeys((1, 2), (26, 1, SILENT.format(0, 20))), {}),
+        (in_turn(passes(40, suspended=[1])), dict.fromkeys((0, 2), (22, 1, SILENT.format(1, 15))), {}),
+        (in_turn(on_one_host, passes(2), sets(dead={1}), passes(9)), dict.fromkeys((0, 2), (9, 1, GONE.format(1))), {}),
+        (in_turn(on_one_host, passes(2), sets(dead={0}), passes(9)), dict.fromkeys((1, 2), (8, 1, GONE.format(0))), {}),
+        (
+            in_turn(sets(stacks=WORKS), passes(60, idle=range(3)), passes(9), passes(99, idle=range(3))),
+            {},
+            dict.fromkeys(range(3), (AT_1, "progress resumed", AT_1)),
+        ),
+        (
+            in_turn(sets(stacks=WORKS), passes(120, idle=range(3))),
+            dict.fromkeys(range(3), (105, 1, "rank 1 on node1 failed in step 7: stuck: no progress for 100 s; main thread")),
+            dict.fromkeys(range(3), (AT_1,)),
+        ),
+        (
+            in_turn(sets(stacks=WORKS), boards(True, 1), passes(120, idle=[1])),
+            dict.fromkeys((0, 2), (22, 1, SILENT.format(1, 15)))
+            | {
+                1: (
+                    105,
+                    1,
+                    "rank 1 on node1 failed in step 7: no progress, and no answer of the status files in runs/a, for 100",
+                )
+            },
+            {1: (NO_BOARD,)},
+        ),
+        (
+            in_turn(boards(True, 0, 1, 2), passes(200), boards(False, 0, 1, 2), passes(50)),
+            {},
+            dict.fromkeys(range(3), (NO_BOARD,)),
+        ),
+        (
+            lambda run: (starts(0, 1)(run), passes(99)(run)),
+            dict.fromkeys((0, 1), (60, 1, MISSING)),
+            dict.fromkeys((0, 1), (WAITING,)),
+        ),
+        (lambda run: (starts(1, 2)(run), passes(99)(run)), dict.fromkeys((1, 2), (60, 1, NO_RANK_0.format("node0"))), {}),
+        (
+            lambda run: (starts(0, 1)(run), starts(2, address="other")(run), passes(99)(run)),
+            {0: (60, 1, MISSING), 1: (60, 1, MISSING), 2: (60, 1, NO_RANK_0.format("other") + "rank 0 on node0 names the")},
+            dict.fromkeys((0, 1), (WAITING + " (guard.start_minutes); " + OTHER_NAME,)),
+        ),
+    ],
+)
+def test_what_three_processes_print_and_when_they_end(monkeypatch, happens, ended, printed):
+    run = Processes(monkeypatch)
+    happens(run)
+    assert {rank: (second, code) for rank, (second, _, code) in run.ended.items()} == {
+        rank: (second, code) for rank, (second, code, _) in ended.items()
+    }
+    for rank, (_, _, text) in ended.items():
+        assert run.ended[rank][1].startswith(text)
+    for rank, lines in run.printed.items():
+        expected = printed.get(rank, ())
+        assert tuple(line[: len(start)] for line, start in zip(lines, expected, strict=True)) == expected
+    words = {follower.session for follower in run.followers.values()}
+    has_all_started = not any("did not start" in text for _, text, _ in run.ended.values())
+    assert len(words) == 1
+    assert (words != {""}) == has_all_started
+
+
+def with_clock(monkeypatch, on_sleep=lambda clock: None):
+    """The clock of the module, which `time.sleep` moves."""
+    clock = [0.0]
+
+    def sleep(seconds):
+        clock[0] += seconds
+        on_sleep(clock[0])
+
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("rank", "leave_at", "seconds"),
+    [
+        (1, {}, 0.02),  # once it has written so
+        (0, {1: 1.0, 2: 2.0}, 2.5),  # half a second for the others to end
+        (0, {1: 1.0}, 5.5),  # rank 2 hangs
+    ],
+)
+def test_rank_0_leaves_after_the_others_and_they_at_once(monkeypatch, rank, leave_at, seconds):
+    run = Processes(monkeypatch)
+
+    def others_go_on(now):
+        for each, follower in run.followers.items():
+            if now >= leave_at.get(each, 1e9):
+                follower.supervisor.update(left=True)
+            follower._follow()
+
+    clock = with_clock(monkeypatch, others_go_on)
+    in_turn()(run)
+    run.followers[rank].leave()
+    assert clock[0] == pytest.approx(seconds, abs=0.05)
+    assert run.followers[rank]._written.left
+
+
+@pytest.mark.parametrize(
+    ("collective", "blamed", "end", "waited", "is_ended"),
+    [
+        (False, None, False, 5, False),
+        (False, 2, False, 5, False),
+        (False, 2, True, 5, True),
+        (False, None, True, 5, False),
+        (True, None, False, 25, False),  # 15 s until a process is silent, and 5 s
+        (True, 2, False, 25, True),
+        (True, 1, False, 25, False),  # this one: it prints its own error
+    ],
+)
+def test_how_long_a_process_that_has_failed_waits_for_a_verdict(monkeypatch, collective, blamed, end, waited, is_ended):
+    run, seconds, left = Processes(monkeypatch), [], []
+    with_clock(monkeypatch)
+    in_turn()(run)
+    follower = run.followers[1]
+    monkeypatch.setattr(follower, "_decided", SimpleNamespace(wait=seconds.append))
+    monkeypatch.setattr(follower, "leave", lambda: left.append(True))
+    follower._verdict = None if blamed is None else Verdict("no", blamed, "node")
+    follower.fail(Failure("no", collective=collective), end=end)
+    assert (seconds, bool(run.ended)) == ([waited], is_ended)
+    assert left
+
+
+def test_rank_0_waits_two_seconds_for_the_reason_of_a_stop_and_names_the_process(monkeypatch):
+    run = Processes(monkeypatch)
+    clock = with_clock(monkeypatch)
+    in_turn()(run)
+    for rank, waits in ((1, 0.0), (0, 2.0)):
+        clock[0] = 0.0
+        assert run.followers[rank].stop_reason_of_others() == "a signal to another process"
+        assert clock[0] == pytest.approx(waits, abs=0.06)
+    run.followers[2].set_stop_reason("SIGTERM")
+    run.pass_time(2)
+    clock[0] = 0.0
+    assert (run.followers[0].stop_reason_of_others(), clock[0]) == ("SIGTERM (rank 2 on node2)", 0.0)
+
+
+def test_a_process_begins_at_once_without_a_file_and_looks_twice_at_one_of_an_earlier_process(monkeypatch):
+    for left, count, looks in ((True, (7, 7, 7), 1), (False, (7, 7, 7), 3), (False, (7, 8, 8), None)):
+        run = Processes(monkeypatch)
+        run.start(1)
+        follower = run.followers[1]
+        earlier = replace(follower.supervisor.record, pid=999, left=left)
+        wrote = None
+        for look, each in enumerate(count, start=1):
+            if wrote is None:
+                run.texts["1.json"] = replace(earlier, count=each).to_json()
+            follower._follow()
+            wrote = wrote or (look if follower._written else None)
+        assert wrote == looks
+        assert bool(follower._verdict) == (looks is None)
+        if looks is None:
+            assert (follower._verdict.code, run.ended[1][2]) == (2, 2)
+
+
+def test_five_errors_in_a_row_of_a_watching_thread_end_the_run(monkeypatch):
+    for fails, is_ended in (("xxxx.xxxx", False), (".xxxxx", True)):
+        supervisor, ended, left = Supervisor(Limits()), [], iter(fails)
+        monkeypatch.setattr(supervisor, "end", ended.append)
+        monkeypatch.setattr(stack_traces, "print_lines", lambda lines: None)
+
+        def watches(left=left, supervisor=supervisor):
+            if (look := next(left, None)) is None:
+                supervisor.stopped.set()
+            assert look != "x"
+
+        supervisor.repeat(watches, lambda: None)
+        assert len(ended) == is_ended
+
+
+@pytest.mark.parametrize(
+    ("late", "seconds", "is_told"), [(30, 1.0, False), (2, 0.5, False), (30, 15.0, False), (30, 15.5, True)]
+)
+def test_a_process_that_has_not_run_for_the_limit_of_silence_says_so(monkeypatch, late, seconds, is_told):
+    clock, waits, printed = with_clock(monkeypatch), [], []
+    clock[0] = 100.0
+    supervisor = Supervisor(Limits(late_seconds=late))
+    monkeypatch.setattr(stack_traces, "print_lines", printed.extend)
+    waited = SimpleNamespace(wait=lambda tick: (waits.append(tick), clock.__setitem__(0, clock[0] + seconds)))
+    monkeypatch.setattr(supervisor, "stopped", waited)
+    supervisor._sleep()
+    assert waits == [0.5 if late == 2 else 1.0]
+    cause = "it was suspended, or native code held the GIL"
+    assert printed == [f"no thread of this process has run for {seconds:.0f} s: {cause}"] * is_told
+
+
+@pytest.mark.parametrize(("stuck", "first_look", "late"), [(None, 7.5, LATE), (1800, 7.5, LATE), (20, 5, STUCK)])
+def test_stacks_are_taken_from_a_quarter_of_the_time_to_a_report_and_kept_when_it_is_late(monkeypatch, stuck, first_look, late):
+    supervisor = Supervisor(Limits(30, stuck))
+    supervisor.status, looks = ProcessStatus(), []
+    supervisor.status.set_activity("load")
+    monkeypatch.setattr(stack_traces, "capture", lambda thread: looks.append(supervisor.status.clock) or stack())
+    for _ in range(60):
+        supervisor.status.tick(0.5)
+        record = supervisor.observe()
+        assert (record.overdue, bool(record.stacks)) == ((late, True) if supervisor.status.clock >= 30 else ("", False))
+    assert looks == [half / 2 for half in range(int(2 * first_look), 61)]
+    assert record.count == 60
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "has_stacks"),
+    [
+        (Verdict("no", 1, "node1"), 1, True),
+        (Verdict("no", 0, "node0"), 1, False),  # the process that failed prints its own
+        (Verdict("no", 1, "node1", code=2), 2, False),
+        (Verdict("no", 0, "node0", code=75), 75, False),
+        (Verdict("no", 0, "node0", code=0), 1, False),
+    ],
+)
+def test_a_process_ends_with_the_code_of_the_verdict(monkeypatch, capsys, found, code, has_stacks):
+    run, done = Processes(monkeypatch), []
+    with_clock(monkeypatch)
+    in_turn()(run)
+    follower = run.followers[1]
+    supervisor = follower.supervisor
+    monkeypatch.setattr(supervisor_module.os, "_exit", lambda number: done.append(number))
+    monkeypatch.setattr(supervisor_module.faulthandler, "dump_traceback", lambda **_: done.append("stacks"))
+    timer = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(supervisor_module.threading, "Timer", lambda seconds, *_: done.append(seconds) or timer)
+    monkeypatch.setattr(follower, "write_last", lambda: done.append("last"))
+    supervisor.before_exit, supervisor.resume_hint = lambda: done.append("before"), "do this"
+    Supervisor.end(supervisor, found)
+    assert done == [10.0, "before", *["stacks"] * has_stacks, "last", code]
+    assert capsys.readouterr().err.splitlines()[-1] == f"jaxdp: {found}; do this"
+
+
+def test_a_process_that_has_ended_does_not_run_though_its_parent_has_not_noticed():
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert [supervisor_module._is_running(pid) for pid in (os.getpid(), child.pid)] == [True, False]
+    child.wait()
+    assert not supervisor_module._is_running(child.pid)
+
+
+def test_the_limits_without_a_config_are_its_defaults():
+    assert supervisor_module.limits_from(Guard()) == Limits()
+    assert supervisor_module.limits_from(Guard(step_minutes=None)).stuck_seconds is None
 
 
 def test_a_run_of_one_process_has_the_limits_of_its_config(tiny, tmp_path):

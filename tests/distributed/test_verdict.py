@@ -1,5 +1,6 @@
 """Who is blamed, by the records of all processes: rules without processes, files or time of their own."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -257,22 +258,84 @@ def test_a_report_names_the_process_at_fault_its_stack_and_when_the_run_ends():
     ]
 
 
+SILENT, FAILED = {"silent": [2]}, {"failure": Failure("Gloo: timed out", collective=True)}
+ALL_WAIT = {key: {"overdue": STUCK, "work": ""} for key in ("r0", "r1", "r2")}
+
+
 @pytest.mark.parametrize(
-    ("beat", "seconds"),
+    ("write_seconds", "state", "second"),
     [
-        (Heartbeat("start"), 30),
-        (Heartbeat("compile"), 52.5),
-        (Heartbeat("step", 1, longest_seconds=20), 80),
-        (Heartbeat("step", 50, typical_seconds=0.1), 30),
-        (Heartbeat("step", 50, typical_seconds=10), 150),
-        (Heartbeat("save", 50), 52.5),
-        (Heartbeat("save", 50, longest_save_seconds=10), 150),
+        (0.0, SILENT, 16),
+        (4.0, SILENT, 28),  # three times what it takes to write longer
+        (0.0, {"r1": FAILED}, 21),
+        (0.0, {"r1": {"failure": Failure("no")}}, 1),
+        (0.0, ALL_WAIT | {"r1": {"overdue": STUCK, "work": "compiler"}}, 1),
+        (0.0, ALL_WAIT, 6),
     ],
 )
-def test_a_process_is_late_after(beat, seconds):
+def test_the_second_at_which_the_verdict_comes(write_seconds, state, second):
+    run = Run()
+    run.read(1, r2={"write_seconds": write_seconds})
+    assert [run.read(1, **state) is not None for _ in range(second)] == [False] * (second - 1) + [True]
+
+
+def test_a_process_is_silent_after_three_reads_of_an_unchanged_file():
+    records = Records()
+    for count, clock in ((0, 0.0), (1, 10.0), (1, 20.0), (1, 30.0)):
+        records.add(0, record(0, count), clock)
+        assert records.silent(15, clock) == []
+    records.add(0, None, 40.0)
+    assert [one.rank for one in records.silent(29, 40.0)] == [0]
+    assert records.silent(30, 40.0) == []
+    records.add_outage(5.0)
+    assert records.silent_seconds(0, 40.0) == 25
+    records.add(0, replace(record(0, 1), pid=1), 41.0)  # another process at the same count
+    assert records.silent_seconds(0, 99.0) == 0
+
+
+def test_a_process_that_seems_gone_at_every_other_look_is_not():
+    run, looks = Run(), itertools.cycle([True, False])
+    run.judge = Judge(LIMITS, lambda one: one.rank == 1 and next(looks))
+    assert run.read(10) is None
+
+
+FIRST_STEP = Heartbeat("step", 1)
+
+
+@pytest.mark.parametrize(
+    ("beat", "seconds", "of_single"),
+    [
+        (Heartbeat("start"), 30, 30),
+        (Heartbeat("load"), 30, 30),
+        (Heartbeat("load", 3), 52.5, 52.5),
+        (Heartbeat("compile"), 52.5, 52.5),
+        (FIRST_STEP, 52.5, 120),
+        (Heartbeat("evaluate", 1), 52.5, 52.5),
+        (Heartbeat("step", 1, longest_seconds=20), 80, 80),
+        (Heartbeat("step", 50, typical_seconds=0.1), 30, 30),
+        (Heartbeat("step", 50, typical_seconds=10), 150, 150),
+        (Heartbeat("save", 50, typical_seconds=10), 52.5, 52.5),
+        (Heartbeat("save", 50, longest_save_seconds=10), 150, 150),
+    ],
+)
+def test_a_process_is_late_after(beat, seconds, of_single):
     """Slow is not stuck: fifteen usual steps, four of the longest while few are known."""
-    assert verdict.overdue(replace(beat, idle_seconds=seconds - 0.1), LIMITS) == ""
-    assert verdict.overdue(replace(beat, idle_seconds=seconds + 0.1), LIMITS) == LATE
+    for is_single, limit in ((False, seconds), (True, of_single)):
+        for idle, expected in ((limit - 0.1, ""), (limit, LATE), (1799.9, LATE), (1800, STUCK)):
+            assert verdict.overdue(replace(beat, idle_seconds=idle), Limits(), is_single=is_single) == expected
+
+
+def test_a_background_save_counts_once_it_is_longer_than_saves_usually_are():
+    """From then on by the limit of a save, also during a compilation."""
+    beat, limits = Heartbeat("compile", idle_seconds=60, background_save="x"), Limits(stuck_seconds=61)
+    for seconds, expected in ((52.4, LATE), (60.9, LATE), (61, STUCK)):
+        assert verdict.overdue(replace(beat, save_seconds=seconds), limits) == expected
+    step = Heartbeat("step", 5, typical_seconds=1, idle_seconds=31, background_save="x")
+    for seconds, longest, expected in ((52.4, 0, LATE), (52.5, 0, STUCK), (74, 5, LATE), (75, 5, STUCK)):
+        beat = replace(step, save_seconds=seconds, longest_save_seconds=longest)
+        assert verdict.overdue(beat, Limits(stuck_seconds=40)) == expected
+        assert verdict.overdue(replace(beat, activity="outside"), Limits(stuck_seconds=40)) == ""
+        assert verdict.overdue(replace(beat, idle_seconds=0), Limits(stuck_seconds=None)) == (LATE if expected == STUCK else "")
 
 
 def test_a_compilation_may_take_half_an_hour_and_a_background_save_counts():
@@ -299,6 +362,9 @@ def test_processes_that_have_not_started_are_named():
     )
     eight = [record(rank) for rank in range(8)]
     assert verdict.names(eight).endswith("rank 3 on node3, rank 4 on node4 and 3 more")
+    assert verdict.names(eight[:5]).endswith(", rank 3 on node3, rank 4 on node4")
+    assert verdict.missing(records, 1, 60) is None
+    assert "5 of 6 processes did not start within 60 s: ranks 1, 2, 3, 4, 5 (started" in str(verdict.missing(records, 6, 60))
     assert verdict.waiting(dict(enumerate(eight)), 9, LIMITS) == (
         "waiting for rank 8 to start; the run ends after 1 minutes (guard.start_minutes)"
     )
@@ -328,6 +394,23 @@ def test_a_process_without_progress_that_hears_from_nobody_ends_itself(beat, sec
     assert Limits(stuck_seconds=1800).cut_off_after("step") == 600
     assert Limits(stuck_seconds=None).cut_off_after("step") == float("inf")
     assert Limits(stuck_seconds=20).cut_off_after("step") == 20
+
+
+def test_one_process_that_waits_is_counted_in_the_singular_and_several_that_work_are_all_named():
+    late = {"overdue": LATE, "work": "", "beat": replace(AHEAD, idle_seconds=31.0)}
+    two = {0: record(0, **late), 1: record(1, **late | {"work": "code"})}
+    assert verdict.headline(two) == "rank 1 on node1 in step 7; 1 rank is waiting"
+    both = {rank: replace(one, work="code", stacks=(f"  user.py:{rank}",)) for rank, one in two.items()}
+    assert verdict.headline(both) == "rank 0 on node0, rank 1 on node1 in step 7"
+    first, *stacks = verdict.report(both, replace(LIMITS, stuck_seconds=None))
+    assert first == "no progress for 31 s: rank 0 on node0, rank 1 on node1 in step 7"  # and no end
+    owners = [f"Stack of rank {rank} on node{rank}, most recent call first:" for rank in range(2)]
+    assert stacks == [owners[0], "  user.py:0", owners[1], "  user.py:1"]
+    both[0] = replace(both[0], work="compiler")
+    assert not verdict.report(both, LIMITS)[0].startswith("XLA has been compiling")  # one of them does not
+    found = Judge(LIMITS, lambda one: False)._stuck({rank: replace(one, overdue=STUCK) for rank, one in both.items()}, 0.0)
+    assert (found.rank, found.reason) == (None, "stuck: no progress for 31 s: rank 0 on node0, rank 1 on node1 in step 7")
+    assert verdict.report({}, LIMITS) == []
 
 
 def single(**fields):

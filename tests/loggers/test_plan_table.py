@@ -9,7 +9,6 @@ import pytest
 from jaxdp import first_gradient, models
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Finetune, Optimizer
-from jaxdp.config_words import optimizer_words
 from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
@@ -44,11 +43,6 @@ def test_table_says_how_many_epochs_whole_steps_make():
     run = {examples: rows(make_plan(config, examples=examples, devices=4))["run"] for examples in (150, 1437)}
     assert "2 epochs (whole steps make it 2." in run[150]
     assert "2 epochs, " in run[1437]
-
-
-def test_description_of_a_registered_optimizer_has_only_the_fields_that_are_set():
-    assert optimizer_words(Optimizer(name="my_rule", momentum=0.95)) == "my_rule"
-    assert optimizer_words(Optimizer(name="my_rule", beta2=0.99, weight_decay=0.0)) == "my_rule, beta2 0.99, weight decay 0"
 
 
 @pytest.mark.parametrize(("name", "average_decay"), [*((name, None) for name in OPTIMIZERS), ("sgd", 0.9)])

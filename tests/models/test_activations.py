@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -47,6 +48,39 @@ def test_elementwise_operations_before_a_product_keep_one_more_array_at_most():
     """XLA recomputes the chain of tanh from the output of the first product, which is one array however long the chain is."""
     longest = two_products(lambda x: jnp.tanh(jnp.tanh(jnp.tanh(jnp.tanh(x)))))
     assert activation_bytes(longest, (SIDE, SIDE, 3)) <= IMAGE + 2 * HIDDEN
+
+
+ACTIVATIONS = {
+    "identity": lambda x: x,
+    "two uses": lambda x: jnp.tanh(x) * jnp.exp(x),
+    "relu and mean": lambda x: jnp.maximum(x - x.mean(0), 0),
+    "product": lambda x: jnp.sin(x @ jnp.ones((CHANNELS, CHANNELS))),
+    "sort": lambda x: jnp.exp(jnp.sort(x, axis=-1)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_compiled_part_keeps_what_the_same_operations_keep(name):
+    """Also within another one."""
+    function = ACTIVATIONS[name]
+    plain = activation_bytes(two_products(function), (SIDE, SIDE, 3))
+    assert activation_bytes(two_products(jax.jit(function)), (SIDE, SIDE, 3)) == plain
+    assert IMAGE + HIDDEN <= plain <= IMAGE + 4 * HIDDEN
+    assert activation_bytes(two_products(jax.jit(lambda x: jax.jit(function)(x))), (SIDE, SIDE, 3)) == plain
+
+
+@pytest.mark.parametrize(
+    ("function", "kept"),
+    [
+        (lambda x: jnp.sin(x) * jnp.cos(x), IMAGE + 2 * HIDDEN),  # the first product's result, and the second one's operand
+        (lambda x: x - x.mean(0), IMAGE + HIDDEN),  # a mean of the batch is no memory of an image
+        (lambda x: x.astype(jnp.bfloat16), IMAGE + HIDDEN // 2),
+        (lambda x: jax.lax.stop_gradient(jnp.sin(x)), HIDDEN),  # the first weight has no gradient
+    ],
+    ids=["one input", "mean", "bfloat16", "no gradient"],
+)
+def test_kept_arrays_are_those_that_no_elementwise_operation_makes_from_others(function, kept):
+    assert activation_bytes(two_products(function), (SIDE, SIDE, 3)) == kept
 
 
 def test_remat_keeps_less_and_frozen_stages_keep_nothing():

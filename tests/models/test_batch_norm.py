@@ -17,7 +17,7 @@ from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moment
 from jaxdp.models.bn_relu import bn_relu, centered_bn_relu, fused_bn_relu, relu_by_sqrt
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
-from jaxdp.models.squeeze_excitation import mean_over_positions, squeeze
+from jaxdp.models.squeeze_excitation import Excitation, mean_over_positions, squeeze
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.parallel.mesh import AXES, make_mesh
 
@@ -423,3 +423,19 @@ def test_factor_on_a_branch_synchronized_over_devices_equals_the_whole_batch():
     mapped = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=(*specs, rows), out_specs=specs))
     x, weights, *others = mapped(term.pop("tensor"), term, shortcut, gate, cotangent)
     assert max(errors(([weights | {"tensor": x}], *others), wanted)) <= 1e-5
+
+
+# timm's make_divisible(channels / 16, 8) with its bound of 8; 192 / 16 is half way between two eighths.
+@pytest.mark.parametrize(("channels", "reduced"), [(64, 8), (128, 8), (192, 16), (256, 16), (304, 16), (320, 24), (2048, 128)])
+def test_excitation_equals_numpy_in_float64(channels, reduced):
+    means = np.random.default_rng(0).normal(size=(3, 1, 1, channels)).astype(np.float32)
+    module = Excitation(nn.initializers.normal(0.2))
+    params = module.init(jax.random.key(0), means)["params"]
+    assert not any(layer["bias"].any() for layer in params.values())
+    params = jax.tree.map(lambda leaf: leaf + 0.01 * jnp.arange(leaf.shape[-1]) / leaf.shape[-1], params)
+    first, second = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params[name]) for name in ("fc1", "fc2"))
+    assert first["kernel"].shape == (1, 1, channels, reduced)
+    hidden = np.maximum(means @ first["kernel"][0, 0] + first["bias"], 0)
+    expected = 1 / (1 + np.exp(-(hidden @ second["kernel"][0, 0] + second["bias"])))
+    found = module.apply({"params": params}, means)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

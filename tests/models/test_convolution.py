@@ -1,14 +1,18 @@
-"""Both implementations of convolution and max pooling, and BlurPool's filter."""
+"""Both implementations of convolution and max pooling, average pooling, and BlurPool: its filter and its places."""
 
 from functools import partial
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.models.convolution import blur, convolve, max_pool
+from jaxdp.config import BlurPool
+from jaxdp.models import convolution
+from jaxdp.models.convolution import average_pool, blur, convolve, max_pool
 
+FORMS = get_args(BlurPool)
 SHAPES = [(1, 1), (2, 2), (3, 4), (1, 6), (8, 9)]
 
 
@@ -92,3 +96,29 @@ def test_blur_is_the_binomial_filter_of_every_channel(stride, padding):
     np.testing.assert_allclose(blurred(jnp.asarray(images, jnp.float32)), expected, rtol=0, atol=1e-6)
     half = jnp.asarray(images, jnp.bfloat16)  # rounds once
     np.testing.assert_array_equal(blurred(half), blurred(half.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 7), (1, 2)], ids=str)
+def test_average_pool_equals_that_of_torch(size):
+    """At odd edges too."""
+    torch = pytest.importorskip("torch")
+    images = np.random.default_rng(0).normal(size=(2, 3, *size)).astype(np.float32)
+    expected = torch.nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)(torch.from_numpy(images)).numpy()
+    found = average_pool(jnp.asarray(images.transpose(0, 2, 3, 1)))
+    np.testing.assert_allclose(found, expected.transpose(0, 2, 3, 1), rtol=1e-6, atol=1e-7)
+    half = jnp.asarray(images, jnp.bfloat16).transpose(0, 2, 3, 1)  # rounds once
+    np.testing.assert_array_equal(average_pool(half), average_pool(half.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+def test_blur_pool_is_placed_as_in_its_publications():
+    """FFCV and Composer blur before strided convolutions of 16 channels or more, timm and Composer behind the maxima."""
+    cases = [(1, 2), (15, 2), (16, 2), (64, 2), (64, 1)]
+    blurred = {form: [case for case in cases if convolution.blurs_input(form, *case)] for form in FORMS}
+    assert blurred == {form: [(16, 2), (64, 2)] * form.startswith("convolutions") for form in FORMS}
+    assert [form for form in FORMS if form in convolution.BLURRED_POOLS] == ["activations", "convolutions_and_pool"]
+    assert [convolution.pool_padding(form) for form in ("activations", "convolutions_and_pool")] == ["reflect", "constant"]
+
+
+def test_form_follows_the_platform():
+    names = ("cpu", "gpu", "tpu", convolution.EVERY_PLATFORM, None)  # None: this host's CPU
+    assert [convolution.form_on(name) for name in names] == ["product", "direct", "direct", "by_platform", "product"]

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import jaxdp
 from jaxdp import ConfigError
 from jaxdp.cli import main
-from jaxdp.config import Data, Preprocessing
+from jaxdp.config import Config, Data, Preprocessing
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import weights_config
@@ -104,15 +104,113 @@ def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     [
         ({"crop_mode": "squash"}, "crop_mode is 'squash', not 'center'"),
         ({"input_size": [3, 32, 40]}, r"input_size is \[3, 32, 40\], not"),
-        ({"input_size": None}, "input_size is null"),
+        ({"input_size": [1, 32, 32]}, r"input_size is \[1, 32, 32\], not \[3, side, side\]"),
+        ({"input_size": [3, 32]}, r"input_size is \[3, 32\], not"),
+        ({"test_input_size": 32}, "test_input_size is 32, not"),
+        *(({name: None}, f"{name} is null") for name in ("input_size", "interpolation", "crop_pct", "mean", "std")),
+        ({"crop_pct": 1.01}, "a crop ratio of 1.01 is above 1"),
+        ({"test_crop_pct": 1.5}, "a crop ratio of 1.5 is above 1"),
         ({"mean": [0.5]}, r"data.mean=\(0.5,\): must be three numbers"),
     ],
+    ids=str,
 )
 def test_preprocessing_that_cannot_be_followed_is_refused_in_one_line(tensors, tmp_path, change, reason):
     save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps(SMALL | change)})
     with pytest.raises(ConfigError, match=reason) as raised:
         preprocessing.of_file(tmp_path / "w.safetensors")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {}),
+        ({"crop_pct": 1.0, "crop_mode": None}, {"eval_resize": 1.0}),
+        ({"test_input_size": None, "test_crop_pct": None}, {"eval_size": 32}),
+        ({"crop_pct": 0.5, "test_crop_pct": 0.9, "crop_mode": "center"}, {"eval_resize": 0.9}),
+        ({"mean": [], "std": []}, {"mean": (), "std": ()}),
+    ],
+    ids=str,
+)
+def test_empty_entries_of_a_test_leave_those_of_the_training(tensors, tmp_path, change, expected):
+    save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps(SMALL | change)})
+    assert preprocessing.of_file(tmp_path / "w.safetensors") == dataclasses.replace(IN_FILE, **expected)
+    save_file(tensors, tmp_path / "none.safetensors", {"pretrained_cfg": "{}"})
+    stated = preprocessing.of_file(tmp_path / "none.safetensors")
+    assert stated == Preprocessing()
+    assert preprocessing.describe(stated) == "evaluated at 224x224 from a short side of 256, bilinear"  # torchvision's
+
+
+def test_given_values_replace_those_of_a_file_and_its_size_is_that_of_training_too():
+    given = Preprocessing(eval_resize=50, std=(0.1, 0.2, 0.3))
+    merged = preprocessing.merge(IN_FILE, given)
+    assert merged == dataclasses.replace(IN_FILE, eval_resize=50, std=(0.1, 0.2, 0.3))
+    data = Data(source="synthetic", image_size=16, eval_size=24, mean=(0.25, 0.25, 0.25))
+    whole = preprocessing.with_preprocessing(data, merged)
+    assert (whole.image_size, whole.eval_size, whole.eval_resize, whole.mean) == (40, 24, 50, (0.5, 0.5, 0.5))
+    part = preprocessing.with_preprocessing(data, given)
+    assert (part.image_size, part.eval_size, part.eval_interpolation, part.mean) == (16, 24, None, (0.25, 0.25, 0.25))
+
+
+@pytest.mark.parametrize(("interpolation", "resize"), [(None, 28), ("bicubic", 28), ("area", 0.7142857142857143)])
+def test_preprocessing_of_a_run_is_complete_and_relative_to_white(interpolation, resize):
+    config = Config(
+        data=Data(source="synthetic", image_size=16, eval_size=20, eval_resize=28, eval_interpolation=interpolation)
+    )
+    assert preprocessing.of_run(config, 51.0, (25.5, 51.0, 102.0)) == Preprocessing(
+        eval_size=20,
+        eval_resize=resize,
+        eval_interpolation=interpolation or "bilinear",
+        mean=(0.2, 0.2, 0.2),
+        std=(0.1, 0.2, 0.4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ('["a", "b"]', ["a", "b"]),
+        ("[]", []),
+        (None, None),
+        *((wrong, ConfigError) for wrong in ("[1]", '{"a": 0}', '"a"', "[", "3")),
+    ],
+)
+def test_class_names_of_a_file_are_a_list_of_texts(tensors, tmp_path, stated, expected):
+    save_file(tensors, tmp_path / "w.safetensors", {"classes": stated} if stated else {})
+    if expected is not ConfigError:
+        assert preprocessing.classes_of(tmp_path / "w.safetensors", "FILE") == expected
+        return
+    with pytest.raises(
+        ConfigError, match=r"^FILE='.*w.safetensors': the metadata 'classes' is not a list of names; correct or"
+    ):
+        preprocessing.classes_of(tmp_path / "w.safetensors", "FILE")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "beside", "expected"),
+    [
+        ({"model": '{"blur_pool": "convolutions"}'}, "resnetblur50", "convolutions"),
+        ({"model": '{"blur_pool": "cubic"}'}, None, "its metadata states the BlurPool 'cubic'"),
+        ({"pretrained_cfg": '{"architecture": "resnetblur18"}'}, "resnet18", "activations"),
+        ({"pretrained_cfg": '{"architecture": "seresnet50"}'}, None, "none"),
+        ({"pretrained_cfg": '{"architecture": "seresnetaa50d"}'}, None, "its metadata names the architecture 'seresnetaa50d'"),
+        ({"pretrained_cfg": "[]"}, "seresnetblur50", "activations"),
+        ({"pretrained_cfg": "["}, "resnet50d", "none"),
+        ({}, "resnetaa50", "config.json beside it names the architecture 'resnetaa50'"),
+        ({}, "resnetv2_50", None),
+        ({}, "vit_resnet50", None),
+        ({}, None, None),
+    ],
+    ids=str,
+)
+def test_blur_pool_is_that_of_the_first_place_that_states_one(tmp_path, metadata, beside, expected):
+    if beside:
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": beside}))
+    if expected and " " in expected:
+        with pytest.raises(ValueError, match=expected):
+            preprocessing.stated_blur_pool(str(tmp_path / "w.safetensors"), metadata)
+    else:
+        assert preprocessing.stated_blur_pool(str(tmp_path / "w.safetensors"), metadata) == expected
 
 
 def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, capsys):

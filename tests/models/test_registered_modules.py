@@ -20,7 +20,7 @@ from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
 from jaxdp.loggers.console import Quiet
-from jaxdp.models import resnet
+from jaxdp.models import flax_modules, resnet
 from jaxdp.models.summary import summary
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
@@ -121,6 +121,40 @@ def test_module_class_instance_and_function_are_accepted(registered):
     assert found["segments"] == (("net",),)
 
 
+MODES = []
+
+
+class AllModes(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, training=None, *, deterministic, use_running_average=None, scale=1.0, **others):
+        MODES.append((train, training, deterministic, use_running_average, scale, others))
+        return nn.Dense(6)(x.mean((1, 2)))
+
+
+class NnxAllModes(nnx.Module):
+    def __init__(self, rngs):
+        self.head, self.dropout = NnxHead(3, 6, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x, train, training=None, *, deterministic, use_running_average=None, scale=1.0, **others):
+        MODES.append((train, training, deterministic, use_running_average, scale, others))
+        assert self.dropout.deterministic == (not train)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("registered", [AllModes(), lambda config, rngs: NnxAllModes(rngs)], ids=["linen", "nnx"])
+def test_call_of_a_module_gets_every_argument_of_the_mode_that_it_takes(registered):
+    assert [*flax_modules.MODE_ARGUMENTS] == ["train", "training", "deterministic", "use_running_average"]
+    jaxdp.register_model("mine", registered)
+    model = models.create(Model(name="mine", classes=6))
+    for train in (True, False):
+        MODES.clear()
+        logits, moments = jax.eval_shape(
+            lambda: model.apply(*model.init(jax.random.key(0), (8, 8, 3)), jnp.ones((2, 8, 8, 3)), train=train)  # noqa: B023
+        )
+        assert MODES[-1] == (train, train, not train, not train, 1.0, {})
+        assert (logits.shape, moments) == ((2, 6), {})
+
+
 class NoField(nn.Module):
     @nn.compact
     def __call__(self, x, mask):
@@ -173,9 +207,43 @@ class Counts(nnx.Module):
         return self.head(x)
 
 
+class TwoTimesTheSame(LinenNet):
+    def stages(self):
+        return [self.blocks[1], self.head, self.blocks[1]]
+
+
+class NoStages(StagedNnxNet):
+    def stages(self):
+        return []
+
+
+class NnxOwnNorm(nnx.Module):
+    def __init__(self, rngs):
+        self.head, self.total = NnxHead(3, 6, rngs=rngs), nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x):
+        return self.head(x)
+
+
+class OtherMoments:
+    """An object whose moments are not those of its statistics."""
+
+    def init(self, key, image_shape):
+        return {}, {"norm": {"mean": jnp.zeros(3), "var": jnp.ones(3)}}
+
+    def apply(self, params, batch_stats, images, train):
+        return jnp.zeros((len(images), 6)), {"norm": {"mean": images.mean((0, 1, 2))}}
+
+
 @pytest.mark.parametrize(
     ("registered", "message"),
     [
+        (lambda config: TwoTimesTheSame(6), r"stages\(\) returns blocks_1 beside blocks_1; return every submodule once"),
+        (lambda config, rngs: NoStages(6, rngs=rngs), r"stages\(\) returns nothing"),
+        (lambda config, rngs: NnxOwnNorm(rngs), "the batch statistic total is not of Flax's BatchNorm"),
+        (lambda config, rngs: LinenHead(6), "the function with a parameter rngs returns LinenHead, not an nnx module"),
+        (NnxHead(3, 6, rngs=nnx.Rngs(0)), "an nnx module holds parameters, but a run draws its own"),
+        (lambda config: OtherMoments(), r"moments \['norm/mean'\], .*; return \['norm/mean', 'norm/square'\] in training"),
         (lambda config: LinenHead(3), r"logits of shape \(1, 3\) for 1 image"),
         (lambda config: Sows(), "a collection 'cache'"),
         (lambda config: OwnNorm(), "the batch statistic mean is not of Flax's BatchNorm"),

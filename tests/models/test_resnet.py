@@ -1,5 +1,6 @@
 import dataclasses
 from functools import partial
+from types import SimpleNamespace
 
 import flax.errors
 import flax.linen as nn
@@ -9,13 +10,13 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdp import models
-from jaxdp.config import Model
+from jaxdp import models, register_model
+from jaxdp.config import Config, Finetune, Model
 from jaxdp.errors import ConfigError
 from jaxdp.models import resnet
 from jaxdp.models.convolution import CONVOLUTIONS
 from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm, ResNet
-from jaxdp.models.summary import summary
+from jaxdp.models.summary import check_image_size, fewest_values, summary
 
 
 def initialize(config, size=32, seed=0):
@@ -144,6 +145,108 @@ def test_summary_of_resnet_50_equals_published_parameters_and_macs():
         "decayed": {"tensors": 54, "parameters": 25_502_912},
         "not_decayed": {"tensors": 107, "parameters": 54_120},
     }
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_frozen_stages_are_the_stem_and_the_first_layers(depth):
+    """What is trained is all that follows, also in a summary."""
+    config = Model(depth=depth, width=8, classes=6, drop_path=0.1 * (depth == 50))
+    model, *trees = abstract_params(config, 32)
+    assert model.draws_for_each_image == (depth == 50)
+    layers = {f"layer{n + 1}_{block}": n + 1 for n, count in enumerate(resnet.BLOCKS[depth]) for block in range(count)}
+    frozen_from = {("conv1", "bn1"): 1, **{(name,): layer + 1 for name, layer in layers.items()}, ("fc_kernel", "fc_bias"): 9}
+    for frozen in range(6):
+        split = [tuple(one for one, stage in frozen_from.items() if (stage <= frozen) == first) for first in (True, False)]
+        assert [*model.split_frozen(frozen)] == split
+        names = {name for segment in split[1] for name in segment}
+        trained = [{name: tree[name] for name in tree if name in names} for tree in trees]
+        assert [model.trainable(tree, frozen) for tree in trees] == trained
+    found = summary(config, (32, 32, 3), frozen_stages=2)
+    _, segments = model.split_frozen(2)
+    trained = tuple(model.trainable(tree, 2) for tree in trees)
+    assert (found["shapes"], found["trainable_shapes"], found["segments"]) == (tuple(trees), trained, segments)
+    sizes, statistics, every = ([leaf.size for leaf in jax.tree.leaves(tree)] for tree in (*trained, trees[0]))
+    assert (found["statistics"], found["parameters"]) == (sum(statistics), sum(every))
+    counts = [found["decayed"], found["not_decayed"]]
+    assert [sum(one[kind] for one in counts) for kind in ("tensors", "parameters")] == [len(sizes), sum(sizes)]
+
+
+def phase_of(batch, size, devices=1, accumulation=1):
+    return SimpleNamespace(
+        index=1,
+        per_worker_batch=batch,
+        image_size=size,
+        devices=devices,
+        accumulation=accumulation,
+        global_batch=batch * devices * accumulation,
+    )
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "small", "deep"])
+@pytest.mark.parametrize("depth", [TWO_BLOCKS, 18])
+def test_fewest_values_are_those_of_the_last_map(depth, stem):
+    config = Config(model=Model(depth=depth, width=4, stem=stem, classes=6))
+    model, params, stats = abstract_params(config.model, 32)
+
+    def last_map(params, stats, x):
+        for segment in model.segments[:-1]:
+            x, _ = model.apply_segment(params, stats, x, segment=segment, train=False)
+        return x
+
+    synchronized = dataclasses.replace(config, model=dataclasses.replace(config.model, norm="synchronized"))
+    for size in (2, 32, 33):
+        images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+        _, height, width, _ = jax.eval_shape(last_map, params, stats, images).shape
+        assert fewest_values(config, phase_of(3, size, devices=4)) == 3 * height * width
+        assert fewest_values(synchronized, phase_of(1, size, devices=4)) == 4 * height * width
+    stages = len(resnet.BLOCKS[depth])
+    for frozen, values in ((stages, 4), (stages + 1, np.inf)):  # whose statistics are not of the batch
+        assert fewest_values(dataclasses.replace(config, finetune=Finetune(frozen_stages=frozen)), phase_of(4, 1)) == values
+
+
+@pytest.mark.parametrize(
+    ("devices", "accumulation", "hint"),
+    [
+        (1, 1, "use --batch.1.global-batch 2 --batch.1.per-worker-batch 2"),
+        (1, 4, "use --batch.1.per-worker-batch 2"),
+        (2, 1, "use --batch.1.global-batch 4 --batch.1.per-worker-batch 2, or --model.norm synchronized"),
+        (2, 2, "use --batch.1.per-worker-batch 2, or --model.norm synchronized"),
+    ],
+)
+def test_hint_of_one_value_keeps_the_global_batch_where_workers_can_be_joined(devices, accumulation, hint):
+    with pytest.raises(ConfigError, match=r"^batch.1.per_worker_batch=1: the last map has one value .* 16x16") as refused:
+        fewest_values(Config(model=Model(depth=18, classes=6)), phase_of(1, 16, devices, accumulation))
+    assert str(refused.value).endswith(f"; {hint}")
+
+
+class Products:
+    """Multiply-adds by hand: of a batched product, of one inside a compiled function, and of a convolution in two groups."""
+
+    def init(self, key, image_shape):
+        return {"first": jnp.ones((5, 3, 4)), "second": jnp.ones((20, 6)), "kernel": jnp.ones((3, 3, 2, 8))}, {}
+
+    def apply(self, params, batch_stats, images, train):
+        hidden = jax.lax.conv_general_dilated(
+            jnp.tile(images, 4)[..., :4], params["kernel"], (1, 1), "SAME", None, None, ("NHWC", "HWIO", "NHWC"), 2
+        )
+        rows = jnp.einsum("bwc,wcf->bwf", images[:, 0, :5], params["first"])
+        return jax.jit(jnp.matmul)(rows.reshape(len(rows), -1), params["second"]) + hidden.mean((1, 2, 3))[:, None], {}
+
+
+def test_multiply_adds_of_products_and_convolutions_are_those_by_hand():
+    register_model("products", lambda config: Products())
+    found = summary(Model(name="products", classes=6), (5, 7, 3))
+    assert found["macs"] == 5 * 7 * 8 * 9 * 2 + 5 * 3 * 4 + 20 * 6
+    assert (found["decayed"], found["not_decayed"]) == ({"tensors": 3, "parameters": 324}, {"tensors": 0, "parameters": 0})
+
+
+def test_network_that_takes_images_of_one_size_alone_refuses_others():
+    register_model("products", lambda config: Products())
+    check_image_size(Model(name="unknown"), 8, trained=8, field="x")  # the same size needs no trace
+    check_image_size(Model(depth=18, classes=6), 40, trained=8, field="x")
+    check_image_size(Model(name="products", classes=6), 9, trained=5, field="x")
+    with pytest.raises(ConfigError, match=r"^x=4: .*products cannot take images .* \(5\): .*; omit it"):
+        check_image_size(Model(name="products", classes=6), 4, trained=5, field="x")
 
 
 @pytest.mark.parametrize(

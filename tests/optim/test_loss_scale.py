@@ -1,29 +1,42 @@
 """The scale of the loss for float16."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 from jaxdp.optim import loss_scale
 
 
-def scales(kind, outcomes):
-    state, seen = loss_scale.create(kind), []
+def states(kind, outcomes):
+    """The state after every step."""
+
+    def step(state, finite):
+        state = loss_scale.update(kind, state, finite)
+        return state, state
+
+    return jax.lax.scan(step, loss_scale.create(kind), jnp.asarray(outcomes))[1]
+
+
+def states_by_hand(kind, outcomes):
+    """PyTorch's rule with its interval of 2,000 steps, from 32,768, within 1 and 2^24."""
+    dynamic, finite_steps, skipped, consecutive = kind == "dynamic", 0, 0, 0
+    scale = {"none": 1.0, "dynamic": 32768.0}.get(kind, kind)
     for finite in outcomes:
-        state = loss_scale.update(kind, state, jnp.asarray(finite))
-        seen.append(float(state.scale))
-    return seen, state
+        finite_steps, consecutive, skipped = (finite_steps + 1, 0, skipped) if finite else (0, consecutive + 1, skipped + 1)
+        if dynamic and not finite:
+            scale = max(scale / 2, 1.0)
+        elif dynamic and finite_steps == 2000:
+            scale, finite_steps = min(2 * scale, 16777216.0), 0
+        yield scale, finite_steps, skipped, consecutive
 
 
-def test_dynamic_scale_doubles_after_growth_steps_and_stays_within_bounds(monkeypatch):
-    for name, value in {"INITIAL": 4.0, "GROWTH_STEPS": 2, "MINIMUM": 2.0, "MAXIMUM": 8.0}.items():
-        monkeypatch.setattr(loss_scale, name, value)
-    seen, state = scales("dynamic", [True, True, True, True, True, True, False, False, False, True, False, True, True])
-    assert seen == [4, 8, 8, 8, 8, 8, 4, 2, 2, 2, 2, 2, 4]
-    assert (int(state.skipped), int(state.consecutive_skips)) == (4, 0)
-    # a step that is not finite starts the count of finite ones anew
-    assert scales("dynamic", [True, False, True, True, False, True, False])[0] == [4, 2, 2, 4, 2, 2, 2]
-
-
-def test_static_scale_stays_and_counts_skipped_steps():
-    seen, state = scales(4.0, [True, False, False])
-    assert seen == [4, 4, 4]
-    assert int(state.consecutive_skips) == 2
+@pytest.mark.parametrize("kind", ["dynamic", "none", 128.0])
+def test_scale_and_counts_equal_a_loop_by_hand(kind):
+    """To the upper bound and beyond, to the lower one and beyond, and up again from an interrupted interval."""
+    runs = [(20_001, True), (26, False), (1999, True), (1, False), (2000, True), (2001, True), (1, False), (1, True)]
+    outcomes = np.repeat([finite for _, finite in runs], [count for count, _ in runs])
+    found, expected = states(kind, outcomes), zip(*states_by_hand(kind, outcomes), strict=True)
+    for name, values in zip(loss_scale.LossScale._fields, expected, strict=True):
+        np.testing.assert_array_equal(getattr(found, name), np.array(values), err_msg=name)
+    assert {leaf.dtype.name for leaf in found} == {"float32", "int32"}

@@ -212,7 +212,7 @@ def averages(values, **options):
 def test_average_over_many_steps_equals_float64(start, decay, steps):
     """Unbiased: the weights decay^(n - k) of steps k sum to one. Else timm's formula of ModelEmaV3, whose first decay is 0.
 
-    The warm-up reaches the decay 0.99 at step 1,000.
+    The warm-up reaches the decay 0.99 at step 1,000. A value that does not change is its own average.
     """
     average, expected, optimizer = 0.0, [], Optimizer(average_decay=decay, average_start=start)
     values = 3 + np.random.default_rng(0).normal(size=steps)
@@ -229,9 +229,10 @@ def test_average_over_many_steps_equals_float64(start, decay, steps):
         average = average.include({"w": value}, {}, optimizer)
         return average, TrainState({"w": value}, {}, (), average, ()).evaluated[0]["w"]
 
-    zero = jnp.zeros((), jnp.float32)
-    _, found = jax.lax.scan(include, Average({"w": zero}, {}, zero), jnp.asarray(values, jnp.float32))
-    np.testing.assert_allclose(found, expected, rtol=2e-6 if steps < 10_000 else 2e-5)
+    pairs = jnp.asarray(np.stack([values, np.full(steps, 0.7)], 1), jnp.float32)
+    _, found = jax.lax.scan(include, Average({"w": jnp.zeros(2)}, {}, jnp.zeros(())), pairs)
+    np.testing.assert_allclose(found[:, 0], expected, rtol=2e-6 if steps < 10_000 else 2e-5)
+    np.testing.assert_array_equal(found[:, 1], np.float32(0.7))
 
 
 @pytest.mark.parametrize("use_warmup", [False, True])
