@@ -60,13 +60,13 @@ def of_targets(loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..
     return of_labels
 
 
-def label_weights(optimizer: Optimizer, labels: jax.Array, *, mixed: bool = False) -> jax.Array | None:
-    """[B]: the class weight of each label, whose sum over the global batch divides the loss. None: their number divides it.
+def label_weights(optimizer: Optimizer, labels: jax.Array) -> jax.Array:
+    """[B]: the class weight of each label, whose mean over the global batch divides the mean loss.
 
-    As in `torch.nn.functional.cross_entropy(weight=...)`: the weights divide where labels are classes, smoothed or not, and the
-    number of images where they are probabilities, here those that mixup and CutMix make (`mixed`).
+    As in `torch.nn.functional.cross_entropy(weight=...)` where labels are classes, smoothed or not. Where they are
+    probabilities, as mixup and CutMix make them, nothing divides the mean loss.
     """
-    return _class_weights(optimizer)[labels] if optimizer.class_weights and not mixed else None
+    return _class_weights(optimizer)[labels]
 
 
 def _class_weights(optimizer: Optimizer) -> jax.Array:

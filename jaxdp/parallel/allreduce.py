@@ -359,7 +359,7 @@ class Overlap:
             bucket.run_next_stage()
         return cotangent
 
-    def wait_all(self, _: Any = None) -> dict:
+    def wait_all(self) -> dict:
         """The sums over all devices of all enqueued gradients, in one tree; this device's shards of them if `sharded`."""
         for bucket in self.in_flight:
             bucket.finish()

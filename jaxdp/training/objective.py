@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+from jax.typing import ArrayLike
 
 from jaxdp.choices import LOSSES
 from jaxdp.config import Config
@@ -27,12 +28,12 @@ class Examples(NamedTuple):
 
 
 Loss = Callable[[jax.Array, Examples], jax.Array]  # (logits [B, K], examples) -> their mean loss, a scalar
-Gradient = Callable[[TrainState, Batch, jax.Array], tuple[dict, dict]]  # (state, batch, seed) -> (gradient, aux)
+Gradient = Callable[[TrainState, Batch, ArrayLike], tuple[dict, dict]]  # (state, batch, seed) -> (gradient, aux)
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, Batch, dict[str, jax.Array]], tuple[TrainState, Metrics]]  # (state, batch, hyperparameters)
 
 
-def training_examples(config: Config, model: Network, batch: Batch, *, seed: jax.Array, pixel_stats: PixelStats) -> Examples:
+def training_examples(config: Config, model: Network, batch: Batch, *, seed: ArrayLike, pixel_stats: PixelStats) -> Examples:
     """The examples of a batch: {"images" [B, S, S, 3] uint8, "labels" [B], "positions" [B]}."""
     x, labels, positions, mixed = batch["images"], batch["labels"], batch["positions"], None
     with jax.named_scope("augmentation"):

@@ -187,7 +187,7 @@ class Placement:
         return PartitionSpec()
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network | FrozenStages:
         """The network as it is trained: with `finetune.frozen_stages` its first stages only compute features."""
         stages = self.config.finetune.frozen_stages
         return FrozenStages(self.model, stages) if stages else self.model

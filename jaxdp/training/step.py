@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.typing import ArrayLike
 
 from jaxdp.config import Config, skips_steps
 from jaxdp.losses import rank_of_label
@@ -36,7 +37,7 @@ def local_gradient(config: Config, layout: Placement, loss: Loss, *, pixel_stats
     aux: {"loss" and "accuracy", means over the device's images, "moments" for the running statistics}.
     """
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         state = state._replace(params=allreduce.varying(state.params))
         examples = training_examples(config, layout.model, batch, seed=seed, pixel_stats=pixel_stats)
 
@@ -60,7 +61,7 @@ def local_gradient(config: Config, layout: Placement, loss: Loss, *, pixel_stats
 def mean_gradient(local: Gradient, all_reduce: Callable[[dict], dict], mean: Callable[[dict], dict]) -> Gradient:
     """The gradient of the mean loss over all devices, and the mean of aux, equal on every device."""
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         share, aux = local(state, batch, seed)
         return all_reduce(share), mean(aux)
 
@@ -155,7 +156,7 @@ def step_gradient(
     if is_scaled:
         of_loss = partial(modes.with_loss_scale, of_loss)
     gradient = modes.with_requests(of_loss(loss))
-    gradient = mean_gradient(gradient, overlap.wait_all if overlap else all_reduce, mean)
+    gradient = mean_gradient(gradient, (lambda _: overlap.wait_all()) if overlap else all_reduce, mean)
     return modes.with_unscaled_gradient(gradient) if is_scaled else gradient
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from jaxdp.config import Config
 from jaxdp.losses import label_weights, rank_of_label
@@ -23,7 +24,7 @@ LocalGradient = Callable[[Loss], Gradient]
 def with_micro_batches(gradient_of: Gradient, count: int) -> Gradient:
     """Gradient accumulation: the mean over `count` equal micro-batches of a device, one after another in `lax.scan`."""
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         def one(batch: Batch) -> tuple[dict, dict]:
             return gradient_of(state, batch, seed)
 
@@ -43,7 +44,7 @@ def with_micro_batches(gradient_of: Gradient, count: int) -> Gradient:
 def with_resident_images(gradient_of: Gradient, images: jax.Array) -> Gradient:
     """Training images on the devices: a batch has "indices" [B] into them, uint8 [N, H, W, 3], in place of "images"."""
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         return gradient_of(state, batch | {"images": jnp.take(images, batch["indices"], axis=0)}, seed)
 
     return gradient
@@ -53,7 +54,7 @@ def with_gathered_params(gradient_of: Gradient, layout: Placement) -> Gradient:
     """`reduce.update sharded`: the step begins with the all-gather of the trained parameters."""
     gather_params = layout.params_gatherer()
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         return gradient_of(state._replace(params=gather_params(state.params)), batch, seed)
 
     return gradient
@@ -62,7 +63,7 @@ def with_gathered_params(gradient_of: Gradient, layout: Placement) -> Gradient:
 def with_requests(gradient_of: Gradient) -> Gradient:
     """Runs of `jaxdp.train`: the requests of a batch join aux, so that they travel in the same message."""
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         others = {name: value for name, value in batch.items() if name != request_flags.BATCH_KEY}
         gradient, aux = gradient_of(state, others, seed)
         if request_flags.BATCH_KEY in batch:
@@ -78,7 +79,7 @@ def with_class_weights(config: Config, gradient_of: LocalGradient, loss: Loss, *
     It divides before the backward pass, as in PyTorch. mean: over all devices.
     """
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         weights = label_weights(config.optimizer, batch["labels"])  # [B]
         weight = mean({"label_weight": weights.mean()})["label_weight"]
         return gradient_of(lambda logits, examples: loss(logits, examples) / weight)(state, batch, seed)
@@ -92,7 +93,7 @@ def with_loss_scale(gradient_of: LocalGradient, loss: Loss) -> Gradient:
     The share of a device is divided by their number after it, so that the backward pass uses the full range of float16.
     """
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         factor = state.loss_scale.scale * lax.axis_size(AXES)
         return gradient_of(lambda logits, examples: scale_derivative(loss(logits, examples), factor))(state, batch, seed)
 
@@ -114,7 +115,7 @@ def _scale_derivative_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, j
 def with_unscaled_gradient(gradient_of: Gradient) -> Gradient:
     """`optimizer.loss_scale`: the reduced gradient is divided by the scale."""
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         scaled, aux = gradient_of(state, batch, seed)
         return jax.tree.map(lambda g: g / state.loss_scale.scale, scaled), aux
 
@@ -126,10 +127,10 @@ def overlapped_gradient(
 ) -> Gradient:
     """`reduce.overlap`: the backward pass goes segment by segment, and starts the all-reduce of each as soon as possible.
 
-    In place of `local_gradient` and the all-reduce: the gradient is the sum over all devices.
+    In place of `local_gradient`. It returns no gradient: `overlap.wait_all` does, in place of the all-reduce.
     """
 
-    def gradient(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[dict, dict]:
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         examples = training_examples(config, layout.model, batch, seed=seed, pixel_stats=pixel_stats)
         x, params = examples.images, allreduce.varying(state.params)
         backwards: list[Callable] = []
@@ -157,7 +158,7 @@ def overlapped_gradient(
             with jax.named_scope("backward"):
                 own_gradient, cotangent = backward(cotangent)
             cotangent = overlap.enqueue(cotangent, own_gradient)
-        return overlap.wait_all(), {"moments": moments, "loss": mean, "accuracy": accuracy}
+        return {}, {"moments": moments, "loss": mean, "accuracy": accuracy}
 
     return gradient
 

@@ -302,14 +302,15 @@ class LogsAndFails(jaxdp.Callback):
             raise ValueError("mend me")
 
 
-@pytest.mark.parametrize("step", [7, 15])
+@pytest.mark.parametrize("step", [7, 12, 15])
 def test_evaluation_in_which_a_callback_failed_is_repeated_and_logged_and_counted_once(tiny, tmp_path, step):
-    """The mended callback logs another number; no evaluation counts twice for early stopping."""
-    config = dataclasses.replace(tiny, stop=Stop(metric="eval_loss", patience=3))
+    """The mended callback logs another number; no evaluation counts twice for early stopping. The loss after step 12 does not
+    improve, so counting it twice would end the run there."""
+    config = dataclasses.replace(tiny, stop=Stop(metric="eval_loss", patience=2))
     with pytest.raises(TrainingError, match="mend me"):
         train(config, tmp_path / "cut", callbacks=[LogsAndFails(1, fails_after=step)])
     saved = latest_valid(tmp_path / "cut/checkpoints").metadata["progress"]
-    assert (saved["steps"], saved["evaluation_due"]) == (step, True)
+    assert (saved["steps"], saved["evaluation_due"], saved["not_improved"]) == (step, True, step == 15)
     train(config, tmp_path / "cut", callbacks=[LogsAndFails(2)])
     numbers = [(line["step"], line["number"]) for line in read_log(tmp_path / "cut/metrics.jsonl") if "eval_loss" in line]
     assert numbers == [(each, 1 if each < step else 2) for each in (7, 12, 15)]

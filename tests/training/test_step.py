@@ -279,6 +279,20 @@ def test_a_factor_of_all_class_weights_leaves_the_bits_of_the_state(normalized_l
     assert metrics["skipped_steps"] == 0
 
 
+def test_class_weights_divide_no_loss_of_mixed_labels(normalized_linear):
+    """Twice the weights, twice the loss and the gradient, as in PyTorch where labels are probabilities."""
+
+    def found(factor):
+        optimizer = {"class_weights": tuple(factor * (1.0 + label) for label in range(7))}
+        config = with_parts(linear_config(), optimizer=optimizer, data={"mix": "mixup"})
+        gradient, report = distributed_gradients(config, (2, 2), 4)
+        return {"loss": report["loss"], "gradient": gradient}
+
+    once, twice = found(1.0), found(2.0)
+    assert once["loss"] > 0
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(2 * np.asarray(a), b), once, twice)
+
+
 def test_random_numbers_of_a_step_follow_the_seed_that_it_is_given(normalized_linear):
     """So that all seeds share a program: that of seed 0 does with seed 1 what that of seed 1 does."""
     mesh, batch = make_mesh(2, 2), make_batch()
