@@ -75,7 +75,7 @@ def gradients(steps: int) -> list[list[np.ndarray]]:
 
     def own(state, batch):
         sent = []
-        step_gradient(config, layout, pixel_stats=(127.5, 64.0), sent=sent)(state, batch, config.seed)
+        step_gradient(config, layout, pixel_stats=(127.5, 64.0))(state, batch, config.seed, sent=sent)
         return [bucket.contribution[None] for _, buckets in sent for bucket in buckets][:TENSORS]
 
     rows, everywhere = PartitionSpec(AXES), PartitionSpec()

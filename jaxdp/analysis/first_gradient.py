@@ -41,11 +41,11 @@ def first_gradient(config: Config) -> dict[str, Any]:
         repeats=config.data.repeats,
     )
 
-    layout = make_placement(config, model, mesh)
+    pixel_stats, layout = (datasets.mean, datasets.std), make_placement(config, model, mesh)
+    gradients = step_gradient(config, layout, pixel_stats=pixel_stats, accumulation=phase.accumulation)
 
     def gradient(state: TrainState, batch: Batch) -> dict:
-        options: Any = {"pixel_stats": (datasets.mean, datasets.std), "accumulation": phase.accumulation}
-        return step_gradient(config, layout, **options)(state, batch, config.seed)[0]
+        return gradients(state, batch, config.seed)[0]
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs, check_vma = (replicated, sharded), allreduce.check_vma(config.reduce.strategy)

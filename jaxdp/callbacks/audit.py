@@ -89,6 +89,7 @@ def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
     strategy = config.reduce.strategy
     reference = reference_reduction(strategy, vertical, horizontal)
     placement = make_placement(config, compiler.model, compiler.mesh(phase))
+    gradients = step_gradient(config, placement, pixel_stats=compiler.pixel_stats, accumulation=phase.accumulation)
     parts = horizontal if placement.sharded else 1
     facts: list[BucketFacts] = []  # filled when the audit is traced
 
@@ -96,8 +97,7 @@ def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> dict[str, jax.Array]:
         reductions: list[tuple[Any, list[allreduce.Bucket]]] = []
-        options: Any = {"pixel_stats": compiler.pixel_stats, "accumulation": phase.accumulation, "images": images}
-        step_gradient(config, placement, **options, sent=reductions)(state, batch, hyperparameters["seed"])
+        gradients(state, batch, hyperparameters["seed"], images=images, sent=reductions)
         sent = [(tree, bucket) for tree, buckets in reductions for bucket in buckets if bucket.contribution.size]
         facts[:] = [_facts(tree, bucket, parts if isinstance(bucket, allreduce.ShardedBucket) else 1) for tree, bucket in sent]
         findings = []

@@ -7,7 +7,7 @@ A shard is the piece of a vector that one device sums or owns.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
 from typing import Any
 
@@ -358,6 +358,12 @@ class Overlap:
         for bucket in self.in_flight:
             bucket.run_next_stage()
         return cotangent
+
+    def reduce(self, gradient: dict, segments: Iterable[Sequence[str]]) -> dict:
+        """The sums of a gradient that is there already, after gradient accumulation: in the same messages."""
+        for segment in reversed([*segments]):
+            self.enqueue((), {name: gradient[name] for name in segment})
+        return self.wait_all()
 
     def wait_all(self) -> dict:
         """The sums over all devices of all enqueued gradients, in one tree; this device's shards of them if `sharded`."""

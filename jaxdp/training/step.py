@@ -107,57 +107,56 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
     return update(batch_stats, moments)
 
 
-def step_gradient(
-    config: Config,
-    layout: Placement,
-    *,
-    pixel_stats: PixelStats,
-    accumulation: int = 1,
-    images: jax.Array | None = None,
-    sent: list | None = None,
-) -> Gradient:
-    """`mean_gradient` with the modes of a config. Call it inside `shard_map`.
+def step_gradient(config: Config, layout: Placement, *, pixel_stats: PixelStats, accumulation: int = 1) -> Callable[..., Any]:
+    """f(state, batch, seed, images=None, sent=None): `mean_gradient` with the modes of a config, called inside `shard_map`.
 
     With `reduce.update sharded` each device gets its shard of the gradient. accumulation: micro-batches of one device. images:
-    all training images, uint8 [N, H, W, 3], if a batch holds "indices" in place of "images". sent: a list to which (tree,
-    buckets) of every reduction is appended, for an audit. If a batch holds "requests", so does aux.
+    all training images, uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". sent: a list to which (tree,
+    buckets) of every reduction is appended, for an audit. If the batch holds "requests", so does aux.
     """
-    reduce, is_scaled = config.reduce, config.optimizer.loss_scale != "none"
-    strategy, devices = reduce.strategy, lax.axis_size(AXES)
+    reduce, is_scaled, gather_params = config.reduce, config.optimizer.loss_scale != "none", layout.params_gatherer()
     options: dict[str, Any] = {
         "wire_dtype": allreduce.wire_dtype_of(reduce),
         "bucket_bytes": reduce.bucket_bytes,
         "sharded": reduce.update == "sharded",
     }
-    divisor = devices if is_scaled else 1
-    overlap = Overlap(strategy, **options, divisor=divisor, sent=sent) if reduce.overlap and accumulation == 1 else None
 
-    def all_reduce(share: dict) -> dict:
-        return allreduce.reduce_tree(allreduce.divide(share, divisor), strategy, **options, sent=sent)
+    def gradient(
+        state: TrainState, batch: Batch, seed: ArrayLike, *, images: jax.Array | None = None, sent: list | None = None
+    ) -> tuple[dict, dict]:
+        devices = lax.axis_size(AXES)
+        divisor = devices if is_scaled else 1
+        overlap = Overlap(reduce.strategy, **options, divisor=divisor, sent=sent)
 
-    def mean(aux: dict) -> dict:
-        share = allreduce.divide(allreduce.varying(aux), devices)
-        return allreduce.reduce_tree(share, strategy, bucket_bytes=None, sent=sent)
+        def all_reduce(share: dict) -> dict:
+            if reduce.overlap:
+                return overlap.wait_all() if accumulation == 1 else overlap.reduce(share, layout.network.segments)
+            return allreduce.reduce_tree(allreduce.divide(share, divisor), reduce.strategy, **options, sent=sent)
 
-    def local(loss: Loss) -> Gradient:
-        if overlap:
-            gradient = modes.overlapped_gradient(config, layout, loss, pixel_stats=pixel_stats, overlap=overlap)
-        else:
-            gradient = local_gradient(config, layout, loss, pixel_stats=pixel_stats)
-        if images is not None:
-            gradient = modes.with_resident_images(gradient, images)
-        if accumulation > 1:
-            gradient = modes.with_micro_batches(gradient, accumulation)
-        return modes.with_gathered_params(gradient, layout) if layout.sharded else gradient
+        def mean(aux: dict) -> dict:
+            share = allreduce.divide(allreduce.varying(aux), devices)
+            return allreduce.reduce_tree(share, reduce.strategy, bucket_bytes=None, sent=sent)
 
-    of_loss, loss = local, partial(mean_loss, config)
-    if config.optimizer.class_weights and config.data.mix == "none":
-        of_loss = partial(modes.with_class_weights, config, of_loss, mean=mean)
-    if is_scaled:
-        of_loss = partial(modes.with_loss_scale, of_loss)
-    gradient = modes.with_requests(of_loss(loss))
-    gradient = mean_gradient(gradient, (lambda _: overlap.wait_all()) if overlap else all_reduce, mean)
-    return modes.with_unscaled_gradient(gradient) if is_scaled else gradient
+        def local(loss: Loss) -> Gradient:
+            if reduce.overlap and accumulation == 1:
+                found = modes.overlapped_gradient(config, layout, loss, pixel_stats=pixel_stats, overlap=overlap)
+            else:
+                found = local_gradient(config, layout, loss, pixel_stats=pixel_stats)
+            if images is not None:
+                found = modes.with_resident_images(found, images)
+            if accumulation > 1:
+                found = modes.with_micro_batches(found, accumulation)
+            return modes.with_gathered_params(found, gather_params) if layout.sharded else found
+
+        of_loss, loss = local, partial(mean_loss, config)
+        if config.optimizer.class_weights and config.data.mix == "none":
+            of_loss = partial(modes.with_class_weights, config, of_loss, mean=mean)
+        if is_scaled:
+            of_loss = partial(modes.with_loss_scale, of_loss)
+        found = mean_gradient(modes.with_requests(of_loss(loss)), all_reduce, mean)
+        return (modes.with_unscaled_gradient(found) if is_scaled else found)(state, batch, seed)
+
+    return gradient
 
 
 def without_reduction(config: Config) -> Config:
@@ -193,12 +192,12 @@ def make_train_step(
     if mesh.size == 1:  # without communication; XLA would copy the gradient nevertheless
         config = without_reduction(config)
     layout = make_placement(config, model, mesh)
+    gradients = step_gradient(config, layout, pixel_stats=pixel_stats, accumulation=accumulation)
 
     def step(  # noqa: PLR0917 - shard_map passes arguments by position
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
-        gradient = step_gradient(config, layout, pixel_stats=pixel_stats, accumulation=accumulation, images=images)
-        device_step = with_update(config, layout, gradient)
+        device_step = with_update(config, layout, partial(gradients, images=images))
         if config.optimizer.average_decay is not None:
             device_step = modes.with_average(device_step, config, layout)
         if skips_steps(config):

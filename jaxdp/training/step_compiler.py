@@ -199,12 +199,12 @@ class StepCompiler:
         config = self.config_of(phase)
         placement = make_placement(config, self.model, self.mesh(phase))
         whole = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
+        gradients = step_gradient(whole, placement, pixel_stats=self.pixel_stats, accumulation=phase.accumulation)
 
         def gradient(  # noqa: PLR0917 - shard_map passes arguments by position
             state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
         ) -> dict:
-            options: Any = {"pixel_stats": self.pixel_stats, "accumulation": phase.accumulation, "images": images}
-            return step_gradient(whole, placement, **options)(state, batch, hyperparameters["seed"])[0]
+            return gradients(state, batch, hyperparameters["seed"], images=images)[0]
 
         return self.compile_mapped(gradient, placement, phase, out_specs=PartitionSpec())
 

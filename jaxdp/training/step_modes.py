@@ -50,9 +50,8 @@ def with_resident_images(gradient_of: Gradient, images: jax.Array) -> Gradient:
     return gradient
 
 
-def with_gathered_params(gradient_of: Gradient, layout: Placement) -> Gradient:
+def with_gathered_params(gradient_of: Gradient, gather_params: Callable[[dict], dict]) -> Gradient:
     """`reduce.update sharded`: the step begins with the all-gather of the trained parameters."""
-    gather_params = layout.params_gatherer()
 
     def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         return gradient_of(state._replace(params=gather_params(state.params)), batch, seed)

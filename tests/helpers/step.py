@@ -84,11 +84,12 @@ def compiled_step(config, mesh_shape):
     return make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
 
 
-def gradient_at(config, model, params, *, stats, batch, scale=1.0, **options):
+def gradient_at(config, model, params, *, stats, batch, accumulation=1, scale=1.0, sent=None):
     """`step_gradient` at these parameters, whole on every device. Call it inside `shard_map`."""
     state = TrainState(params, stats, (), (), loss_scale.create("none")._replace(scale=scale))
     layout = make_placement(with_parts(config, reduce={"update": "replicated"}), model, make_mesh(1, 1))
-    return step_gradient(config, layout, pixel_stats=PIXELS, **options)(state, batch, config.seed)
+    gradients = step_gradient(config, layout, pixel_stats=PIXELS, accumulation=accumulation)
+    return gradients(state, batch, config.seed, sent=sent)
 
 
 def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
