@@ -1,14 +1,32 @@
 """The choices of config fields whose implementations need JAX, or that have none: their names, help and properties.
 
-Config types and `--help` need them without JAX. An entry names the function or class that implements it, which is imported
+Config types and `--help` need them without JAX. An entry refers to the function or class that implements it, which is imported
 when it is chosen. The tables of schedules and strategies are in `schedules.py` and `strategies.py`.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from jaxdp.registry import Choice, Choices
+from jaxdp.registry import Choice, Choices, LazyModule
+
+if TYPE_CHECKING:  # for editors and type checkers
+    from jaxdp import losses, models
+    from jaxdp.data import augment, digits, file, folder, given, policies, synthetic, tfds
+    from jaxdp.optim import optimizer
+else:
+    augment = LazyModule("jaxdp.data.augment")
+    digits = LazyModule("jaxdp.data.digits")
+    file = LazyModule("jaxdp.data.file")
+    folder = LazyModule("jaxdp.data.folder")
+    given = LazyModule("jaxdp.data.given")
+    losses = LazyModule("jaxdp.losses")
+    models = LazyModule("jaxdp.models")
+    optimizer = LazyModule("jaxdp.optim.optimizer")
+    policies = LazyModule("jaxdp.data.policies")
+    synthetic = LazyModule("jaxdp.data.synthetic")
+    tfds = LazyModule("jaxdp.data.tfds")
 
 
 @dataclass(frozen=True)
@@ -93,20 +111,20 @@ OPTIMIZERS = Choices(
         "lars": UpdateRule(
             "layer-wise adaptive rate scaling (You et al.)",
             uses_weight_norms=True,
-            implementation="jaxdp.optim.optimizer:build_lars",
+            implementation=lambda: optimizer.build_lars,
         ),
-        "sgd": UpdateRule("stochastic gradient descent with momentum", implementation="jaxdp.optim.optimizer:build_sgd"),
+        "sgd": UpdateRule("stochastic gradient descent with momentum", implementation=lambda: optimizer.build_sgd),
         "adamw": UpdateRule(
             "Adam with decoupled weight decay (Loshchilov & Hutter)",
             accumulates=False,
-            implementation="jaxdp.optim.optimizer:build_adamw",
+            implementation=lambda: optimizer.build_adamw,
         ),
         "lamb": UpdateRule(
             "layer-wise scaled Adam (You et al.)",
             accumulates=False,
             uses_weight_norms=True,
             uses_update_norms=True,
-            implementation="jaxdp.optim.optimizer:build_lamb",
+            implementation=lambda: optimizer.build_lamb,
             like="adamw",
         ),
     },
@@ -117,19 +135,19 @@ LOSSES = Choices(
     "optimizer.loss",
     {
         "softmax": Loss(
-            "cross entropy of the softmax over the classes", chance=math.log, implementation="jaxdp.losses:softmax"
+            "cross entropy of the softmax over the classes", chance=math.log, implementation=lambda: losses.softmax
         ),
         "binary": Loss(
             "binary cross entropy of each class, averaged over the classes",
             chance=lambda _: math.log(2),
             title="binary cross entropy",
-            implementation="jaxdp.losses:binary",
+            implementation=lambda: losses.binary,
         ),
         "binary_sum": Loss(
             "its sum over the classes",
             chance=lambda classes: classes * math.log(2),
             title="sum of binary cross entropies",
-            implementation="jaxdp.losses:binary_sum",
+            implementation=lambda: losses.binary_sum,
             like="binary",
         ),
     },
@@ -141,14 +159,14 @@ AUGMENTATIONS = Choices(
     "data.augmentation",
     {
         "none": Augmentation(""),
-        "digits": Augmentation("small rotations, scales, shears and shifts", implementation="jaxdp.data.augment:random_affine"),
-        "paper": Augmentation("Mikami et al.", resizes=True, implementation="jaxdp.data.augment:paper_augmentation"),
+        "digits": Augmentation("small rotations, scales, shears and shifts", implementation=lambda: augment.random_affine),
+        "paper": Augmentation("Mikami et al.", resizes=True, implementation=lambda: augment.paper_augmentation),
         "random_resized_crop": Augmentation(
             "crop of random area and aspect ratio, flip",
             resizes=True,
-            implementation="jaxdp.data.augment:random_resized_crop",
+            implementation=lambda: augment.random_resized_crop,
         ),
-        "pad_and_crop": Augmentation("crop of the padded image, flip", implementation="jaxdp.data.augment:pad_and_crop"),
+        "pad_and_crop": Augmentation("crop of the padded image, flip", implementation=lambda: augment.pad_and_crop),
     },
 )
 AUTO_AUGMENTS = Choices(
@@ -156,14 +174,14 @@ AUTO_AUGMENTS = Choices(
     {
         "none": Choice(""),
         "rand_augment": Choice(
-            "RandAugment (Cubuk et al.) as in torchvision, 14 operations", implementation="jaxdp.data.policies:RAND_AUGMENT"
+            "RandAugment (Cubuk et al.) as in torchvision, 14 operations", implementation=lambda: policies.RAND_AUGMENT
         ),
         "trivial_augment": Choice(
-            "TrivialAugmentWide (Müller & Hutter) as in torchvision", implementation="jaxdp.data.policies:TRIVIAL_AUGMENT"
+            "TrivialAugmentWide (Müller & Hutter) as in torchvision", implementation=lambda: policies.TRIVIAL_AUGMENT
         ),
         "rand_augment_increasing": Choice(
             "RandAugment as in timm's rand-m7-mstd0.5-inc1, 15 operations",
-            implementation="jaxdp.data.policies:RAND_AUGMENT_INCREASING",
+            implementation=lambda: policies.RAND_AUGMENT_INCREASING,
             like="rand_augment",
         ),
     },
@@ -175,18 +193,17 @@ MIXES = Choices(
     "data.mix",
     {
         "none": Choice(""),
-        "mixup": Choice("blend of whole images (Zhang et al.)", implementation="jaxdp.data.augment:mix_by_mixup"),
+        "mixup": Choice("blend of whole images (Zhang et al.)", implementation=lambda: augment.mix_by_mixup),
         "cutmix": Choice(
-            "rectangle of the other image (Yun et al.)", implementation="jaxdp.data.augment:mix_by_cutmix", like="mixup"
+            "rectangle of the other image (Yun et al.)", implementation=lambda: augment.mix_by_cutmix, like="mixup"
         ),
         "mixup_or_cutmix": Choice(
             "one of the two, drawn for each worker's batch",
-            implementation="jaxdp.data.augment:mix_by_either",
+            implementation=lambda: augment.mix_by_either,
             like="mixup",
         ),
     },
 )
-PREPARED = "jaxdp.data.tfds:Prepared"
 SOURCES = Choices(
     "data.source",
     {
@@ -199,7 +216,7 @@ SOURCES = Choices(
             disjoint={"validation": "fit"},
             mean=78.0,
             std=89.0,
-            implementation="jaxdp.data.digits:Digits",
+            implementation=lambda: digits.Digits,
         ),
         "synthetic": Source(
             "seeded images of any size and number",
@@ -207,23 +224,23 @@ SOURCES = Choices(
             mean=127.5,
             std=52.0,
             remark="The images of this source are synthetic patterns.",
-            implementation="jaxdp.data.synthetic:Synthetic",
+            implementation=lambda: synthetic.Synthetic,
         ),
         "folder": Source(
             "images in `directory`/SPLIT/CLASS/",
             layout="FOLDER, which contains SPLIT/CLASS/",
-            implementation="jaxdp.data.folder:Folder",
+            implementation=lambda: folder.Folder,
         ),
         "file": Source(
             "`directory` is a CSV, TSV, Parquet or .npz file, a folder with one for each split, CIFAR as published, or a "
             "data set of Hugging Face saved to disk",
             layout="PATH, a CSV, TSV, Parquet or .npz file, or a folder with train.csv and val.csv, ...",
-            implementation="jaxdp.data.file:File",
+            implementation=lambda: file.File,
         ),
         "given": Source(
             "the `datasets` argument of `jaxdp.train`",
             from_python=True,
-            implementation="jaxdp.data.given:Given",
+            implementation=lambda: given.Given,
             like="folder",
         ),
         "imagenet2012": Source(
@@ -232,16 +249,18 @@ SOURCES = Choices(
             classes=1000,
             train_images=1_281_167,
             mlperf=True,
-            implementation=PREPARED,
+            implementation=lambda: tfds.Prepared,
             like="folder",
         ),
-        "cifar10": Source("CIFAR-10", prepared=True, classes=10, train_images=50_000, implementation=PREPARED, like="folder"),
+        "cifar10": Source(
+            "CIFAR-10", prepared=True, classes=10, train_images=50_000, implementation=lambda: tfds.Prepared, like="folder"
+        ),
     },
     other=Source(
         "or a name registered with `jaxdp.register_dataset`, or any data set prepared by tensorflow-datasets, as NAME, "
         "NAME/CONFIG or NAME:VERSION",
         prepared=True,
-        implementation=PREPARED,
+        implementation=lambda: tfds.Prepared,
     ),
     other_reads="imagenet2012",
     function="register_dataset",
@@ -256,6 +275,6 @@ STOP_METRICS = Choices(
 )
 MODELS = Choices(
     "model.name",
-    {"resnet": Choice("ResNet v1.5 (He et al.)", implementation="jaxdp.models:create_resnet")},
+    {"resnet": Choice("ResNet v1.5 (He et al.)", implementation=lambda: models.create_resnet)},
     function="register_model",
 )

@@ -89,8 +89,10 @@ def softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: 
     return _times(share, loss) + _times(1 - share, cross_entropy(logits, others, optimizer.label_smoothing))
 
 
-binary = of_targets(binary_cross_entropy)
-binary_sum = of_targets(lambda logits, targets: logits.shape[-1] * binary_cross_entropy(logits, targets))
+binary: Callable[..., jax.Array] = of_targets(binary_cross_entropy)
+binary_sum: Callable[..., jax.Array] = of_targets(
+    lambda logits, targets: logits.shape[-1] * binary_cross_entropy(logits, targets)
+)
 
 
 def rank_of_label(logits: jax.Array, labels: jax.Array) -> jax.Array:

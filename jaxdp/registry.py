@@ -5,10 +5,10 @@ a dataclass, which `Choices.read` names.
 """
 
 import dataclasses
-import pkgutil
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from jaxdp.errors import ConfigError, suggest
@@ -20,19 +20,24 @@ NAME_PATTERN = r"[a-z][a-z0-9_]*"
 class Choice:
     """One value of a config field.
 
-    help: noun phrase for `--help`. implementation: what implements it, or where that is, as MODULE:NAME, which is imported when
-    it is chosen: so the tables need no JAX, and a run loads no code of other choices. like: the choice whose fields of the
-    config it reads; "" if `jaxdp.config` names a record of its own fields, or it has none.
+    help: noun phrase for `--help`. implementation: returns what implements it, and may import it then (see `LazyModule`): the
+    tables need no JAX, and a run loads no code of other choices. like: the choice whose fields of the config it reads; "" if
+    `jaxdp.config` names a record of its own fields, or it has none.
     """
 
     help: str
-    implementation: Any = dataclasses.field(default=None, kw_only=True)
+    implementation: Callable[[], Any] | None = dataclasses.field(default=None, kw_only=True)
     like: str = dataclasses.field(default="", kw_only=True)
 
 
-def resolved(implementation: Any) -> Any:
-    """An implementation, imported now if it is given as MODULE:NAME."""
-    return pkgutil.resolve_name(implementation) if isinstance(implementation, str) else implementation
+class LazyModule:
+    """A module that is imported when one of its names is used: `lambda: losses.softmax` in a table imports nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +78,9 @@ class Choices(Mapping[str, Entry]):
     ) -> None:
         self.field, self.function, self.reserved = field, function, reserved
         self.entries, self.builtin = dict(entries), tuple(entries)
-        self.implementations: dict[str, Any] = {name: entry.implementation for name, entry in entries.items()}
+        self.implementations: dict[str, Callable[[], Any] | None] = {
+            name: entry.implementation for name, entry in entries.items()
+        }
         self.other, self.other_reads = other, other_reads
         self.readers: dict[str, tuple[str, ...]] = {}
 
@@ -104,12 +111,13 @@ class Choices(Mapping[str, Entry]):
         taken = (*self.builtin, *self.reserved)
         if name in taken:
             raise ConfigError("name", name, reason="reserved", hint=f"choose a name other than {', '.join(taken)}")
-        self.entries[name], self.implementations[name] = entry, implementation
+        self.entries[name], self.implementations[name] = entry, lambda: implementation
 
     def implementation(self, name: str) -> Any:
         """The implementation of an entry. Raises ConfigError for an unknown name."""
         self.check(name)
-        return resolved(self.implementations[name])
+        implementation = self.implementations[name]
+        return None if implementation is None else implementation()
 
     def check(self, name: str) -> None:
         """Raise ConfigError for a value of the field that is neither built in nor registered."""

@@ -78,11 +78,11 @@ def sony_b(schedule: "SonyB", at: Position) -> float:
 SCHEDULES = Choices(
     "schedule.name",
     {
-        "cosine": Choice("warm-up, then half a cosine down to `end`", implementation=cosine),
-        "polynomial": Choice("warm-up, then (1 - progress)^power down to `end`", implementation=polynomial),
-        "goyal": Choice("step decay, scaled linearly with the batch (Goyal et al.)", implementation=goyal),
-        "sony_a": Choice("configuration A of Mikami et al., polynomial", implementation=polynomial, like="polynomial"),
-        "sony_b": Choice("configuration B of Mikami et al., with step decay", implementation=sony_b),
+        "cosine": Choice("warm-up, then half a cosine down to `end`", implementation=lambda: cosine),
+        "polynomial": Choice("warm-up, then (1 - progress)^power down to `end`", implementation=lambda: polynomial),
+        "goyal": Choice("step decay, scaled linearly with the batch (Goyal et al.)", implementation=lambda: goyal),
+        "sony_a": Choice("configuration A of Mikami et al., polynomial", implementation=lambda: polynomial, like="polynomial"),
+        "sony_b": Choice("configuration B of Mikami et al., with step decay", implementation=lambda: sony_b),
     },
     other=Choice("or a name registered with `jaxdp.register_schedule`"),
     other_reads="",
@@ -106,14 +106,14 @@ def _boundaries_passed(schedule: "Steps", at: Position) -> int:
 MOMENTUM_RULES = Choices(
     "optimizer.momentum_rule",
     {
-        "constant": Choice("the same for all batches", implementation=lambda base, batch: base),
+        "constant": Choice("the same for all batches", implementation=lambda: lambda base, batch: base),
         "noise_scale": Choice(
             "keeps learning rate / (batch * (1 - momentum)) constant",
-            implementation=lambda base, batch: 1.0 - (1.0 - base) * (MOMENTUM_BATCH / batch),
+            implementation=lambda: lambda base, batch: 1.0 - (1.0 - base) * (MOMENTUM_BATCH / batch),
         ),
         "as_printed": Choice(
             "the formula printed by Mikami et al.",
-            implementation=lambda base, batch: 1.0 - (1.0 - base) * (batch / MOMENTUM_BATCH),
+            implementation=lambda: lambda base, batch: 1.0 - (1.0 - base) * (batch / MOMENTUM_BATCH),
         ),
     },
 )

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jaxdp.errors import plural
-from jaxdp.registry import Choice, Choices
+from jaxdp.registry import Choice, Choices, LazyModule
 
 if TYPE_CHECKING:
     import jax
+
+    from jaxdp.parallel import allreduce
+else:
+    allreduce = LazyModule("jaxdp.parallel.allreduce")
 
 # Takes and returns one flat vector, not a tuple; called inside `shard_map` over both mesh axes.
 Stage = Callable[["jax.Array"], "jax.Array"]
@@ -100,14 +104,14 @@ STRATEGIES = Choices(
     {
         "psum": Strategy(
             "algorithm chosen by XLA",
-            implementation="jaxdp.parallel.allreduce:PSUM",
+            implementation=lambda: (allreduce.psum,),
             check_vma=True,
             auto_candidate=True,
             cost=_psum_cost,
         ),
         "ring": Strategy(
             "exchange with the next device",
-            implementation="jaxdp.parallel.allreduce:RING",
+            implementation=lambda: (allreduce.ring,),
             auto_candidate=True,
             cost=_ring_cost,
         ),
@@ -115,7 +119,7 @@ STRATEGIES = Choices(
         # does, so all columns carry the whole vector at once and nothing has to be broadcast along the rows.
         "hierarchical": Strategy(
             "all-reduce along rows, then along columns",
-            implementation="jaxdp.parallel.allreduce:HIERARCHICAL",
+            implementation=lambda: (allreduce.all_reduce_rows, allreduce.all_reduce_columns),
             check_vma=True,
             sums_along_axes=True,
             auto_candidate=True,
@@ -124,7 +128,7 @@ STRATEGIES = Choices(
         # The 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
         "torus": Strategy(
             "reduce-scatter along rows, all-reduce along columns, all-gather along rows",
-            implementation="jaxdp.parallel.allreduce:TORUS",
+            implementation=lambda: (allreduce.reduce_scatter_rows, allreduce.all_reduce_columns, allreduce.all_gather_rows),
             check_vma=True,
             scatters=True,
             sums_along_axes=True,
@@ -133,7 +137,7 @@ STRATEGIES = Choices(
         ),
         "parameter_server": Strategy(
             "exchange through one device",
-            implementation="jaxdp.parallel.allreduce:PARAMETER_SERVER",
+            implementation=lambda: (allreduce.parameter_server,),
             max_devices=64,
             cost=_parameter_server_cost,
         ),

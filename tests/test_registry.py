@@ -25,7 +25,7 @@ from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
-from jaxdp.registry import Choice, Choices
+from jaxdp.registry import Choice, Choices, LazyModule
 from jaxdp.schedules import SCHEDULES, Position
 from jaxdp.strategies import STRATEGIES
 
@@ -62,7 +62,12 @@ def with_strategy(config: Config, name: str, **changes) -> Config:
 
 
 def test_registry_has_built_in_entries_and_those_that_are_registered():
-    first, second, third = Choice("", implementation="decimal:Decimal"), Choice("", implementation=int), Choice("")
+    decimal = LazyModule("decimal")
+    first, second, third = (
+        Choice("", implementation=lambda: decimal.Decimal),
+        Choice("", implementation=lambda: int),
+        Choice(""),
+    )
     table = Choices("part.field", {"first": first, "second": second}, function="register_part", reserved=("auto",))
     table.register("third", third, float)
     assert (dict(table), table.registered) == ({"first": first, "second": second, "third": third}, ["third"])

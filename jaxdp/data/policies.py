@@ -174,9 +174,9 @@ class Policy(NamedTuple):
     black: bool
 
 
-RAND_AUGMENT = Policy(partial(_binned, policy="rand_augment"), "nearest", True)
-TRIVIAL_AUGMENT = Policy(partial(_binned, policy="trivial_augment"), "nearest", True)
-RAND_AUGMENT_INCREASING = Policy(_increasing, "random", False)
+RAND_AUGMENT: Policy = Policy(partial(_binned, policy="rand_augment"), "nearest", True)
+TRIVIAL_AUGMENT: Policy = Policy(partial(_binned, policy="trivial_augment"), "nearest", True)
+RAND_AUGMENT_INCREASING: Policy = Policy(_increasing, "random", False)
 
 
 def policy_of(config: Config) -> Any:

@@ -103,14 +103,6 @@ def no_reduce(vector: jax.Array) -> jax.Array:
     return vector
 
 
-# Stages of the strategies in `jaxdp.strategies`.
-PSUM = (psum,)
-RING = (ring,)
-HIERARCHICAL = (all_reduce_rows, all_reduce_columns)
-TORUS = (reduce_scatter_rows, all_reduce_columns, all_gather_rows)
-PARAMETER_SERVER = (parameter_server,)
-
-
 def stages_of(strategy: str | Stage) -> tuple[Stage, ...]:
     """The stages of a strategy by its name; a function is its own single stage."""
     if callable(strategy):

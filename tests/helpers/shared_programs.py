@@ -59,7 +59,7 @@ def relevant(config):
         (STRATEGIES, config.reduce.strategy),
         (AUTO_AUGMENTS, config.data.auto_augment),
     )
-    used = tuple(table.implementations.get(name) for table, name in named)
+    used = tuple(table.implementation(name) if name in table else None for table, name in named)
     default = type(config)()
     phases = tuple(dataclasses.replace(phase, until_epoch=None) for phase in config.batch)
     loop = ("name", "seed", "epochs", "schedule", "evaluation", "checkpoint", "logging", "stop", "storage")

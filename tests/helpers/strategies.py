@@ -22,7 +22,7 @@ def set_stages(monkeypatch, name, *stages):
     """Give a strategy other stages, or add one with these stages."""
     strategy = STRATEGIES.get(name) or Strategy("")
     monkeypatch.setitem(STRATEGIES.entries, name, dataclasses.replace(strategy, scatters=False))
-    monkeypatch.setitem(STRATEGIES.implementations, name, stages)
+    monkeypatch.setitem(STRATEGIES.implementations, name, lambda: stages)
 
 
 def replace_strategies(monkeypatch, stages):

@@ -223,7 +223,7 @@ def stages_of_the_torus(tree):
 
     def reduce(leaf):
         vector = leaf.ravel()
-        for stage in allreduce.TORUS:
+        for stage in allreduce.stages_of("torus"):
             vector = stage(vector)
         return vector[: leaf.size].reshape(leaf.shape)
 
