@@ -89,10 +89,9 @@ def softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: 
     return _times(share, loss) + _times(1 - share, cross_entropy(logits, others, optimizer.label_smoothing))
 
 
-binary: Callable[..., jax.Array] = of_targets(binary_cross_entropy)
-binary_sum: Callable[..., jax.Array] = of_targets(
-    lambda logits, targets: logits.shape[-1] * binary_cross_entropy(logits, targets)
-)
+LabelLoss = Callable[..., jax.Array]  # see `jaxdp.choices.Loss`
+binary: LabelLoss = of_targets(binary_cross_entropy)
+binary_sum: LabelLoss = of_targets(lambda logits, targets: logits.shape[-1] * binary_cross_entropy(logits, targets))
 
 
 def rank_of_label(logits: jax.Array, labels: jax.Array) -> jax.Array:

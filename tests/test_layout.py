@@ -48,6 +48,8 @@ RINGS = {
     "tools": ["inference analysis", "bench", "report doctor", "cli", "__main__"],
 }
 EXCEPTIONS = {
+    **{f"choices -> {part}": "a table refers to what implements its entries" for part in ("data", "losses", "models", "optim")},
+    "strategies -> parallel": "a table refers to what implements its entries",
     "planning -> parallel.mesh": "shapes of meshes, which need no JAX",
     "planning -> models.summary": "stages of a ResNet, imported for a batch that may be too small for batch normalization",
     "data.folder -> cloud.source": "imported for a URL",

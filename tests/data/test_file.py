@@ -67,12 +67,12 @@ def write_table(path, header, rows, delimiter=","):
         csv.writer(file, delimiter=delimiter).writerows([header, *rows])
 
 
-@pytest.mark.parametrize(("suffix", "divided"), [("csv", False), ("tsv", True), ("parquet", False), ("parquet", True)])
+@pytest.mark.parametrize(("suffix", "divided"), [("CSV", False), ("tsv", True), ("Parquet", False), ("parquet", True)])
 def test_tables_have_the_images_and_class_names_of_their_rows(tmp_path, images, suffix, divided):
     rows = {split: [(f"images/{n}.png", NAMES[label]) for n, label in enumerate(LABELS)] for split in ("train", "val")}
 
     def write(path, header, lines):
-        if suffix == "parquet":
+        if suffix.lower() == "parquet":
             parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
             columns = dict(zip(header, map(list, zip(*lines, strict=True)), strict=True))
             parquet.write_table(pyarrow.table(columns), path)

@@ -8,7 +8,7 @@ import pytest
 from helpers.images import encode, folder_config, smooth_image
 from PIL import Image
 
-from jaxdp.data import decode, loader, sources
+from jaxdp.data import decode, loader, progress, sources
 from jaxdp.data.loader import DataError, DecodedImages
 
 
@@ -26,6 +26,15 @@ def test_batch_depends_on_positions_not_on_threads_or_grouping(pictures):
     np.testing.assert_array_equal(labels, [0, 2, 0, 1, 0, 1])
     assert not np.array_equal(images[0], images[2])  # the same image at another position
     assert not np.shares_memory(images, one.batch(ids, positions)[0])
+
+
+def test_who_listens_hears_of_every_image_that_is_read(pictures, monkeypatch):
+    """Of each one of a batch, so that slow storage is not taken for a source that is stuck."""
+    source, heard = sources.open_datasets(folder_config(pictures)).train, []
+    source.batch(np.array([3]), np.array([0]))  # without a listener
+    monkeypatch.setattr(progress, "listener", lambda: heard.append(1))
+    source.batch(np.array([3, 20, 3, 11]), np.arange(4))
+    assert len(heard) == 3
 
 
 def test_copies_of_an_image_in_a_batch_are_read_and_decoded_once(pictures, monkeypatch):

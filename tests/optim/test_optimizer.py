@@ -13,6 +13,7 @@ from jaxdp import train
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
 from jaxdp.optim import build_optimizer, lamb, lars
+from jaxdp.optim.lars import in_float32
 
 GRADIENTS = [(0.6, 0.8), (-1.0, 0.0), (0.0, 2.0)]
 RATES = [1.0, 10.0, 5.0]
@@ -192,6 +193,15 @@ def lamb_in_float64(config, rate, momentum, *, weight, gradient, velocity):
 
 # name: (config, rate, momentum, *, weight, gradient, velocity) -> (update, velocity) of one tensor; the first velocity is 0.0
 REFERENCES = {"lars": lars_in_float64, "sgd": sgd_in_float64, "adamw": adamw_in_float64, "lamb": lamb_in_float64}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_updates_have_the_dtype_of_the_parameters_or_of_the_gradient_without_them(given):
+    rule = in_float32(optax.sgd(0.5))
+    params, gradient = {"a": jnp.ones(3, jnp.float16)}, {"a": jnp.full(3, 2.0, jnp.bfloat16)}
+    updates, _ = rule.update(gradient, rule.init(params), params if given else None)
+    assert updates["a"].dtype == (jnp.float16 if given else jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(updates["a"], np.float32), -1.0)
 
 
 RULES = {  # of jaxdp.optim, and of a config

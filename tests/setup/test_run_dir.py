@@ -92,7 +92,8 @@ def test_without_locks_the_record_of_a_killed_process_does_not_stop_a_run(tmp_pa
     os.waitid(os.P_PID, unreaped.pid, os.WEXITED | os.WNOWAIT)
     with locks.hold_record(tmp_path / "own"):
         own = json.loads(next(tmp_path.glob("own.*")).read_text())
-    killed = [{**own, "process": process} for process in (ended.pid, unreaped.pid, "x", 2**80)]
+    reused = subprocess.Popen(["sleep", "60"])  # began after this process, whose record has its number now
+    killed = [{**own, "process": process} for process in (ended.pid, unreaped.pid, reused.pid, "x", 2**80)]
     for record in (*killed, {**own, "started": 1}, {**own, "host": "another"}, {**own, "container": "another"}, {}, []):
         (tmp_path / ".in_use.other").write_text(json.dumps(record))
         assert not run_dir.in_use(tmp_path)
@@ -100,6 +101,8 @@ def test_without_locks_the_record_of_a_killed_process_does_not_stop_a_run(tmp_pa
             assert run_dir.in_use(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     unreaped.wait()
+    reused.kill()
+    reused.wait()
 
 
 @pytest.mark.parametrize("pause", ["create", "look"])
