@@ -144,6 +144,17 @@ def test_gradients_of_scale_and_bias_in_bfloat16_are_summed_in_float32(case, for
         assert max(errors(*({name: term[name] for name in ("scale", "bias")} for term in (ours, expected)))) <= 1e-5
 
 
+@pytest.mark.parametrize("convolution", ["direct", "product"])
+@pytest.mark.parametrize("case", CASES)
+def test_derivative_of_the_relu_is_zero_at_zero(case, convolution):
+    """As of `jax.nn.relu` and in PyTorch: of blocks whose last scale begins at 0, with a shortcut of 0."""
+    terms, shortcut, cotangent = narrow(random_case(*CASES[case]))
+    terms = [term | {name: jnp.zeros_like(term[name]) for name in ("scale", "bias")} for term in terms]
+    shortcut = None if shortcut is None else jnp.zeros_like(shortcut)
+    value, gradient = value_and_gradient(partial(jaxdp_bn_relu, convolution=convolution), terms, shortcut, cotangent)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves((value, gradient)))
+
+
 def test_relu_by_sqrt_equals_relu_bitwise():
     rng = np.random.default_rng(0)
     values = np.concatenate([[0.0, np.nan], rng.choice([-1, 1], 10**6) * np.exp(rng.uniform(-43, 43, 10**6))])
