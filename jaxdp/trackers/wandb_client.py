@@ -1,6 +1,6 @@
 """Weights & Biases: one run per run directory, resumed by its id. Files of the client lie in WORKDIR/wandb.
 
-The number of a history row (`_step`) is the record's position: the server, or the files of offline sessions, have the last one.
+The number of a history row (`_step`) is the record's position. The server, or the files of offline sessions, have the last one.
 The charts' x axis is `samples`.
 """
 
