@@ -13,7 +13,7 @@ from jaxdp.training.ending import LOWER_THE_RATE
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 
-MOST_SKIPPED_STEPS = 10  # with `guard.non_finite=skip`: a few bad batches are survived, a diverging run is not prolonged
+MOST_SKIPPED_STEPS = 10  # with `guard.non_finite=skip`: a run survives a few bad batches, but does not continue if it diverges
 GIVE_UP_AFTER = 50  # skipped steps in a row, with dynamic loss scaling
 EXPLODED = 4.0  # times the chance-level loss: a loss with a larger mean over LossWatch.WINDOW steps has exploded
 

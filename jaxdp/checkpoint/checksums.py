@@ -31,7 +31,7 @@ def describe_arrays(tree: Any) -> dict[str, list]:
 def diverged_devices(tree: Any) -> list[jax.Device]:
     """This process's devices whose replica of an array, or of a part of it, is not bit-identical to most replicas.
 
-    If more than half of a part's devices do not hold the same value, returns all of them: the correct value is then unknown.
+    If no value of a part is held by more than half of its devices, returns all of them: the correct value is then unknown.
     """
     shards = [leaf.addressable_shards for leaf in jax.tree.leaves(tree)]
     jax.tree.map(lambda shard: shard.data.copy_to_host_async(), shards)

@@ -119,7 +119,7 @@ def quarantine(path: Path, suffix: str = "corrupt") -> Path:
 
 
 def rename_for_removal(path: Path) -> Path:
-    """Rename a checkpoint, so that the run's next session removes it if this process is interrupted before it does."""
+    """Rename a checkpoint before its removal, so that the run's next session removes it if this process is interrupted."""
     target = path.with_name(f"{UNFINISHED}{path.name}-replaced")
     remove(target)
     path.rename(target)

@@ -345,7 +345,7 @@ class Mirror:
         by_age = [self._manifests[name] for name in sorted(newest.values(), reverse=True)]
         expired = {manifest.samples for manifest in self.retention.expired(by_age)}
         removed = [name for name in self._manifests if name.samples in expired or newest[name.samples] != name]
-        if removed:  # only if the next holder lists what was saved last, which replaces these
+        if removed:  # only under the lease: the next holder must list the later saves that replace these
             self.lease.verify()
         while self._incomplete:
             self.remote.remove(self._incomplete[-1])

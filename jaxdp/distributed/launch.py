@@ -92,7 +92,7 @@ class Process:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether JAX may have ended the process because rank 0 has ended: JAX then aborts all other ranks in milliseconds."""
+        """Whether JAX may have ended the process because rank 0 has ended: JAX then aborts other ranks within milliseconds."""
         return self.rank > 0 and self.process.returncode == -signal.SIGABRT
 
 

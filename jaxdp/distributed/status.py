@@ -184,7 +184,7 @@ def current() -> ProcessStatus:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a run ends. rank, host: the process that failed; rank is None unless it is one. code: the other ranks' exit code."""
+    """Why a run ends. rank, host: of the process that failed; rank is None if it is not one. code: exit code of other ranks."""
 
     reason: str
     rank: int | None = None

@@ -41,7 +41,7 @@ MAX_ERRORS = 5  # of a thread in a row
 STDERR, MOST_CHARS = 2, 8192
 LEAVE_SECONDS = 0.5  # between the decision of a process to leave and its end
 STACKS_SECONDS = 0.2  # for a process to write its stacks
-REASON_SECONDS = 2.0  # in which rank 0 learns whose signal stops the run
+REASON_SECONDS = 2.0  # for rank 0 to learn whose signal stops the run
 NO_ANSWER = "no answer"
 LOOKS = 2  # at an earlier file of this rank, one per period
 
@@ -212,7 +212,7 @@ class Follower:
         self._foreign: set[int] = set()  # counts that another process of the same rank has written
         self._looks = 0
         self._can_write, self._problem, self._is_told = True, NO_ANSWER, False
-        self._probed = ""  # the value of `Record.overdue` for which `Record.cut_off` is known
+        self._probed = ""  # the value of `Record.overdue` when `Record.cut_off` was last set
         if isinstance(board, Directory):
             supervisor.dump_stacks_on_signal(open(board.path / f"{cluster.rank}.stacks", "ab", buffering=0))
         supervisor.update(run=f"{cluster.address}:{cluster.port}", rank=cluster.rank)
@@ -278,9 +278,9 @@ class Follower:
         _let_others_exit(self.cluster.rank)
 
     def check_board(self, own: Record) -> Verdict | None:
-        """Called by the watchdog: report once if the board does not answer. The verdict if this process also makes no progress.
+        """Called by the watchdog: the verdict if the board does not answer and this process makes no progress.
 
-        Also finds out whether an overdue process is cut off from rank 0.
+        Reports once that the board does not answer. Also finds out whether an overdue process is cut off from rank 0.
         """
         if own.overdue != self._probed and self.supervisor.record.failure is None:
             self._probed = own.overdue
@@ -421,7 +421,7 @@ class Follower:
         return record.machine == self.supervisor.record.machine and not _is_running(record.pid)
 
     def write_last(self) -> None:
-        """Write that this process leaves. Rank 0 first waits for ranks that can still print: its end makes JAX abort them."""
+        """Write that this process leaves. Rank 0 waits for ranks that can still print, because its end makes JAX abort them."""
         if self._written is None:
             return
         self.supervisor.update(left=True)

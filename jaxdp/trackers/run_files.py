@@ -24,7 +24,7 @@ from jaxdp.validation import flatten
 FOLDER = "trackers"  # in the run directory
 LINES = 500  # records that are sent together
 NO_POINT = -1  # position before the first record
-LAST = 2  # of a run, added to the position of its last step: the point that shows the result
+LAST = 2  # added to the position of a run's last step: the position of the point that shows the result
 ORIGIN = "origin.json"  # host, command and commit of the last session that trained
 SECRET_VALUE = re.compile(rf"((?:{SECRET})[^\s:=]*[\s:=]).*", re.IGNORECASE | re.DOTALL)
 
@@ -147,7 +147,7 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout in the current directory, with "+changes" for changed files; None outside of one."""
+    """The commit of the current directory's checkout, with "+changes" for changed files; None outside of a checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", *arguments]  # no lock that would stop a command of the user

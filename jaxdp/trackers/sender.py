@@ -3,7 +3,7 @@
 `jaxdp.trackers.tracker` starts this process and shows the lines that it prints. It writes the outcome of the session to the
 process's stdin: finished, stopped or failed. The process exits with code 0 when the tracker has everything, and with
 EXIT_CONFIG after the line "rejected", tab, reason, tab, hint. If stdin ends without an outcome, the run was killed, and the
-process has `KILLED_SECONDS`.
+process ends within `KILLED_SECONDS`.
 
 It reads what it sends from the run directory, so nothing is lost if the process, the run or the tracker dies.
 """

@@ -145,7 +145,7 @@ class Trackers(Callback):
                     self.info(f"{until}; Ctrl-C skips this")
                     self._wait(self.end_seconds - QUIET_SECONDS, self.while_waiting)
             elif told:
-                self._wait(STOP_SECONDS, lambda: False)  # the stop signal is no reason not to wait
+                self._wait(STOP_SECONDS, lambda: False)  # waits despite the stop signal
         finally:
             for tracker in told:
                 tracker.kill()

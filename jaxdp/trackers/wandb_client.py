@@ -52,7 +52,7 @@ class WandbClient:
             console="off", silent=True, save_code=False, init_timeout=INIT_SECONDS, x_stats_pid=os.getppid()
         )
         identity = self.state.identify()
-        (self.workdir / "wandb").mkdir(exist_ok=True)  # without it, the client writes elsewhere if it cannot
+        (self.workdir / "wandb").mkdir(exist_ok=True)  # otherwise the client writes elsewhere if it cannot create this folder
         try:
             run = wandb.init(
                 project=self.state.target, id=identity, name=name, dir=str(self.workdir), resume="allow", settings=settings
