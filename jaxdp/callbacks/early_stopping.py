@@ -57,7 +57,7 @@ def update(progress: Progress, stop: Stop, record: Mapping[str, Any]) -> None:
         progress.not_improved += 1
         return
     gain = math.inf if progress.best is None else STOP_METRICS[stop.metric].sign * (value - progress.best[stop.metric])
-    if gain >= 0:  # of equal ones the newer, as among checkpoints
+    if gain >= 0:  # of equal evaluations, the newer counts, as among checkpoints
         progress.best = {**record}
     progress.not_improved = 0 if gain > 0 else progress.not_improved + 1
 

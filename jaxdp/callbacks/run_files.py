@@ -67,7 +67,7 @@ def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     batch = saved.batch[index].global_batch
     try:
         rate = f"{schedules.learning_rate(saved.schedule, manifest.epoch, epochs=saved.epochs, global_batch=batch):.4g}"
-    except ConfigError:  # a registered schedule that is not there, or that ends with its run
+    except ConfigError:  # a registered schedule that is missing, or that ends with its run
         rate = "unknown"
     values = {
         "learning rate": (rate, f"{plan.learning_rate(samples):.4g}"),

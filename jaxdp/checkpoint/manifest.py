@@ -123,8 +123,8 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint at `path`. Raises CorruptCheckpoint if it is missing, damaged or of another checkpoint, or
-    if `path` is a link or no directory; UnreadableCheckpoint on other I/O errors."""
+    """The manifest of the checkpoint at `path`. Raises CorruptCheckpoint if it is missing, damaged or from another
+    checkpoint, or if `path` is a link or no directory; UnreadableCheckpoint on other I/O errors."""
     file = path
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -198,7 +198,7 @@ def file_checksum(path: Path, expected_bytes: int | None = None) -> list:
 def verify_files(manifest: Manifest, below: str = "") -> None:
     """Compare every file of a checkpoint whose name begins with `below` with its manifest.
 
-    Raises CorruptCheckpoint, naming the file, if one is missing, changed or not a regular file (on which Orbax might block).
+    Raises CorruptCheckpoint, naming the file, if one is missing, changed or not a regular file (Orbax might block on that).
     """
     for file in manifest.path.rglob("*"):
         if file.is_symlink() or not (file.is_file() or file.is_dir()):

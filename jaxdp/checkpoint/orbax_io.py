@@ -213,7 +213,7 @@ def silence_orbax() -> None:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     if getattr(sys.unraisablehook, "func", None) is not _report_but_late_writes:
         sys.unraisablehook = functools.partial(_report_but_late_writes, sys.unraisablehook)
-        # asyncio reports a failed write that was never awaited with Orbax's code or temporary directory.
+        # asyncio reports failed writes that were never awaited; the report names Orbax's code or temporary directory.
         logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
 
 

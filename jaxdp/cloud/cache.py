@@ -33,8 +33,8 @@ from jaxdp.locks import NoLocksError, lock
 
 TRAILER = struct.Struct("<16sI")  # digest of the tag, CRC-32C of content and digest
 FILE_BLOCK = 4096  # bytes that a file system allocates at a time
-GRANTS = 256  # share of the limit that a process takes at a time, so that it seldom needs the lock
-SPARE = 50  # share of the limit that is removed at a time
+GRANTS = 256  # a process takes 1/GRANTS of the limit at a time, so that it seldom needs the lock
+SPARE = 50  # 1/SPARE of the limit is removed beyond what is needed
 FULL_SECONDS = 30.0  # after which a full cache is checked again: another process may have ended
 
 

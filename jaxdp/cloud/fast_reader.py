@@ -51,7 +51,7 @@ class FastReader:
         fallbacks = self.fallbacks[_kind(start)]
         if (fallbacks >= ATTEMPTS and fallbacks % RARELY) or os.getpid() != _process:
             return None
-        if key.startswith("/") or key.endswith("/"):  # obstore would read another object
+        if key.startswith("/") or key.endswith("/"):  # obstore would read a different object
             return None
         try:
             import obstore

@@ -21,7 +21,7 @@ from jaxdp.cloud.patience import sleep
 from jaxdp.errors import StorageError
 
 FOLDER = ".lease"
-RENEWALS = 4  # in the time after which a lease expires
+RENEWALS = 4  # within the time after which a lease expires
 POLL_SECONDS = 2.0  # between two reads of another process's lease
 ATTEMPTS = 5  # to read a lease that seems to be damaged
 

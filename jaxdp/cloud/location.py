@@ -16,7 +16,7 @@ from jaxdp.errors import ConfigError, StorageError, first_line
 from jaxdp.files import check_no_password, create_atomically, open_regular, write_atomically
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0  # time-outs of one request
-CONNECTIONS = 256  # requests at a time: 5,000 a second of 50 ms each
+CONNECTIONS = 256  # requests at a time: 5,000 per second if each takes 50 ms
 
 
 def _s3_options() -> dict[str, Any]:

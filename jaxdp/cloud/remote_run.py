@@ -177,7 +177,7 @@ class RemoteRun:
         (folder / name).write_bytes(self.location.read_intact(name))
 
     def download_files(self, names: Iterable[str], folder: Path, *, lease: LeaseRecord | None) -> None:
-        """Download those of these files of the run directory that exist under a lease."""
+        """Download the named files of the run directory that exist under a lease."""
         files = self.files(lease)
         for name in names:
             if name in files:

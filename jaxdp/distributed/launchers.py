@@ -16,7 +16,7 @@ from jaxdp.cores import usable_cores
 from jaxdp.errors import ConfigError, one_of, plural
 
 DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
-FIRST_PORT, PORTS = 20_000, 12_000  # for jobs, by their number: below the ephemeral ports
+FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm and Open MPI jobs, by job number; below the ephemeral ports
 MAX_PROCESSES = 2**20
 REACH_SECONDS = 2.0  # for the host of rank 0 to answer
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)

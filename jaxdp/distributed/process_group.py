@@ -242,7 +242,7 @@ class JoinedProcesses(ProcessGroup):
     def close(self) -> None:
         self._exchange.is_closing = True
         if self.failure is None:
-            with suppress(OSError):  # the run has ended well, though its directory is gone
+            with suppress(OSError):  # the run has succeeded even if its directory is gone
                 self.all_gather_object("all processes to exit", None, while_waiting=lambda: None)
         self.follower.leave()
         self.follower.supervisor.stop()

@@ -14,7 +14,7 @@ from jaxdp.loggers.smoothing import moving_average, window
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colors of Okabe & Ito, distinguishable by the color-blind.
+# Colors of Okabe & Ito, distinguishable for color-blind readers.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 COLORS, GRAY = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK), "#BBBBBB"
 LOSS_LABEL = "loss (cross-entropy)"

@@ -37,7 +37,7 @@ def check_packages(config: Config) -> None:
     for name in CLIENTS:
         target = getattr(config.logging, name)
         spec = importlib.util.find_spec(name) if target is not None else None
-        if target is not None and (spec is None or spec.origin is None):  # without origin: a directory of that name
+        if target is not None and (spec is None or spec.origin is None):  # no origin: a directory of that name
             hint = f"pip install -e '.[{name}]', or omit it"
             raise ConfigError(f"logging.{name}", target, reason=f"the package {name} is not installed", hint=hint)
 
@@ -63,7 +63,7 @@ class Trackers(Callback):
 
     def on_start(self, run: Run) -> None:
         def while_waiting() -> str | None:
-            run.processes.status.record_progress()  # waiting for a tracker is no hang
+            run.processes.status.record_progress()  # waiting for a tracker is not a hang
             return run.signals.stop_reason
 
         if self.trackers:
@@ -110,7 +110,7 @@ class Trackers(Callback):
             reason = printable(f"{type(error).__name__}: {first_line(error)}")
             run.info(f"held-out images cannot be drawn for {_names(self.trackers)} ({reason}); training continues without them")
             return
-        with contextlib.suppress(OSError):  # a full disk costs the picture
+        with contextlib.suppress(OSError):  # with a full disk, the picture is lost
             write_atomically(picture_path(run.workdir, evaluation["samples"]), png.getvalue())
 
     @contextlib.contextmanager
