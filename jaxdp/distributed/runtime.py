@@ -129,7 +129,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool 
     device computes in the calling thread. From then on, this process keeps freed memory, which later steps reuse. cache: store
     compiled programs; False keeps JAX's own setting.
 
-    Raises ConfigError if JAX's platform does not start, or if the machine has an NVIDIA GPU that JAX does not see (unless
+    Raises ConfigError if JAX's platform does not start, or if JAX does not see the machine's NVIDIA GPU (unless
     JAX_PLATFORMS=cpu asks for that). Also raises it if JAX already runs in this process with fewer CPU devices, or if the
     processes have different numbers of devices. Also raises it for an option of JAX that changes or breaks a run.
     """

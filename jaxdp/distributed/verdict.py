@@ -211,8 +211,8 @@ def at_fault(alive: Mapping[int, Record]) -> list[Record]:
     """The overdue processes that execute code instead of waiting. If all processes are overdue and wait: those that are cut
     off, or else those that are behind the rest.
 
-    [] if all are at the same point, if the processes behind wait for their devices (a step starts while the previous one
-    computes), or if a process that is not overdue may hold up the rest.
+    [] if all are at the same point, or if a process that is not overdue may hold up the rest. Also [] if the processes behind
+    wait for their devices: a step starts while the previous one computes.
     """
     late = [record for record in alive.values() if record.overdue]
     if working := [record for record in late if record.work]:
