@@ -1,7 +1,7 @@
 """Audits: at some steps, the gradients are reduced by the step's strategy and by a reference, and the sums are compared.
 
-The program of an audit takes the arguments of the next step, computes and reduces the same gradients, and discards them: audits
-do not change the step. `jaxdp.parallel.redundant_sum` compares the sums.
+The program of an audit takes the arguments of the next step, computes and reduces the same gradients, and discards them. So
+audits do not change the step. `jaxdp.parallel.redundant_sum` compares the sums.
 """
 
 import math
@@ -120,8 +120,9 @@ def _facts(tree: Any, bucket: allreduce.Bucket, parts: int) -> BucketFacts:
 def local_findings(results: dict[str, jax.Array]) -> dict[str, Any]:
     """What this process's devices found, as JSON values. results: what the audit returns.
 
-    share: the largest difference divided by its bound. buckets: by index, those with a difference above the bound: the sums
-    where they differ most, the devices that found a difference, and the devices whose contribution is missing.
+    share: the largest difference divided by its bound. buckets: index -> finding, for buckets with a difference above the
+    bound. A finding has the sums where they differ most, the devices that found a difference, and the devices whose
+    contribution is missing.
     """
     rows = {
         name: {shard.index[0].start: jax.device_get(shard.data)[0] for shard in value.addressable_shards}
@@ -218,7 +219,7 @@ class Audit(Callback):
         processes, progress = run.processes, run.progress
         processes.set_activity("compile", step, "waiting for the audit's program")
         with run.clock.paused("compilation"):
-            program = self._program(run).result()  # no check for a stop: the others would wait here
+            program = self._program(run).result()  # no check for a stop: the rest would wait here
         processes.set_activity("audit", step)
         with run.clock.paused("audit"):
             processes.all_gather_object("all processes to be ready for an audit", None, while_waiting=lambda: None)

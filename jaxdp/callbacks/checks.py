@@ -13,16 +13,16 @@ from jaxdp.training.ending import LOWER_THE_RATE
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 
-MOST_SKIPPED_STEPS = 10  # with `guard.non_finite=skip`: a few bad batches are survived, a diverging run is not prolonged
+MOST_SKIPPED_STEPS = 10  # with `guard.non_finite=skip`: a run survives a few bad batches, but does not continue if it diverges
 GIVE_UP_AFTER = 50  # skipped steps in a row, with dynamic loss scaling
-EXPLODED = 4.0  # times the chance-level loss: the mean of LossWatch.WINDOW steps of a loss that has exploded
+EXPLODED = 4.0  # times the chance-level loss: a loss with a larger mean over LossWatch.WINDOW steps has exploded
 
 
 class StepChecks(Callback):
-    """Ends the run at a step that makes it fail, or at a save that rejected the state; warns once if the loss has exploded,
-    and at the end if it is not below chance level.
+    """Ends the run at a step that makes it fail, or at a save that rejected the state.
 
-    The newest checkpoint from before the explosion is then never removed.
+    Warns once if the loss has exploded; the newest checkpoint from before the explosion is then never removed. Warns at the end
+    if the loss is above chance level.
     """
 
     def on_start(self, run: Run) -> None:
@@ -129,5 +129,5 @@ class LossWatch:
 
 
 def _chance_loss(config: Config) -> float:
-    """The chance-level loss: that of equal scores for all classes, without class weights."""
+    """The chance-level loss: the loss of equal scores for all classes, without class weights."""
     return LOSSES[config.optimizer.loss].chance(config.model.class_count)

@@ -19,8 +19,8 @@ from jaxdp.validation import RESUME_SAFE_FIELDS, changes
 class EarlyStopping(Callback):
     """Follows `stop.metric` over the evaluations of a run with `stop.patience`.
 
-    Saves every evaluation that is the best so far. What it knows is in `Progress`, so every checkpoint has it, and a resumed
-    run ends at the same evaluation.
+    Saves a checkpoint at every evaluation that is the best so far. Its state is in `Progress`, and so in every checkpoint: a
+    resumed run ends at the same evaluation.
     """
 
     def on_start(self, run: Run) -> None:
@@ -51,22 +51,23 @@ class EarlyStopping(Callback):
 
 
 def update(progress: Progress, stop: Stop, record: Mapping[str, Any]) -> None:
-    """Follow an evaluation: whether it is the best one, and whether it has improved."""
+    """Record whether an evaluation is the best one, and whether it has improved."""
     value = record[stop.metric]
     if not math.isfinite(value):
         progress.not_improved += 1
         return
     gain = math.inf if progress.best is None else STOP_METRICS[stop.metric].sign * (value - progress.best[stop.metric])
-    if gain >= 0:  # of equal ones the newer, as among checkpoints
+    if gain >= 0:  # of equal evaluations, the newer counts, as among checkpoints
         progress.best = {**record}
     progress.not_improved = 0 if gain > 0 else progress.not_improved + 1
 
 
 def adapt(run: Run, manifest: Manifest) -> None:
-    """Adapt what a checkpoint knows of the evaluations to the configuration that continues from it.
+    """Adapt a checkpoint's record of the evaluations to the configuration that continues from it.
 
-    A change of `stop.patience` only keeps it all. Another change starts the count of evaluations without
-    improvement anew, and another metric, data or directory, which lacks their checkpoints, also the search for the best one.
+    If only `stop.patience` changes, the whole record is kept. Other changes restart the count of evaluations without
+    improvement. A different metric, different data, or a different directory (which lacks the earlier checkpoints) also
+    restarts the search for the best evaluation.
     """
     progress, saved = run.progress, manifest.config
     names = {line.partition(":")[0] for line in changes(saved, run.config)}

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class RunFiles(Callback):
-    """Marks the directory as that of a running run, removes the records of the log after the restored position, and says where
-    the run continues.
+    """Marks the run's directory as running, removes the log's records after the restored position, and shows where the run
+    continues.
 
-    Not before the start: a session that cannot start leaves the files of a run as they were. Attached on rank 0.
+    All this happens at the start, so a session that cannot start leaves the files of a run unchanged. Attached on rank 0.
     """
 
     def on_start(self, run: Run) -> None:
@@ -56,7 +56,7 @@ class Uploads(Callback):
 
 
 def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
-    """What a run that continues from a checkpoint with another plan changes, in one line; None if nothing or at its end."""
+    """One line on what changes in a run that continues from a checkpoint with a new plan; None if nothing, or at its end."""
     saved, config, samples = manifest.config, plan.config, manifest.samples
     names = {line.partition(":")[0].partition(".")[0] for line in changes(saved, config)}
     if samples >= plan.total_samples or names.isdisjoint({"epochs", "batch", "schedule"}):
@@ -67,7 +67,7 @@ def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     batch = saved.batch[index].global_batch
     try:
         rate = f"{schedules.learning_rate(saved.schedule, manifest.epoch, epochs=saved.epochs, global_batch=batch):.4g}"
-    except ConfigError:  # a registered schedule that is not there, or that ends with its run
+    except ConfigError:  # a registered schedule that is missing, or that ends with its run
         rate = "unknown"
     values = {
         "learning rate": (rate, f"{plan.learning_rate(samples):.4g}"),

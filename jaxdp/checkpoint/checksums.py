@@ -29,9 +29,9 @@ def describe_arrays(tree: Any) -> dict[str, list]:
 
 
 def diverged_devices(tree: Any) -> list[jax.Device]:
-    """This process's devices whose replica of an array, or of a part of it, differs bit for bit from most of the others.
+    """This process's devices whose replica of an array, or of a part of it, is not bit-identical to most replicas.
 
-    Returns all devices of a part if no value of it is held by more than half: the correct one is then unknown.
+    If no value of a part is held by more than half of its devices, returns all of them: the correct value is then unknown.
     """
     shards = [leaf.addressable_shards for leaf in jax.tree.leaves(tree)]
     jax.tree.map(lambda shard: shard.data.copy_to_host_async(), shards)
@@ -49,7 +49,7 @@ def diverged_devices(tree: Any) -> list[jax.Device]:
 
 
 def part_checksums(tree: Any) -> dict[str, str]:
-    """Number of a part of the arrays that are sharded along their last axis -> its checksum. Of this process's parts."""
+    """Checksums of this process's parts of the arrays that are sharded along their last axis, by the number of the part."""
     digests: dict[str, Any] = defaultdict(hashlib.sha256)
     for leaf in jax.tree.leaves(tree):
         if not leaf.is_fully_replicated and leaf.size:
@@ -60,14 +60,14 @@ def part_checksums(tree: Any) -> dict[str, str]:
 
 
 def minority(values: dict) -> list:
-    """The keys whose value differs from the most common one; all keys if that one is not held by more than half."""
+    """The keys whose value differs from the most common value; all keys if no value is held by more than half."""
     common, count = next(iter(Counter(values.values()).most_common(1)), (None, 1))
     return [key for key, value in values.items() if value != common or 2 * count <= len(values)]
 
 
 @dataclass
 class StateReport:
-    """One process's view of the state that is saved, exchanged as JSON. The last three fields are set when it is written.
+    """One process's view of the saved state, exchanged as JSON. The last three fields are set when the state is written.
 
     diverged: names of its devices whose parameters differ from the majority. checksums: of the `WHOLE` state, unless an error
     prevents it, and of parts (see `part_checksums`). bad_images: name -> reason of images that this process skipped. finite: no
@@ -99,7 +99,7 @@ def rejection_reason(samples: int, reports: list[StateReport], hosts: list[str])
 
 
 def _diverged_ranks(reports: list[StateReport]) -> list[int]:
-    """The ranks with another state than most ranks; if parts differ, those with another part than most with the same one."""
+    """The ranks whose state differs from most ranks' state; if parts differ, the ranks whose part differs from most copies."""
     by_part: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, report in enumerate(reports):
         for part, checksum in report.checksums.items():

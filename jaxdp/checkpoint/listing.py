@@ -1,4 +1,4 @@
-"""The checkpoints in a folder: listing, choosing, which ones are kept, and renaming corrupt ones."""
+"""The checkpoints in a folder: lists and chooses them, decides which ones are kept, and renames corrupt ones."""
 
 import contextlib
 import math
@@ -13,11 +13,11 @@ from jaxdp.choices import STOP_METRICS
 from jaxdp.errors import ConfigError
 
 UNFINISHED = "saving-"  # prefix of directories that are being written or removed
-CHECKPOINT_NAMES = ("result", "newest", "best")  # by which a command takes a checkpoint, besides its number of samples
+CHECKPOINT_NAMES = ("result", "newest", "best")  # of a checkpoint in a command, besides its number of samples
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """What has a checkpoint's name in `folder`, newest first. Its content is not checked: it may be no directory at all."""
+    """Paths in `folder` with a checkpoint's name, newest first. Content is not checked: a path may not even be a directory."""
     paths = [path for path in folder.iterdir() if is_checkpoint_name(path.name)] if folder.is_dir() else []
     return sorted(paths, key=lambda path: int(path.name), reverse=True)
 
@@ -51,10 +51,11 @@ def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
 
 
 def candidates(found: Mapping[int, Manifest | str], checkpoint: str, metric: str, *, field: str = "--checkpoint") -> list[int]:
-    """Samples of the checkpoints that a name in CHECKPOINT_NAMES may mean: it means the first one of these that is valid.
+    """Samples of the checkpoints that a name in CHECKPOINT_NAMES may mean, in order: it means the first one that is valid.
 
-    "result": the best one that the newest one knows by early stopping, else the newest. found: samples -> manifest, or why it
-    cannot be read, newest first. metric: the run's `stop.metric`. Raises ConfigError, of `field`, if "best" has no evaluation.
+    "result": the best checkpoint that early stopping recorded in the newest one, else the newest. found: samples -> manifest,
+    or why it cannot be read, newest first. metric: the run's `stop.metric`. Raises ConfigError that names `field` if "best" has
+    no evaluation.
     """
     valid = [manifest for manifest in found.values() if isinstance(manifest, Manifest)]
     if checkpoint == "best":
@@ -71,7 +72,7 @@ def candidates(found: Mapping[int, Manifest | str], checkpoint: str, metric: str
 class Retention:
     """Keeps the newest `keep` checkpoints, the best one by `metric`, the retained ones and the last audited one.
 
-    With early stopping also the best one that each of these names in its progress: the run may return to that position.
+    With early stopping, also keeps the best one that each of these names in its progress: the run may return to it.
     Checkpoints are identified by their number of samples. metric: a name in `jaxdp.choices.STOP_METRICS`. retained: checkpoints
     that are never removed. audited: the newest checkpoint when an audit last passed. resumed: the checkpoint this session
     started from, kept until an audit passes. uploading: the checkpoint that is being uploaded.
@@ -101,7 +102,7 @@ class Retention:
 def named_checkpoints(manifests: list[Manifest], metric: str) -> dict[str, int]:
     """Name in CHECKPOINT_NAMES -> samples of the checkpoint that it means among `manifests`, valid ones, newest first.
 
-    metric: the run's `stop.metric`. Names that mean none are missing.
+    metric: the run's `stop.metric`. Names without a checkpoint are left out.
     """
     found = {manifest.samples: manifest for manifest in manifests}
     orders = {name: candidates(found, name, metric) for name in ("result", "newest")}
@@ -118,7 +119,7 @@ def quarantine(path: Path, suffix: str = "corrupt") -> Path:
 
 
 def rename_for_removal(path: Path) -> Path:
-    """Rename a checkpoint, so that the run's next session removes it if this process is interrupted before it does."""
+    """Rename a checkpoint before its removal, so that the run's next session removes it if this process is interrupted."""
     target = path.with_name(f"{UNFINISHED}{path.name}-replaced")
     remove(target)
     path.rename(target)

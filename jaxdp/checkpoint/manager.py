@@ -47,8 +47,8 @@ SAVING_THREAD = "checkpoint"  # prefix of the names of threads that write
 
 
 class Rollback(NamedTuple):
-    """checkpoint: the one to continue from; None to start over. quarantined: new paths of the newer ones. failures: those that
-    could not be renamed, with the reason."""
+    """checkpoint: the one to continue from; None to start over. quarantined: new paths of the newer ones. failures:
+    checkpoints that could not be renamed, with the reason."""
 
     checkpoint: Path | None
     quarantined: list[Path]
@@ -56,7 +56,7 @@ class Rollback(NamedTuple):
 
 
 class Uploader(Protocol):
-    """complete_here: whether all processes write to one directory; otherwise their parts reach rank 0's later."""
+    """complete_here: whether all processes write to one directory; otherwise their parts reach rank 0's directory later."""
 
     complete_here: bool
 
@@ -67,15 +67,15 @@ class Uploader(Protocol):
         """Mark the checkpoints of more than `after` samples as not to be used. Rank 0 alone calls this."""
 
 
-_last_saves: dict[Path, Future] = {}  # by folder; a save may outlive its run if a second signal ended that
+_last_saves: dict[Path, Future] = {}  # by folder; a save may outlive its run if a second signal ended the run
 
 
 class CheckpointManager:
     """Saves, restores and removes the checkpoints of one run in `folder`. All processes write; rank 0 completes and removes.
 
     A failed save is reported and the run continues; with several processes it ends the run. info: called with each message for
-    the user. uploader: notified of complete and quarantined checkpoints. metric: the best checkpoint by it is kept. last_error:
-    why the last save failed; None if it succeeded.
+    the user. uploader: notified of complete and quarantined checkpoints. metric: its best checkpoint is kept. last_error: why
+    the last save failed; None if it succeeded.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class CheckpointManager:
         """Start saving a replicated state; returns when it has been copied from the devices.
 
         Waits for the previous save and raises its TrainingError if it rejected the state. metadata: see `Manifest`. placed: the
-        state as the step has it on the devices, whole or in shards, whose replicas are compared (None: `state`).
+        state on the devices, whole or in shards, as the step uses it; its replicas are compared (None: `state`).
         before_manifest: called on rank 0 before the manifest is written, for files that must be on the disk by then.
         """
         self.wait()
         self.check()
         placed = state if placed is None else placed
         is_sharded = not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(placed))
-        # Shards are few bytes: all are compared. Of a state that is whole on every device, the parameters.
+        # Shards have few bytes, so all are compared; of a state that is whole on every device, only the parameters.
         diverged = checksums.diverged_devices(placed if is_sharded else getattr(placed, "params", placed))
         parts = checksums.part_checksums(placed) if self.group.num_processes > 1 else {}
         report = StateReport([*map(str, diverged)], parts, metadata.get("progress", {}).get("bad_images", {}))
@@ -131,7 +131,7 @@ class CheckpointManager:
         self._pending = self._trial = self._thread.submit(self._try_save)
 
     def check_trial(self) -> None:
-        """Wait for the save that was tried. Raises TrainingError if it failed: every other one would."""
+        """Wait for the trial save. Raises TrainingError if it failed: every other save would fail too."""
         if self._trial is not None:
             self._trial.result()
             self.check()
@@ -162,7 +162,7 @@ class CheckpointManager:
 
         abstract_state_of: maps samples to the tree that `load_state` expects. Rank 0 chooses, renames corrupt checkpoints and
         removes what an interrupted save left. Raises TrainingError if all are corrupt, CheckpointMismatch if the newest one has
-        other arrays.
+        different arrays.
         """
         restored = self._restore_newest(abstract_state_of) if self.group.is_rank0 else None
         samples = self.group.broadcast_object("restored checkpoint", restored[1].samples if restored else None)
@@ -213,7 +213,7 @@ class CheckpointManager:
         return self.retention.audited
 
     def quarantine_unaudited(self) -> Rollback:
-        """Rename all checkpoints after the last audit that passed, or else after the one resumed from, to NAME.suspect."""
+        """Rename to NAME.suspect all checkpoints after the last audit that passed, or else after the one resumed from."""
         samples = self.retention.resumed if self.retention.audited is None else self.retention.audited
         trusted = None if samples is None else self.latest_valid(samples)
         quarantined, failures = [], []
@@ -224,7 +224,7 @@ class CheckpointManager:
                 except OSError as error:
                     failures.append(f"{path} ({error.strerror})")
         if self.uploader:
-            after = trusted.samples if trusted else samples  # which may be only at the URL
+            after = trusted.samples if trusted else samples  # this checkpoint may be only at the URL
             self.uploader.reject(after=-1 if after is None else after, reason="it was saved after the last audit that passed")
         return Rollback(trusted.path if trusted else None, quarantined, failures)
 
@@ -315,7 +315,7 @@ class CheckpointManager:
         return None
 
     def _abandon(self, path: Path, error: str) -> None:
-        """Remove a failed save, which no process writes any more. A single process continues without it; several end."""
+        """Remove a failed save, which no process writes any more. A single process continues without it; several must end."""
         remove(path)
         message = f"the checkpoint {path} could not be saved ({error})"
         if self.group.num_processes > 1:
@@ -325,8 +325,8 @@ class CheckpointManager:
         self.info(f"{message}; training continues, and {kept}")
 
     def _clean_up(self) -> None:
-        """Complete a save that was interrupted between its manifest and its final name; remove what others left, to which Orbax
-        may have written for a moment after a failure."""
+        """Complete a save that was interrupted between its manifest and its final name. Remove what other saves left: Orbax may
+        have written to it for a moment after a failure."""
         for path in [*self.folder.glob(f"{UNFINISHED}*")]:
             final = path.with_name(path.name.removeprefix(UNFINISHED))
             with contextlib.suppress(CheckpointError, OSError):

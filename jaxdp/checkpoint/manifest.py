@@ -72,9 +72,9 @@ class _ManifestFile(BaseModel):
 class Manifest:
     """A checkpoint's manifest. path: the checkpoint's directory. url: where it was downloaded from.
 
-    metadata: JSON-compatible dict with the run's progress, config, epoch and evaluation, the record of one at this position or
-    None. arrays: path -> [dtype, shape, checksum]. files: name -> [bytes, checksum]. parts: number of processes that wrote the
-    state, each a part of the arrays.
+    metadata: JSON-compatible dict with the run's progress, config, epoch and evaluation (the record of an evaluation at this
+    position, or None). arrays: path -> [dtype, shape, checksum]. files: name -> [bytes, checksum]. parts: number of processes
+    that wrote the state; each wrote a part of the arrays.
     """
 
     path: Path
@@ -92,7 +92,7 @@ class Manifest:
 
     @property
     def config(self) -> Config:
-        """The config of the run. Raises ConfigError if it is that of a version with other fields."""
+        """The config of the run. Raises ConfigError if it comes from a version with different fields."""
         try:
             return from_dict(self.metadata["config"])
         except ConfigError as error:
@@ -105,7 +105,7 @@ class Manifest:
         return self.metric("eval_accuracy")
 
     def metric(self, name: str) -> float | None:
-        """A metric of the held-out images, such as eval_loss; None without an evaluation, and if that lacks the metric."""
+        """A metric of the held-out images, such as eval_loss; None without an evaluation, or if the evaluation lacks it."""
         return (self.metadata.get("evaluation") or {}).get(name)
 
     @property
@@ -123,8 +123,8 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint at `path`. Raises CorruptCheckpoint if it is missing, damaged or of another checkpoint, or
-    if `path` is a link or no directory; UnreadableCheckpoint on other I/O errors."""
+    """The manifest of the checkpoint at `path`. Raises CorruptCheckpoint if it is missing, damaged or from another
+    checkpoint, or if `path` is a link or no directory; UnreadableCheckpoint on other I/O errors."""
     file = path
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -148,14 +148,14 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
         field = ".".join(map(str, first["loc"])) or "content"
         raise CorruptCheckpoint(f"{file} is corrupt: {field}: {first['msg']}") from None
     fields = json.loads(body)
-    progress = asdict(checked.metadata.progress) | fields["metadata"]["progress"]  # numbers as they are written
+    progress = asdict(checked.metadata.progress) | fields["metadata"]["progress"]  # keeps numbers as written
     fields["metadata"]["progress"] = progress
     samples, counted, epoch = fields["samples"], progress["samples"], fields["metadata"]["epoch"]
     if is_checkpoint_name(path.name) and path.name != str(samples):
         raise CorruptCheckpoint(f"{path} is corrupt: its {MANIFEST} belongs to the checkpoint of {samples} samples")
     if counted != samples:
         raise CorruptCheckpoint(f"{file} is corrupt: samples is {samples}, but metadata.progress.samples is {counted}")
-    if not epoch <= samples < 2**63 * epoch + 1:  # an epoch has an image or more
+    if not epoch <= samples < 2**63 * epoch + 1:  # an epoch has at least one image
         raise CorruptCheckpoint(f"{file} is corrupt: metadata.epoch is {epoch:g} after {samples} samples")
     return Manifest(path, **{name: fields[name] for name in _ManifestFile.model_fields})
 
@@ -198,7 +198,7 @@ def file_checksum(path: Path, expected_bytes: int | None = None) -> list:
 def verify_files(manifest: Manifest, below: str = "") -> None:
     """Compare every file of a checkpoint whose name begins with `below` with its manifest.
 
-    Raises CorruptCheckpoint, naming the file, if one is missing, changed or not a regular file (on which Orbax might block).
+    Raises CorruptCheckpoint, naming the file, if one is missing, changed or not a regular file (Orbax might block on that).
     """
     for file in manifest.path.rglob("*"):
         if file.is_symlink() or not (file.is_file() or file.is_dir()):

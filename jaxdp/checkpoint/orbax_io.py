@@ -1,4 +1,4 @@
-"""Reading and writing a checkpoint's arrays with Orbax, which is imported by the first of both."""
+"""Reading and writing a checkpoint's arrays with Orbax, which the first read or write imports."""
 
 import functools
 import logging
@@ -37,8 +37,8 @@ class CheckpointMismatch(Exception):
 def make_checkpointer(rank: int) -> "ocp.Checkpointer":
     """An Orbax checkpointer that reads in this process alone, and writes only what this process passes to it.
 
-    It is not asynchronous: jaxdp's saving thread waits for it, Orbax's own time limit follows a clock that can be set, and
-    several processes would take each other's signals for their own. It has no barriers between processes, which would
+    It is not asynchronous: jaxdp's saving thread waits for it. Orbax's own time limit follows a clock that can be set, and
+    several processes would take each other's signals for their own. It has no barriers between processes, because these would
     interleave with the collectives of the training step.
     """
     import orbax.checkpoint as ocp
@@ -63,7 +63,7 @@ def write_state(checkpointer: "ocp.Checkpointer", path: Path, host_state: Any, *
 
 
 def try_write(path: Path) -> None:
-    """Write a file in a folder with the library by which Orbax writes arrays. To import Orbax would delay the first step."""
+    """Write a file in a folder with the library that Orbax writes arrays with. Importing Orbax would delay the first step."""
     import tensorstore
 
     store = tensorstore.KvStore.open({"driver": "file", "path": f"{path.absolute() / STATE}/"}).result()
@@ -73,7 +73,7 @@ def try_write(path: Path) -> None:
 def _global_arrays(tree: Any, rank: int) -> Any:
     """Arrays replicated over the first device of every process, with this process's as the first replica, which Orbax writes.
 
-    It refuses arrays of only one process. Nothing is sent to other processes.
+    Orbax refuses arrays of only one process. Nothing is sent to other processes.
     """
     first_devices = {device.process_index: device for device in reversed(jax.devices())}
     devices = [first_devices.pop(rank), *first_devices.values()]
@@ -91,7 +91,7 @@ def _part(tree: Any, part: int, parts: int) -> dict[str, Any]:
 def _divide(arrays: Iterable[tuple[Sequence[int], Any]], parts: int) -> list[int]:
     """The part of each array, given by shape and dtype. Parts differ by at most the bytes of the largest array.
 
-    Loading repeats what saving did: from the arrays of the whole state in their order, which the manifest keeps.
+    Loading repeats this division. The manifest keeps the arrays of the whole state in the same order.
     """
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in arrays]
     numbers = [0] * len(sizes)
@@ -108,7 +108,7 @@ def load_state(manifest: Manifest, abstract_state: Any) -> Any:
     """Load the state of a checkpoint and compare every file and array with the manifest. Each process loads independently.
 
     abstract_state: a tree with the shapes, dtypes and shardings to restore; fields of a named tuple that are None are not read.
-    Raises CheckpointMismatch if the checkpoint holds other arrays, CorruptCheckpoint if its content changed.
+    Raises CheckpointMismatch if the checkpoint holds different arrays, CorruptCheckpoint if its content changed.
     """
     left_out = tuple(f".{field}" for field, tree in _fields(abstract_state).items() if tree is None)
     stored = {name: description for name, description in manifest.arrays.items() if not name.startswith(left_out)}
@@ -213,7 +213,7 @@ def silence_orbax() -> None:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     if getattr(sys.unraisablehook, "func", None) is not _report_but_late_writes:
         sys.unraisablehook = functools.partial(_report_but_late_writes, sys.unraisablehook)
-        # asyncio reports a failed write that was never awaited with Orbax's code or temporary directory.
+        # asyncio reports failed writes that were never awaited; the report names Orbax's code or temporary directory.
         logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
 
 

@@ -1,4 +1,4 @@
-"""Counters and records of a run that every checkpoint stores beside the arrays."""
+"""Counters and records of a run that every checkpoint stores with the arrays."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ def _with_position(record: dict[str, float]) -> dict[str, float]:
     return record
 
 
-Evaluation = Annotated[dict[str, float], AfterValidator(_with_position)]  # the record of one
+Evaluation = Annotated[dict[str, float], AfterValidator(_with_position)]  # an evaluation's record
 
 
 @dataclass
@@ -23,12 +23,12 @@ class Progress:
     """Position and history of a run, saved with every checkpoint. Seconds add up over all sessions of the run.
 
     first_step_seconds: from the start of the command to the first step, in the last session that took one. last_evaluation:
-    record of the last evaluation. evaluation_due: an evaluation has been asked for and has not run; it follows step
-    evaluation_step. best, not_improved: of early stopping: record of the best evaluation, and number of evaluations since the
+    record of the last evaluation. evaluation_due: an evaluation was requested and has not run; it follows step
+    evaluation_step. best, not_improved (early stopping): record of the best evaluation, and number of evaluations since the
     last one that improved. retained: samples of checkpoints that are never removed. audits: number of audits that passed;
     audited_step: step of the last one; audited_checkpoint: samples of the newest checkpoint at that time. loss_exploded: the
-    warning about an exploded loss was shown. stop_reason: why the run ends after step stop_step; None if it goes on. sessions:
-    number of times the run was started. records: number of records that the log had received.
+    warning about an exploded loss was shown. stop_reason: why the run ends after step stop_step; None if it continues.
+    sessions: number of times the run was started. records: number of records that the log had received.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")

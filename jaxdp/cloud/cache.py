@@ -2,7 +2,7 @@
 
     DIRECTORY/lock            held while sizes change; bytes: total size of all copies, `users`: held by every process
     DIRECTORY/FOLDER/         the copies of the objects of one URL; `used`: a number, larger if used more recently
-    DIRECTORY/FOLDER/in_use   held by the processes that use them: what they use is not removed
+    DIRECTORY/FOLDER/in_use   held by the processes that use these copies, which are then not removed
     DIRECTORY/FOLDER/copies/  a file for each object; a file of prepared data has a second one with the suffix .tag
 
 A copy is renamed to its place when it is complete. Every copy has the object's tag and a checksum.
@@ -33,13 +33,13 @@ from jaxdp.locks import NoLocksError, lock
 
 TRAILER = struct.Struct("<16sI")  # digest of the tag, CRC-32C of content and digest
 FILE_BLOCK = 4096  # bytes that a file system allocates at a time
-GRANTS = 256  # share of the limit that a process takes at a time, so that it seldom needs the lock
-SPARE = 50  # share of the limit that is removed at a time
-FULL_SECONDS = 30.0  # after which a full cache is looked at again: another process may have ended
+GRANTS = 256  # a process takes 1/GRANTS of the limit at a time, so that it seldom needs the lock
+SPARE = 50  # 1/SPARE of the limit is removed beyond what is needed
+FULL_SECONDS = 30.0  # after which a full cache is checked again: another process may have ended
 
 
 class Room:
-    """The space of all copies below `root`, counted by every process that uses it. path: the folder that this one uses."""
+    """The space of all copies below `root`, counted by every process that uses it. path: the folder that this process uses."""
 
     def __init__(self, root: Path, path: Path, limit: int) -> None:
         self.root, self.path, self.limit = root, path, limit
@@ -55,7 +55,7 @@ class Room:
         for name in ("copies", "partial"):  # an eviction may have removed them since
             self.path.joinpath(name).mkdir(parents=True, exist_ok=True)
         self._in_use = os.open(self.path / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if _try_exclusive(self._in_use):  # nobody writes: what is unfinished was left by killed processes
+        if _try_exclusive(self._in_use):  # no process writes: unfinished files were left by killed processes
             for file in self.path.joinpath("partial").iterdir():
                 file.unlink(missing_ok=True)
         lock(self._in_use, fcntl.LOCK_SH, self.path / "in_use")
@@ -98,7 +98,7 @@ class Room:
             self._granted += size
 
     def _make_room(self, size: int) -> bool:
-        """Remove copies that nobody uses until `size` more bytes fit. The lock is held."""
+        """Remove unused copies until `size` more bytes fit. The lock is held."""
         if self._total() + size > self.limit:
             self._count_if_alone()
         if (excess := self._total() + size - self.limit) > 0:
@@ -106,7 +106,7 @@ class Room:
         return self._total() + size <= self.limit
 
     def _remove_unused(self, size: int) -> None:
-        """Remove at least `size` bytes of copies that nobody uses, those used least recently first."""
+        """Remove at least `size` bytes of unused copies, least recently used first."""
         size += self.limit // SPARE
         for folder in sorted(self._folders(), key=lambda folder: _number(folder / "used")):
             if size > 0 and folder != self.path:
@@ -115,7 +115,7 @@ class Room:
                 self._write_total(self._total() - removed)
 
     def _count_if_alone(self) -> None:
-        """Correct the total, which killed processes leave too large, unless other processes write, too."""
+        """Correct the total, which killed processes leave too large, unless other processes also write."""
         if self._counted:
             return
         if _try_exclusive(self._users):
@@ -203,7 +203,7 @@ class Cache:
             return None
 
     def begin_file(self, name: str, size: int) -> int | None:
-        """The descriptor of an empty file for the content of an object, whose space is reserved; None if there is no room.
+        """The descriptor of an empty file for an object's content, with its space reserved; None if there is no room.
 
         Raises BlockingIOError if another process is writing it.
         """
@@ -254,7 +254,7 @@ class Cache:
         return self.path / "copies" / digest[:3] / digest[3:]
 
     def _partial(self, name: str = "") -> Path:
-        """A file for the unfinished copy of an object; without its name, one of its own."""
+        """The file for the unfinished copy of an object; without a name, a new file."""
         return self.path / "partial" / (hashlib.sha256(name.encode()).hexdigest() if name else secrets.token_hex(12))
 
     def _move(self, partial: Path, path: Path) -> None:

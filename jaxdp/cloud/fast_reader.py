@@ -1,4 +1,4 @@
-"""Reads objects of S3 and GCS with obstore: many at a time, on all cores, for less processor time than s3fs and gcsfs take."""
+"""Reads objects of S3 and GCS with obstore: many at a time, on all cores, with less processor time than s3fs and gcsfs."""
 
 import os
 import re
@@ -10,20 +10,20 @@ from typing import Any
 
 from jaxdp.errors import first_line
 
-VALID = timedelta(minutes=10)  # how long obstore keeps credentials; it asks for others when half of it is left, by the clock
+VALID = timedelta(minutes=10)  # how long obstore keeps credentials; it asks for new ones when half of it is left, by the clock
 ATTEMPTS, RARELY = 4, 100  # after so many failures in a row, only one of RARELY reads is tried
 AMAZON = re.compile(r"https://s3(\.[a-z0-9-]+)?\.amazonaws\.com")
-_process = os.getpid()  # obstore's threads do not exist in a process that is forked from it
+_process = os.getpid()  # obstore's threads do not exist in a process that is forked from this one
 
 
 class FastReader:
     """Objects of a bucket, with the address and the credentials of the file system of s3fs or gcsfs.
 
-    A read that fails returns None; the file system then reads the object, or explains the failure. Its success is counted by
-    `count_fallback`: while reads fail that the file system can do, few are tried.
+    A failed read returns None; the file system then reads the object, or explains the failure. `count_fallback` counts reads
+    where only the file system succeeded: after several in a row, this reader tries few reads.
 
     new_store(fs, bucket, **options): obstore's store. timeouts: seconds to connect, and between two pieces of an answer.
-    notice: receives one line if RARELY reads in a row had to be done by the file system.
+    notice: receives one line if the file system had to do RARELY reads in a row.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FastReader:
         fallbacks = self.fallbacks[_kind(start)]
         if (fallbacks >= ATTEMPTS and fallbacks % RARELY) or os.getpid() != _process:
             return None
-        if key.startswith("/") or key.endswith("/"):  # obstore would read another object
+        if key.startswith("/") or key.endswith("/"):  # obstore would read a different object
             return None
         try:
             import obstore
@@ -61,7 +61,7 @@ class FastReader:
                 data = obstore.get(store, key).bytes().to_bytes()
             else:
                 data = obstore.get_range(store, key, start=start, end=end).to_bytes()
-        except Exception as error:  # ImportError, obstore's, and those of a file system that connects
+        except Exception as error:  # ImportError, obstore's errors, and errors of a file system that connects
             self._reason = first_line(error)
             return None
         self.fallbacks[_kind(start)] = 0
@@ -83,7 +83,7 @@ class FastReader:
                     "connect_timeout": self.connect_timeout,
                     "read_timeout": self.read_timeout,
                     "timeout": timedelta(days=1),  # of a whole answer, which may be slow
-                    "allow_http": True,  # if the address says so
+                    "allow_http": True,  # for an address with http
                 }
                 self._store = self.new_store(self.fs, self.bucket, client_options=client, retry_config={"max_retries": 0})
             return self._store
@@ -116,7 +116,7 @@ def new_s3_store(fs: Any, bucket: str, **options: Any) -> Any:
     if ":" in bucket:
         raise ValueError("an access point")
     endpoint, region = s3_address(fs, bucket)
-    given: dict[str, Any] = {  # all that variables of the environment would set otherwise, and under the names that win
+    given: dict[str, Any] = {  # options that environment variables would set otherwise, under the names with precedence
         "aws_endpoint_url_s3": endpoint,
         "region": region,
         "skip_signature": bool(fs.anon),
@@ -128,7 +128,7 @@ def new_s3_store(fs: Any, bucket: str, **options: Any) -> Any:
 
 
 def s3_address(fs: Any, bucket: str) -> tuple[str, str]:
-    """(URL, region) of a bucket's server: at Amazon, those of the bucket's region, to which botocore would be redirected."""
+    """(URL, region) of a bucket's server: at Amazon, the server in the bucket's region, where botocore would be redirected."""
     address = fs.s3.meta  # connects
     if AMAZON.fullmatch(address.endpoint_url):
         with suppress(Exception):  # not permitted, for example
@@ -139,7 +139,7 @@ def s3_address(fs: Any, bucket: str) -> tuple[str, str]:
 
 
 async def _aws_credentials(session: Any) -> tuple[str, str, str | None]:
-    """(key, secret, token) of an aiobotocore session, which renews those that expire."""
+    """(key, secret, token) of an aiobotocore session, which renews credentials that expire."""
     frozen = await (await session.get_credentials()).get_frozen_credentials()
     return frozen.access_key, frozen.secret_key, frozen.token
 

@@ -2,7 +2,7 @@
 
 `.lease/NUMBER.json` is created by one atomic request, so that only one process gets a number. Its holder renews it; no other
 process writes to it. A process that has not seen it change for its `seconds`, by its own clock, may create the next number,
-which ends the older lease: the clocks of machines are never compared.
+which ends the older lease. The clocks of different machines are never compared.
 """
 
 import json
@@ -21,13 +21,13 @@ from jaxdp.cloud.patience import sleep
 from jaxdp.errors import StorageError
 
 FOLDER = ".lease"
-RENEWALS = 4  # in the time after which a lease expires
-POLL_SECONDS = 2.0  # between looks at the lease of another process
+RENEWALS = 4  # within the time after which a lease expires
+POLL_SECONDS = 2.0  # between two reads of another process's lease
 ATTEMPTS = 5  # to read a lease that seems to be damaged
 
 
 class LeaseHeld(Exception):
-    """Another process holds the lease and renews it. The message names it. lease: as it was seen last."""
+    """Another process holds the lease and renews it. The message names it. lease: as last read."""
 
     def __init__(self, lease: "LeaseRecord") -> None:
         super().__init__(lease.holder)
@@ -87,10 +87,10 @@ def newest_lease(location: Location) -> LeaseRecord | None:
 
 
 def wait_until_free(location: Location, lease: LeaseRecord, while_waiting: Callable[[], Any] = lambda: None) -> LeaseRecord:
-    """Wait for the end of a lease; returns it as it was then: released, or not renewed for its `seconds`.
+    """Wait until a lease ends. Returns its last state: released, or not renewed for its `seconds`.
 
-    while_waiting: see `sleep`. Raises LeaseHeld if its holder renews it meanwhile, or another process
-    takes over, and StorageError if a request fails.
+    while_waiting: see `sleep`. Raises LeaseHeld if the holder renews the lease meanwhile or another process takes over, and
+    StorageError if a request fails.
     """
     began = time.monotonic()
     while time.monotonic() - began <= lease.seconds:
@@ -139,12 +139,12 @@ class Lease:
         on_wait: Callable[[LeaseRecord], None] = lambda record: None,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> "Lease":
-        """Acquire the lease, after waiting for one whose holder has gone.
+        """Acquire the lease, after waiting until an earlier one is released or expires.
 
-        seconds: time without renewal after which the new lease expires. token: of an earlier lease whose process has ended for
-        certain. adopt: lists what the folder holds under the previous lease, for the record; called once that has ended, so
-        that it lists all that its holder completed. on_wait: called with the lease that is waited for. while_waiting: as of
-        `wait_until_free`, whose errors this raises, too.
+        seconds: time without renewal after which the new lease expires. token: of an earlier lease whose process has certainly
+        ended. adopt: lists what the folder holds under the previous lease, for the record. It is called once the previous lease
+        has ended, so that it lists all that the previous holder completed. on_wait: called with the lease that is waited for.
+        while_waiting: see `wait_until_free`, whose errors this method also raises.
         """
         while True:
             newest = newest_lease(location)
@@ -152,17 +152,17 @@ class Lease:
                 on_wait(newest)
                 newest = wait_until_free(location, newest, while_waiting)
             record = LeaseRecord(newest.number + 1 if newest else 1, secrets.token_hex(8), _process(), seconds)
-            location.create(record.name, record.to_bytes())  # a repeated request says that it exists, although it is ours
+            location.create(record.name, record.to_bytes())  # a repeated request may report that our own lease exists
             # An older number may be free again, because its lease was removed: only the newest counts.
             if newest_lease(location) == record:
                 is_exclusive = not location.create(record.name, record.to_bytes())
                 record = replace(record, adopted=adopt(newest))
                 location.write(record.name, record.to_bytes())
                 location.remove([name for name in _names(location) if _number(name) < record.number])
-                return cls(replace(location, patience=None), record, is_exclusive=is_exclusive)  # renewal repeats itself
+                return cls(replace(location, patience=None), record, is_exclusive=is_exclusive)  # `_renew` retries
 
     def check(self) -> None:
-        """Raise LeaseLost if another process has taken over, as far as the last renewal knows."""
+        """Raise LeaseLost if another process has taken over, according to the last renewal."""
         if self.lost:
             raise LeaseLost(self.lost.holder)
 

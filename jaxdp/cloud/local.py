@@ -1,4 +1,4 @@
-"""Where local copies of what lies at URLs are."""
+"""The directories of local copies of runs and data at URLs."""
 
 import hashlib
 import re
@@ -31,7 +31,7 @@ def temporary_directory(storage: Storage) -> tempfile.TemporaryDirectory:
 
 
 def run_copy(storage: Storage, url: str) -> Path:
-    """The directory of the local copy of a run. Raises ConfigError for a URL with a password, which its name would show."""
+    """The directory of a run's local copy. Raises ConfigError for a URL with a password, which its name would show."""
     check_no_password(url, "--workdir")
     words = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-80:]
     return local_directory(storage) / "runs" / f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"

@@ -16,7 +16,7 @@ from jaxdp.errors import ConfigError, StorageError, first_line
 from jaxdp.files import check_no_password, create_atomically, open_regular, write_atomically
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0  # time-outs of one request
-CONNECTIONS = 256  # requests at a time: 5,000 a second of 50 ms each
+CONNECTIONS = 256  # requests at a time: 5,000 per second if each takes 50 ms
 
 
 def _s3_options() -> dict[str, Any]:
@@ -33,9 +33,8 @@ def _gcs_options() -> dict[str, Any]:
 
 
 class Protocol(NamedTuple):
-    """package: of the extra. options: of its file system. reading: of its `cat_file`, so that an object takes one request.
-
-    new_store: see FastReader.
+    """package: the package in the extra. options: for its file system. reading: options of its `cat_file`, so that one request
+    reads an object. new_store: see FastReader.
     """
 
     package: str
@@ -50,15 +49,15 @@ _OTHER = Protocol("", dict, {}, None)
 PROTOCOLS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 LOCAL = "file"  # fsspec's protocol of directories
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-READS = 3  # of an object whose content is not what its tag says
+READS = 3  # of an object whose content does not match its tag
 REFUSED = {  # by botocore and aiohttp, before a request is sent
     *("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError", "InvalidRegionError"),
     *("EndpointResolutionError", "UnknownEndpointError", "InvalidURL", "InvalidUrlClientError", "NonHttpUrlClientError"),
 }
-REFUSALS = ("Forbidden", "Invalid endpoint: ", "Invalid IPv6 URL")  # of gcsfs, botocore and urllib, by their words alone
+REFUSALS = ("Forbidden", "Invalid endpoint: ", "Invalid IPv6 URL")  # of gcsfs, botocore and urllib, known by their text alone
 _file_systems: dict[tuple, Any] = {}
 _fast_readers: dict[tuple[int, str], FastReader] = {}
-_opening = threading.Lock()  # to add one
+_opening = threading.Lock()  # held while one is added
 Result = TypeVar("Result")
 
 
@@ -71,7 +70,7 @@ class ObjectNotFoundError(StorageError):
 
 @contextmanager
 def storage_errors(url: str, field: str) -> Iterator[None]:
-    """Raise a permanent StorageError, or an error of the local disk, as ConfigError that names `field`.
+    """Raise a permanent StorageError, or an error of the local disk, as a ConfigError that names `field`.
 
     Other StorageErrors pass: the same command may succeed later. url: what the user gave.
     """
@@ -95,8 +94,8 @@ def join_url(url: str, *names: str) -> str:
 def open_location(url: str, field: str, *, notice: Callable[[str], Any] | None = None) -> "Location":
     """The folder at `url`; nothing is requested from it.
 
-    notice: given for many reads, which obstore then does where it can; receives a line if it cannot. Raises ConfigError, naming
-    `field`, for an unknown protocol, and if no installed package reads such URLs.
+    notice: pass it if there will be many reads. obstore then does them where it can; notice receives a line if it cannot.
+    Raises ConfigError, naming `field`, for an unknown protocol, and if no installed package reads such URLs.
     """
     import fsspec
 
@@ -106,7 +105,7 @@ def open_location(url: str, field: str, *, notice: Callable[[str], Any] | None =
         raise ConfigError(
             field, url, reason="a URL has two slashes after its protocol", hint="use s3://BUCKET/PATH or a local path"
         )
-    if "::" in url:  # fsspec takes it for a chain wherever it stands
+    if "::" in url:  # fsspec takes it for a chain anywhere in the URL
         hint = "use s3://BUCKET/PATH, gs://BUCKET/PATH, or another URL that fsspec reads"
         raise ConfigError(field, url, reason="chained URLs (with ::) are not supported", hint=hint)
     protocol = url.partition(":")[0]
@@ -130,8 +129,8 @@ def open_location(url: str, field: str, *, notice: Callable[[str], Any] | None =
 def _file_system(url: str, options: Callable[[], dict[str, Any]]) -> Any:
     """The file system of a URL: one for each host or bucket, and for the credentials that the environment now gives.
 
-    It is kept until the process exits. Were it collected while another event loop runs, such as Orbax's, s3fs would close its
-    connections in that loop, which fails with a traceback.
+    It is kept until the process exits. If it were collected while a different event loop runs, such as Orbax's, s3fs would
+    close its connections in that loop. That fails with a traceback.
     """
     import fsspec
 
@@ -143,7 +142,7 @@ def _file_system(url: str, options: Callable[[], dict[str, Any]]) -> Any:
 
 
 def _fast_reader(protocol: Protocol, fs: Any, bucket: str, *, notice: Callable[[str], Any]) -> FastReader:
-    """The reader of a bucket, which all its locations share, and so its connections."""
+    """The reader of a bucket. All locations in the bucket share it and its connections."""
     with _opening:
         key = (id(fs), bucket)  # file systems are kept
         if key not in _fast_readers:
@@ -173,15 +172,15 @@ class Location:
         return self.url
 
     def read(self, name: str, *, verified: bool = False) -> bytes:
-        """The content of an object. verified: the caller verifies it, so that it may be read by obstore, which does not."""
+        """The content of an object. verified: the caller verifies it, so obstore, which does not verify, may read it."""
         return self._content(name, self.reader if verified else None, **self.reading)
 
     def read_intact(self, name: str) -> bytes:
-        """The content of an object, read again if it is not what the object's tag says."""
+        """The content of an object, read again if it does not match the object's tag."""
         earlier = None
         for _ in range(READS):
             data = self.read(name)
-            # The ETag of an object that S3 encrypts with a key of KMS looks like an MD5 digest, but is none.
+            # If S3 encrypts an object with a KMS key, its ETag looks like an MD5 digest but is not one.
             if data == earlier or self.info(name).matches(data):
                 return data
             earlier = data
@@ -270,7 +269,7 @@ class Location:
     def list_folder(self, name: str = "") -> tuple[list[str], dict[str, ObjectInfo]]:
         """(names of the folders, name -> information of the objects) directly in a folder, as names relative to that folder.
 
-        Raises ObjectNotFoundError for a folder without objects: object storage has no others.
+        Raises ObjectNotFoundError for a folder without objects: object storage has no empty folders.
         """
         root = f"{self.path}/{name}" if name else self.path
         listed = self._request(name, lambda: self.fs.ls(root, detail=True))
@@ -314,9 +313,9 @@ class Location:
 
 
 def _is_permanent(error: Exception) -> bool:
-    """Whether repeating a request cannot help: the error says so by its type, its HTTP code, or its words.
+    """Whether repeating a request cannot help, judged by the error's type, HTTP code, or text.
 
-    Any other ValueError may come of an answer that was damaged in transit.
+    Any other ValueError may come from an answer that was damaged in transit.
     """
     refused = str(getattr(error, "code", "")) in ("400", "401", "403", "404") or type(error).__name__ in REFUSED
     return isinstance(error, PERMANENT) or refused or str(error).startswith(REFUSALS)

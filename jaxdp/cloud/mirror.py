@@ -33,7 +33,7 @@ from jaxdp.files import CHECKPOINTS, CONFIG, LARGEST, LOG, RESULT, read_regular
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts
 DRAIN_SECONDS = 600.0  # without any success, after which the end of a run no longer waits for uploads
 PROFILE = "profile"
-ESSENTIAL = (".", CONFIG, LOG, RESULT)  # what a run cannot be continued without: the directory and these files in it
+ESSENTIAL = (".", CONFIG, LOG, RESULT)  # needed to continue a run: the directory and these files in it
 
 
 class Mirror:
@@ -71,12 +71,12 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def begin(self, retention: Retention, info: Callable[[str], Any]) -> None:
-        """Start uploading; `retention` says which checkpoints are kept. info: shows a line."""
+        """Start uploading; `retention` decides which checkpoints are kept. info: shows a line."""
         self.retention, self.info = retention, info
         self._thread.start()
 
     def enqueue(self, samples: int) -> None:
-        """Upload the checkpoint of `samples` samples, which is complete on the local disk; tell all ranks which are kept."""
+        """Upload the checkpoint of `samples` samples, which is complete on the local disk; broadcast which ones are kept."""
         self._add_pending(samples)
         kept = [int(path.name) for path in checkpoint_paths(self.workdir / CHECKPOINTS)]
         self.group.broadcast_object("kept checkpoints", kept)
@@ -202,7 +202,7 @@ class Mirror:
             self.info(f"uploads to {self.remote.location} continue after {seconds:.0f} s")
 
     def _compare(self) -> None:
-        """Read which checkpoints the URL holds, remove what was left there, and enqueue those that it lacks."""
+        """Read which checkpoints the URL holds, remove leftovers there, and enqueue the checkpoints that it lacks."""
         adopted = [name for word in self.lease.record.adopted or [] if (name := RemoteName.parse(word))]
         self.lease.confirm()
         self.remote.remove_others(adopted, lease=self.lease.record)
@@ -245,7 +245,7 @@ class Mirror:
         self._remove_expired()
 
     def _upload_files(self) -> None:
-        """Upload the files of the run directory that have changed; report what cannot be read, and go on without it."""
+        """Upload the files of the run directory that have changed; report what cannot be read, and continue without it."""
         unreadable: dict[str, str] = {}
 
         def leave_out(error: OSError, name: str) -> None:
@@ -273,7 +273,7 @@ class Mirror:
         if status.st_size > LARGEST:
             self.lease.confirm()
             self.remote.location.upload(file, name)
-        else:  # as one content, because the file may grow during the request
+        else:  # read whole first, because the file may grow during the request
             content = read_regular(file, sys.maxsize)
             self.lease.confirm()
             self.remote.location.write(name, content)
@@ -281,7 +281,7 @@ class Mirror:
         self._files[name] = identity
 
     def _upload_checkpoint(self, samples: int) -> None:
-        """Upload a checkpoint unless it no longer exists here. One of the same samples is removed afterwards."""
+        """Upload a checkpoint unless it no longer exists here. An earlier one of the same samples is removed afterwards."""
         path = self.workdir / CHECKPOINTS / str(samples)
         with self._lock:
             self._pending.discard(samples)
@@ -327,7 +327,7 @@ class Mirror:
         self.checkpoints_uploaded += 1
         self.bytes_uploaded += manifest.num_bytes + len(text) + len(log)
         self._manifests[name] = replace(manifest, url=self.remote.url_of(name))
-        self._report_success()  # others may be saved faster than they are uploaded
+        self._report_success()  # checkpoints may be saved faster than they are uploaded
 
     def _download_parts(self, name: RemoteName, manifest: Manifest) -> None:
         """Complete the local copy of a checkpoint whose other parts lie on other machines."""
@@ -345,7 +345,7 @@ class Mirror:
         by_age = [self._manifests[name] for name in sorted(newest.values(), reverse=True)]
         expired = {manifest.samples for manifest in self.retention.expired(by_age)}
         removed = [name for name in self._manifests if name.samples in expired or newest[name.samples] != name]
-        if removed:  # only if the next holder lists what was saved last, which replaces these
+        if removed:  # only under the lease: the next holder must list the later saves that replace these
             self.lease.verify()
         while self._incomplete:
             self.remote.remove(self._incomplete[-1])
@@ -356,7 +356,7 @@ class Mirror:
 
 
 class MirrorFollower:
-    """The same interface; the part of the other ranks: uploads this process's part of each checkpoint that rank 0 announces."""
+    """`Mirror`'s interface on all other ranks: uploads this process's part of each checkpoint that rank 0 announces."""
 
     def __init__(self, remote: RemoteRun, workdir: Path, *, group: ProcessGroup, shares_directory: bool) -> None:
         self.remote, self.workdir, self.group, self.complete_here = remote, workdir, group, shares_directory

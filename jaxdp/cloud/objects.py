@@ -1,4 +1,4 @@
-"""What object storage says of an object without reading it: its size, and a tag that changes with its content."""
+"""What object storage reports about an object without reading it: its size, and a tag that changes with its content."""
 
 import base64
 import hashlib
@@ -13,14 +13,14 @@ TIMES = ("mtime", "LastModified", "updated", "created")  # of file systems witho
 
 
 class ObjectInfo(NamedTuple):
-    """size: in bytes. tag: KIND:VALUE, of which the kinds crc32c and md5 are checksums of the content."""
+    """size: in bytes. tag: KIND:VALUE; the kinds crc32c and md5 are checksums of the content."""
 
     size: int
     tag: str
 
     @classmethod
     def from_fsspec(cls, info: Mapping[str, Any]) -> "ObjectInfo":
-        """That of an entry of fsspec's listings. S3's ETag is the MD5 digest of an object that was uploaded in one part."""
+        """From an entry of fsspec's listings. S3's ETag is the MD5 digest of an object that was uploaded in one part."""
         etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
         if checksum := info.get("crc32c"):
             tag = f"crc32c:{checksum}"
@@ -33,7 +33,7 @@ class ObjectInfo(NamedTuple):
         return cls(int(info["size"] or 0), tag)
 
     def checksum(self) -> "Checksum | None":
-        """A checksum of the kind of the tag; None if the tag is none."""
+        """An empty checksum of the tag's kind; None if the tag is not a checksum."""
         kind = self.tag.partition(":")[0]
         return Checksum(kind) if kind in ("crc32c", "md5") else None
 

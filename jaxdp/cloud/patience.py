@@ -12,7 +12,7 @@ from jaxdp.cloud.location import Location, open_location
 from jaxdp.errors import StorageError, print_safe
 
 START_SECONDS = 20.0  # how long failing requests are repeated before a run begins, and by commands
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between two attempts, at random from half of it
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between two attempts: a random part, at least half
 QUIET_SECONDS = 2.0  # failures that last less long are not reported
 Result = TypeVar("Result")
 

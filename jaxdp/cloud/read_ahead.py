@@ -1,4 +1,4 @@
-"""Fetches items that take long to arrive, many at a time, in the order in which they will be asked for."""
+"""Fetches items that take long to arrive, many at a time, in the order that they will be requested."""
 
 import itertools
 import threading
@@ -15,7 +15,7 @@ from jaxdp.cloud.location import CONNECTIONS
 STOPPED = "stopped while waiting for object storage"
 STOPPED_SECONDS = 5.0  # how long a thread waits for an item after a stop
 IDLE_SECONDS = 10.0  # after which a thread without work ends
-WAIT_SECONDS = 0.5  # after which a waiting thread looks whether it should stop
+WAIT_SECONDS = 0.5  # after which a waiting thread checks whether it should stop
 ITEMS, BYTES = 8 * CONNECTIONS, 2**28  # most items, and about the most bytes, that are fetched before they are asked for
 
 
@@ -57,7 +57,7 @@ class Daemons:
 class ReadAhead:
     """Items of a source by index, fetched before they are asked for once their order is known.
 
-    fetch: index -> item. size: index -> about its bytes. wait_seconds: for how long threads have waited for items, in total.
+    fetch: index -> item. size: index -> about its bytes. wait_seconds: how long threads have waited for items, in total.
     """
 
     def __init__(self, fetch: Callable[[int], Any], size: Callable[[int], int], daemons: Daemons) -> None:
@@ -79,7 +79,7 @@ class ReadAhead:
             self._drop_pending()
 
     def follow(self, order: Iterable[np.ndarray]) -> None:
-        """Fetch the items in this order from now on, and none of an earlier one. order: arrays of indices."""
+        """Fetch the items in this order from now on, and drop any earlier order. order: arrays of indices."""
         with self.lock:
             self._drop_pending()
             self.stopped = False

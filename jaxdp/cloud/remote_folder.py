@@ -59,7 +59,7 @@ class RemoteFolder:
     def open(cls, remote: Source, split: str, classes: list[str] | None = None) -> "RemoteFolder":
         """List a split: one request for it, and one for every 1,000 images of a class and each of its folders.
 
-        classes: those of the training split, which this split must have too. Raises ConfigError as `ImageFolder.open`.
+        classes: the training split's classes, which this split must have too. Raises ConfigError like `ImageFolder.open`.
         """
 
         def error(reason: str, hint: str = "") -> ConfigError:
@@ -97,7 +97,7 @@ class RemoteFolder:
 
     @property
     def wait_seconds(self) -> float:
-        """For how long threads have waited for images."""
+        """How long threads have waited for images."""
         return self.ahead.wait_seconds
 
     def read_ahead(self, order: Iterable[np.ndarray]) -> None:
@@ -113,5 +113,5 @@ class RemoteFolder:
         return printable(self.remote.url_of(self.paths[index]), 4096)
 
     def identity(self) -> list[str]:
-        """That of the same folder on a disk."""
+        """The identity of the same folder on a disk."""
         return identity(below_common_folder(self.paths), lambda index: self.objects[index].size)

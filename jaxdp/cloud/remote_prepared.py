@@ -20,7 +20,7 @@ class RemotePrepared:
     """A prepared data set at a URL, all configs and versions.
 
     url: of the data set. directory: local directory with its metadata, which tensorflow-datasets opens like one with the whole
-    data set. objects: of all files, by name relative to the URL. urls: those of the copies, by path.
+    data set. objects: of all files, by name relative to the URL. urls: the URLs of the copies, by path.
     """
 
     def __init__(self, remote: Source, name: str) -> None:
@@ -53,7 +53,7 @@ class RemotePrepared:
         return name, self.objects[name]
 
     def copied(self, instructions: Sequence[Any]) -> list[Any]:
-        """tensorflow-datasets' instructions for local copies of all of their files, which are made first.
+        """tensorflow-datasets' instructions, changed to local copies of all of their files. The copies are made first.
 
         Raises ConfigError if the copies do not fit in the cache or on the disk.
         """

@@ -8,9 +8,9 @@ Objects below the URL of a run:
     .lease/NUMBER.json                            see `jaxdp.cloud.lease`
 
 No two processes write objects of the same name, except for files of the run directory. A checkpoint counts if it was saved
-under the newest lease, or was there just after that lease began: what a process writes after another one has taken over is
-ignored. A run directory that was copied to a URL, whose checkpoints are named by their samples alone, can be read and continued
-too.
+under the newest lease, or was there just after that lease began. What a process writes after another one has taken over is
+ignored. A run directory that was copied to a URL can be read and continued too: its checkpoints are named by their samples
+alone.
 """
 
 import re
@@ -62,9 +62,9 @@ class RemoteRun:
         self.location = location
 
     def holder(self) -> tuple[LeaseRecord | None, str]:
-        """(the newest lease, how it is): held, free (released, or never taken), or lost: its holder no longer renews it.
+        """(the newest lease, its state): held, free (released, or never taken), or lost (the holder no longer renews it).
 
-        Without a release, this waits for a renewal, up to the `seconds` of the lease.
+        If the lease was not released, this waits for a renewal, for up to the `seconds` of the lease.
         """
         lease = newest_lease(self.location)
         if lease is None or lease.released:
@@ -77,7 +77,7 @@ class RemoteRun:
         return lease, "free" if lease.released else "lost"
 
     def files(self, lease: LeaseRecord | None) -> dict[str, int]:
-        """Name -> bytes of the files of the run directory, without checkpoints. The result counts if its run has ended."""
+        """Name -> bytes of the files of the run directory, without checkpoints. The result is included if its run has ended."""
         files = self.location.top_sizes()
         for folder in FOLDERS:
             files |= self.location.sizes(folder)
@@ -86,7 +86,7 @@ class RemoteRun:
         return {name: size for name, size in files.items() if not name.startswith(".")}
 
     def checkpoints(self, lease: LeaseRecord | None) -> list[RemoteName]:
-        """The complete checkpoints that count under a lease, newest first; of those with the same samples only the newest."""
+        """The complete checkpoints that count under a lease, newest first; for the same samples, only the newest."""
         objects = self._objects()
         complete = [name for name, files in objects.items() if MANIFEST in files and REJECTED not in files]
         if lease is not None and lease.adopted is not None:
@@ -95,7 +95,7 @@ class RemoteRun:
         return sorted(newest.values(), reverse=True)
 
     def remove_others(self, kept: Iterable[RemoteName], *, lease: LeaseRecord) -> None:
-        """Remove the checkpoints of older leases but `kept` and rejected ones: incomplete ones, and those that do not count."""
+        """Remove the checkpoints of older leases that are incomplete or do not count: all except `kept` and rejected ones."""
         kept = {*kept}
         for name, files in self._objects().items():
             if name.lease < lease.number and name not in kept and REJECTED not in files:
@@ -132,7 +132,7 @@ class RemoteRun:
         return f"{self.location.url}/{checkpoint.path()}"
 
     def manifests(self, lease: LeaseRecord | None) -> dict[RemoteName, Manifest | str]:
-        """Of each complete checkpoint under a lease, newest first, its manifest or the error as text."""
+        """The manifest, or the error as text, of each complete checkpoint under a lease, newest first."""
         manifests: dict[RemoteName, Manifest | str] = {}
         for name in self.checkpoints(lease):
             try:
@@ -177,7 +177,7 @@ class RemoteRun:
         (folder / name).write_bytes(self.location.read_intact(name))
 
     def download_files(self, names: Iterable[str], folder: Path, *, lease: LeaseRecord | None) -> None:
-        """Download those of these files of the run directory that exist under a lease."""
+        """Download the named files of the run directory that exist under a lease."""
         files = self.files(lease)
         for name in names:
             if name in files:
@@ -222,8 +222,8 @@ def download_checkpoint(
     """Download a checkpoint of the run at a URL, with the log of the run, to `folder`/checkpoints and verify it.
 
     url: of the run, or of one of its checkpoints, by its name or its number of samples. checkpoint: result (the newest, or with
-    early stopping the best that the newest one knows), newest, best (by `metric`), or its number of samples; names skip corrupt
-    ones and report them on stderr. Raises ConfigError if there is no such checkpoint.
+    early stopping the best that the newest one records), newest, best (by `metric`), or its number of samples. A name skips
+    corrupt checkpoints and reports them on stderr. Raises ConfigError if there is no such checkpoint.
     """
     run, _, last = url.rstrip("/").rpartition(f"/{CHECKPOINTS}/")
     named = RemoteName.parse(last) if run else None

@@ -25,7 +25,7 @@ FIELD = "--workdir"
 UPLOAD_SECONDS = 30.0  # between uploads of the log: few requests, and as fresh as `jaxdp watch` needs it
 LEASE_SECONDS = 60.0  # without renewal, after which another process may take over: longer than usual outages
 CONTINUED = (".json", ".jsonl")  # endings of files that the local copy of a run has
-STATE = "copy.json"  # beside the local copy: the token of the lease under which it was made, and whether it was completed
+STATE = "copy.json"  # beside the local copy: the token of the lease that it was made under, and whether it is complete
 Lock = Callable[[Path], AbstractContextManager]
 
 
@@ -82,7 +82,7 @@ def open_remote_workdir(
 
 
 def _download_checkpoint(url: str, name: str | None, path: Path) -> None:
-    """Fill the local copy of a process that does not see rank 0's. name: of the checkpoint to continue from; None for none."""
+    """Fill the local copy of a process that does not see rank 0's copy. name: the checkpoint to continue from, if any."""
     shutil.rmtree(path, ignore_errors=True)
     if (checkpoint := RemoteName.parse(name or "")) is not None:
         try:
@@ -129,7 +129,7 @@ class _Holder:
             except LeaseHeld as error:
                 reason = f"{error} is training there"
                 raise ConfigError(FIELD, self.url, reason=reason, hint="stop it, or use another URL") from None
-        if self.signals.stop_reason:  # nobody waits for this thread any more
+        if self.signals.stop_reason:  # the caller no longer waits for this thread
             self.give_back()
             self.signals.raise_if_signaled()
         self.token = self.lease.record.token
@@ -173,7 +173,7 @@ class _Holder:
         self.signals.raise_if_signaled()
 
     def fill(self, complete_here: bool) -> RemoteName | None:
-        """Make the local copy that of the URL; returns its newest checkpoint if it was downloaded, else None.
+        """Make the local copy match the URL; returns its newest checkpoint if it was downloaded, else None.
 
         A complete copy that this machine made under the last lease stays: it may be ahead of the URL. complete_here: whether
         all processes see this copy.

@@ -24,13 +24,13 @@ RUN_SECONDS = 3600.0  # how long failing requests are repeated once data are ope
 PIECE = 2**23  # bytes of an object that one request fetches
 PIECES_AHEAD = 4
 DOWNLOADS = 4  # objects that are copied to files at a time
-FILES = 16 * CONNECTIONS  # open at a time: of two splits copies, and connections of obstore and the file system; idle ones, too
-BUSY_SECONDS = 0.2  # pause where another process makes a copy
+FILES = 16 * CONNECTIONS  # open at a time: copies of two splits; connections, also idle, of obstore and the file system
+BUSY_SECONDS = 0.2  # pause while another process makes a copy
 Result = TypeVar("Result")
 
 
 class Source:
-    """The data set at the URL of `data.directory`, of which objects are named relative to it.
+    """The data set at the URL of `data.directory`. Names of objects are relative to this URL.
 
     Raises ConfigError for a URL that cannot be read, and if local copies cannot be written.
     """
@@ -46,7 +46,7 @@ class Source:
         self._etag_is_md5 = True
 
     def notice(self, text: str) -> None:
-        """Show a line while a run goes on."""
+        """Show a line while a run continues."""
         print_safe(text, sys.stderr)
 
     def url_of(self, name: str) -> str:
@@ -91,7 +91,7 @@ class Source:
     def size_warnings(self, size: int, images: int) -> list[str]:
         """A warning if the local copies of all objects of a split, of `size` bytes, would be larger than the cache.
 
-        None for so few images that those of the next epoch are read ahead while this one's are still in memory.
+        No warning for so few images that the next epoch's images are read ahead while this epoch's are still in memory.
         """
         if size <= self.limit or (size < BYTES and 2 * images <= ITEMS):
             return []
@@ -110,13 +110,13 @@ class Source:
         return data
 
     def read_checked(self, location: Location, name: str, info: ObjectInfo) -> bytes:
-        """The content of an object from the URL. Raises StorageError if it is not what `info` says."""
+        """The content of an object from the URL. Raises StorageError if it does not match `info`."""
         is_verifiable = info.checksum() is not None and self._etag_is_md5
         data = location.read(name, verified=is_verifiable)
         if info.matches(data):
             return data
         self._check_unchanged(location, name, info)
-        # S3's ETag of an object that is encrypted with a key of KMS looks like an MD5 digest, but is none.
+        # If S3 encrypts an object with a KMS key, its ETag looks like an MD5 digest but is not one.
         may_be_none = len(data) == info.size and info.tag.startswith("md5:")
         if may_be_none and (not self._etag_is_md5 or data == location.read(name)):
             self._etag_is_md5 = False
@@ -160,7 +160,7 @@ class Source:
                 time.sleep(BUSY_SECONDS)
 
     def _fill_intact(self, descriptor: int, name: str, info: ObjectInfo) -> int:
-        """Write the content of an object to a file, again if it is not what `info` says; returns its CRC-32C."""
+        """Write the content of an object to a file, again if it does not match `info`; returns its CRC-32C."""
         earlier = None
         for _ in range(READS):
             crc, tag = self._fill(descriptor, name, info)
@@ -170,7 +170,7 @@ class Source:
         raise StorageError("the content does not have the checksum of the object", self.url_of(name))
 
     def _fill(self, descriptor: int, name: str, info: ObjectInfo) -> tuple[int, str | None]:
-        """Write the content of an object to a file; returns its CRC-32C, and its tag if that is a checksum."""
+        """Write the content of an object to a file; returns its CRC-32C, and its tag if the tag is a checksum."""
         crc, checksum = google_crc32c.Checksum(), info.checksum()
 
         def fetch(start: int) -> bytes:

@@ -14,24 +14,24 @@ from jaxdp.distributed.process_group import JoinedProcesses
 from jaxdp.errors import ConfigError, first_line
 
 SHUTDOWN_SECONDS = 10
-HEARTBEAT_SECONDS = 3600  # the status files name a silent process long before; JAX's 100 s end runs that are suspended
+HEARTBEAT_SECONDS = 3600  # the status files name a silent process much earlier; JAX's 100 s would end suspended runs
 START_SECONDS = 300  # for the processes, which have all started, to connect
 LISTEN_SECONDS = 10.0  # for rank 0 to see its own service, where the system shows it
 POLL_SECONDS = 0.01
 NO_PROXY = ("no_grpc_proxy", "no_proxy")  # gRPC reads the second if the first is not set
 LISTENS = "0A"  # the state of a socket in /proc/self/net/tcp
 OPTIONS = {  # of JAX; a release may lack one
-    "jax_enable_preemption_service": False,  # its handler of SIGTERM would replace that of the run
-    "jax_check_proxy_envs": False,  # warns of proxies, which are not used
+    "jax_enable_preemption_service": False,  # its SIGTERM handler would replace the run's
+    "jax_check_proxy_envs": False,  # warns of proxies, which jaxdp does not use
 }
 
 
 def initialize(group: JoinedProcesses, *, local_device_ids: list[int] | None = None) -> None:
-    """Connect this process with the others of its run, by `jax.distributed.initialize`. Blocks until all have called it.
+    """Connect the processes of this run by `jax.distributed.initialize`. Blocks until all of them have called this function.
 
-    The others connect once rank 0 listens: at a port that another run has, they would end that run. local_device_ids: the GPUs
-    of this process; None for all. Raises ConfigError if the coordinator's port is taken, on which JAX would crash, and
-    ConnectionError if JAX does not start.
+    Other ranks connect only once rank 0 listens. Otherwise they might reach a different run at the same port, and end it.
+    local_device_ids: the GPUs of this process; None for all. Raises ConfigError if the coordinator's port is taken (JAX would
+    crash), and ConnectionError if JAX does not start.
     """
     import jax
 
@@ -62,7 +62,7 @@ def _connect(cluster: Cluster, bind: str | None, local_device_ids: list[int] | N
             cluster.rank,
             local_device_ids=local_device_ids,
             coordinator_bind_address=bind,
-            cluster_detection_method="deactivate",  # which under Slurm and Open MPI would leave this process one GPU
+            cluster_detection_method="deactivate",  # detection would leave this process one GPU under Slurm and Open MPI
             initialization_timeout=START_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
@@ -76,7 +76,7 @@ def _connect(cluster: Cluster, bind: str | None, local_device_ids: list[int] | N
 
 
 def exclude_from_proxies(host: str) -> None:
-    """Let JAX's gRPC connect to a host directly: `http_proxy` of a company's network leads out of it."""
+    """Let JAX's gRPC connect to a host directly: a company's `http_proxy` leads out of its network."""
     name, general = NO_PROXY
     excluded = os.environ.get(name, os.environ.get(general, ""))
     if host not in excluded.split(","):
@@ -84,7 +84,7 @@ def exclude_from_proxies(host: str) -> None:
 
 
 def _wait_until_listening(service: "Future[None]", port: int) -> None:
-    """Wait until the service listens. Raises its error if it ends before."""
+    """Wait until the service listens. Raises the service's error if it ends first."""
     deadline = time.monotonic() + LISTEN_SECONDS
     while not (service.done() or is_listening(port)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -107,7 +107,7 @@ def is_listening(port: int) -> bool:
 
 
 def bind_address(host: str, port: int) -> str:
-    """HOST:PORT at which rank 0 listens: the coordinator's address, or all interfaces if that is not an address of this host.
+    """HOST:PORT where rank 0 listens: the coordinator's address, or all interfaces if this host does not have that address.
 
     Raises ConfigError if the port is taken, OSError if this process may not listen.
     """
@@ -117,7 +117,7 @@ def bind_address(host: str, port: int) -> str:
     except OSError:  # a name that other hosts resolve
         return every
     number = str(target[0])
-    if is_loopback(number) and not is_loopback(host):  # as in Debian's /etc/hosts: the others could not reach it
+    if is_loopback(number) and not is_loopback(host):  # as in Debian's /etc/hosts: other hosts could not reach it
         return every
     try:
         with socket.create_server(target, family=family):

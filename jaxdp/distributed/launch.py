@@ -24,7 +24,7 @@ STOP_SECONDS = 2.0  # for the other processes to exit on their own after one has
 POLL_SECONDS = 0.05
 LAST_LINES = 20
 MAX_PROCESSES = 1024
-# JAX's CPU collectives report every connection they make, from several threads: the parts of such lines, in any order.
+# JAX's CPU collectives report each connection from several threads, so the parts of these lines come in any order.
 CONNECTION_LINE = re.compile(
     r"(?=.*(Gloo|peer ranks))(\[Gloo\]|Rank|\d|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\s)+"
 )
@@ -33,7 +33,7 @@ Write = Callable[[TextIO, str], None]
 
 
 class Process:
-    """A process of the run. Its output is copied to this process's, with its rank before each line."""
+    """A process of the run. The launcher copies its output, and puts its rank before each line."""
 
     def __init__(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
         self.rank = rank
@@ -60,7 +60,7 @@ class Process:
             reader.start()
 
     def _copy(self, source: IO[str], target: TextIO, write: Write) -> None:
-        is_connecting = False  # the line before was one of Gloo's; an empty line is then the end of a mixed one
+        is_connecting = False  # the previous line was Gloo's; an empty line then ends a mixed line
         with source:
             for line in source:
                 if CONNECTION_LINE.fullmatch(line) or (is_connecting and not line.strip()):
@@ -86,13 +86,13 @@ class Process:
             os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill the process, and whatever it has started."""
+        """Kill the process and all processes that it has started."""
         self.killed = self.killed or self.ended is None
         self.signal(signal.SIGKILL)
 
     @property
     def is_aborted(self) -> bool:
-        """Whether JAX may have ended the process because rank 0 has ended: it aborts all others within milliseconds."""
+        """Whether JAX may have ended the process because rank 0 has ended: JAX then aborts other ranks within milliseconds."""
         return self.rank > 0 and self.process.returncode == -signal.SIGABRT
 
 
@@ -108,7 +108,7 @@ for group in running:
 
 
 class Guardian:
-    """A process that sends SIGTERM to those of the run if the launcher is killed: its input then ends."""
+    """A process that sends SIGTERM to the run's processes if the launcher is killed, because its own input then ends."""
 
     def __enter__(self) -> "Guardian":
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
@@ -121,7 +121,7 @@ class Guardian:
         self._process.communicate()
 
     def watch(self, process: Process) -> None:
-        """Begin to watch a process until it has ended, when another may get its number."""
+        """Watch a process until it ends. After that, the system may give its process ID to a new process."""
         self._write(f"+{process.process.pid}")
         process.on_end = lambda: self._write(f"-{process.process.pid}")
 
@@ -137,10 +137,10 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
 
     command: a Python script or any program, with arguments. The processes find each other by JAX's variables (see
     `jaxdp.distributed.launchers`). The first stop signal is forwarded to them; a forced one (see `StopSignals`) kills them. If
-    one exits with 75, the others get SIGTERM.
+    one process exits with 75, the rest get SIGTERM.
 
-    Returns 0 if all succeed, 75 if they were asked to stop and saved, 137 after a second signal, else the exit code of the
-    process that failed first, 128 + N for signal N.
+    Returns 0 if all succeed, 75 if they were asked to stop and saved, or 137 after a second signal. Otherwise returns the exit
+    code of the process that failed first; 128 + N means signal N.
     """
     if not 1 <= processes <= MAX_PROCESSES:
         raise ConfigError("--processes", processes, reason=f"must be from 1 to {MAX_PROCESSES:,}")
@@ -151,7 +151,7 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
         raise ConfigError("command", reason="is missing", hint=hint)
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
-    elif command[0] == "jaxdp":  # this one, which need not be on the PATH
+    elif command[0] == "jaxdp":  # this installation, which may not be on the PATH
         command = [sys.executable, "-m", *command]
     signals, received = list[int](), StopSignals()
 
@@ -173,10 +173,10 @@ def _print(text: str) -> None:
 
 
 def reserved_port() -> int:
-    """A free port of the loopback that the system assigns to no other program for a minute.
+    """A free port of the loopback interface that the system assigns to no other program for a minute.
 
-    A connection that its server closed first stays in TIME_WAIT. Until that ends, a program that names the port and sets
-    SO_REUSEADDR, as rank 0 does, can listen there, but the system does not hand the port out.
+    If the server closes a connection first, the connection stays in TIME_WAIT. Meanwhile the system does not hand out the
+    port. A program that names it and sets SO_REUSEADDR, as rank 0 does, can still listen there.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -186,7 +186,7 @@ def reserved_port() -> int:
 
 
 def _run_once(command: list[str], processes: int, *, signals: list[int], guardian: "Guardian") -> int:
-    """Start the processes and wait for them. signals: those to forward; grows."""
+    """Start the processes and wait for them. signals: the signals to forward; the list grows meanwhile."""
     variables = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{reserved_port()}",
         "JAX_NUM_PROCESSES": str(processes),
@@ -238,7 +238,7 @@ def _wait_for_all(running: Sequence[Process], signals: list[int], started: float
         first_failed = first_failed or next(failed, None)
         stops = [process.ended for process in running if process.ended and process.process.returncode == EXIT_STOPPED]
         if stops and not signals and now - min(stops) > STOP_SECONDS:
-            signals.append(signal.SIGTERM)  # a process that was stopped before it connected could not tell the others
+            signals.append(signal.SIGTERM)  # a process that was stopped before it connected could not inform the rest
             killed = now
         if first_failed and first_failed.ended is not None and now - max(first_failed.ended, killed) > GRACE_SECONDS:
             for process in running:

@@ -1,7 +1,7 @@
 """Detects which processes make up a run, from the environment variables of their launcher.
 
-JAX's own detection works only inside `jax.distributed.initialize`, while the status files need rank and number before it. It
-knows neither Kubeflow, torchrun nor Open MPI 5, and takes the tasks of a Slurm job for those of the step.
+JAX's own detection works only inside `jax.distributed.initialize`, but the status files need the rank and the number of
+processes before. JAX does not know Kubeflow, torchrun or Open MPI 5, and takes the tasks of a Slurm job for the step's tasks.
 """
 
 import errno
@@ -16,12 +16,12 @@ from jaxdp.cores import usable_cores
 from jaxdp.errors import ConfigError, one_of, plural
 
 DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
-FIRST_PORT, PORTS = 20_000, 12_000  # for jobs, by their number: below the ephemeral ports
+FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm and Open MPI jobs, by job number; below the ephemeral ports
 MAX_PROCESSES = 2**20
 REACH_SECONDS = 2.0  # for the host of rank 0 to answer
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 COORDINATOR_HINT = "use HOST:PORT of rank 0"
-ALONE = "--cluster none"  # of a process that has variables of a launcher, but was not started by it
+ALONE = "--cluster none"  # for a process that has a launcher's variables but was not started by it
 Environment = Mapping[str, str]
 
 
@@ -40,13 +40,13 @@ class Cluster:
 
     @cached_property
     def rank0_addresses(self) -> set[str]:
-        """IP addresses of rank 0's host, resolved once: without a network a name server does not answer for long."""
+        """IP addresses of rank 0's host, resolved once: without a network, a name server takes long to fail."""
         return {str(info[4][0]) for info in socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)}
 
     def reaches_rank0(self) -> bool:
-        """Whether the host of rank 0 answers a connection to the coordinator's port, even if it refuses it.
+        """Whether the host of rank 0 answers a connection to the coordinator's port, even by refusing it.
 
-        True if that cannot be found out.
+        True if this cannot be determined.
         """
         try:
             return self.rank == 0 or any(_answers(address, self.port) for address in self.rank0_addresses)
@@ -87,7 +87,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
 
 
 def _read(environment: Environment, launcher: str, *, address: str, port: str, rank: str, processes: str) -> Cluster:
-    """The cluster that the variables of these names describe; the one for the port may be missing."""
+    """The cluster that the variables of these names describe; the port's variable may be missing."""
     number = _number(environment, port) if port in environment else DEFAULT_PORT
     host, number = parse_address(environment[address], number)
     return Cluster(launcher, host, number, _number(environment, rank), _number(environment, processes))
@@ -310,7 +310,7 @@ def assign_gpus(visible: list[list[str]], local_rank: int) -> list[int] | None:
 
 
 def host_identity() -> tuple[str, str]:
-    """(name, identity) of this host. The identity differs between containers of a machine and machines of the same name."""
+    """(name, identity) of this host. Containers of one machine, and machines of the same name, have different identities."""
     name = socket.gethostname()
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -1,9 +1,9 @@
-"""Memory of this process: that which the C library keeps, and the message when there is no more.
+"""Memory of this process: how much of it the C library keeps, and the message when memory runs out.
 
 The activations of a step are one block, allocated when the step begins and freed when it ends. By default the C library returns
-a block of that size to the system at once, and the system clears every page again in the next step. malloc can be configured to
-keep freed memory of the main thread, but other threads have arenas of at most 64 MB each. So the step of a single device runs
-in the main thread; several devices have threads, and their memory is returned.
+a block of this size to the system at once. In the next step, the system clears every page again. malloc can be configured to
+keep the main thread's freed memory, but other threads have arenas of at most 64 MB each. So the step of a single device runs in
+the main thread. Several devices run in other threads, whose memory is returned.
 """
 
 import ctypes

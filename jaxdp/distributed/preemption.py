@@ -1,4 +1,4 @@
-"""Stop signals: a handler records the first one, and the run stops at a point at which it can be saved.
+"""Stop signals: a handler records the first one, and the run stops at a point where it can be saved.
 
 docs/tour.md lists the functions from the signal to exit code 75. Until the processes have joined, there is no group, and
 `SignalHandler.raise_if_signaled` stops this process.
@@ -23,13 +23,13 @@ from jaxdp.distributed.stop_signals import StopSignals, before_the_first_step, h
 from jaxdp.errors import EXIT_STOPPED, OneLine
 from jaxdp.xla.jax_options import own_options
 
-TELL_SECONDS = 1.0  # for a process that exits at once to tell the others
+TELL_SECONDS = 1.0  # for a process that exits at once to inform the rest
 CHECK_SECONDS = 0.1  # between two checks for a stop while the main thread waits
 Result = TypeVar("Result")
 
 
 def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-    """Call a function in a thread for which the end of the program does not wait."""
+    """Call a function in a daemon thread: the program may exit before the call returns."""
     future = Future[Result]()
 
     def work() -> None:
@@ -43,10 +43,10 @@ def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Future
 
 
 class _ArrivalTime:
-    """When the last signal has arrived. Its handler runs after the C call in which the main thread is, such as a long step.
+    """When the last signal arrived. Its handler runs later: only after the main thread's current C call, such as a long step.
 
-    Python writes the number of a signal to the wake-up descriptor at once. Here that is a file in memory, whose last change is
-    the arrival of the signal.
+    Python writes a signal's number to the wake-up descriptor at once. Here the descriptor is a file in memory, so the time of
+    its last change is the arrival time of the signal.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class _ArrivalTime:
 class SignalHandler:
     """Context manager for the main thread: records the first of `STOP_SIGNALS`; a forced one ends the process at once.
 
-    stop_reason: the signal's name, or the reason on which the processes agreed; None before. on_forced_signal: what a forced
-    signal (see `StopSignals`) does; by default it ends the process with exit code 1.
+    stop_reason: the signal's name, or the reason that the processes agreed on; None before. on_forced_signal: called on a
+    forced signal (see `StopSignals`); by default, it ends the process with exit code 1.
     """
 
     def __init__(self, on_forced_signal: Callable[[], None] | None = None) -> None:
@@ -99,7 +99,7 @@ class SignalHandler:
         if self._signals.is_forced(number, self._arrival_time()):
             failure = supervisor.current().record.failure
             if failure is not None and failure.code == EXIT_STOPPED:
-                os._exit(EXIT_STOPPED)  # the others know; once one has exited, its launcher signals the rest
+                os._exit(EXIT_STOPPED)  # the other processes know; when one exits, its launcher signals the rest
             self.on_forced_signal()
         self.request_stop(signal.Signals(number).name)
 
@@ -131,7 +131,7 @@ class SignalHandler:
             raise StopTraining(self.stop_reason)
 
     def raise_if_stop_agreed(self) -> None:
-        """Raise StopTraining if the processes have agreed to stop, which they learn from the same completed step."""
+        """Raise StopTraining if the processes have agreed to stop. All learn it from the same completed step."""
         if reason := self.group.check_stop(self.stop_reason):
             self.request_stop(reason)
             raise StopTraining(self.stop_reason)
@@ -139,13 +139,13 @@ class SignalHandler:
     def wait_for(self, future: Future[Result]) -> Result:
         """The result of a future. Raises StopTraining if the processes stop meanwhile; the future is not cancelled."""
         while not future.done():
-            with contextlib.suppress(TimeoutError):  # also one of the future itself, which is raised below
+            with contextlib.suppress(TimeoutError):  # also the future's own TimeoutError, which is raised below
                 return future.result(CHECK_SECONDS)
             self.raise_if_stop_agreed()
         return future.result()
 
     def run_in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function in another thread, and return its result. A stop meanwhile does not wait for it."""
+        """Call a function in another thread, and return its result. A stop does not wait for the call."""
         return self.wait_for(in_daemon_thread(own_options()(function), *arguments))
 
 

@@ -27,7 +27,7 @@ NONE, SAVE, STOP = range(3)  # requests of a process; a step's metrics carry the
 
 
 class ProcessGroup:
-    """The processes of a run; this class is a run of one, whose requests take effect at once. See also `JoinedProcesses`.
+    """The processes of a run. This class is a single process, whose requests take effect at once; see also `JoinedProcesses`.
 
     rank: of this process, from 0. hosts: host name by rank. host_numbers: index of the host by rank, numbered in the order of
     the ranks. status: what this process does. All methods may be called from any thread.
@@ -47,14 +47,14 @@ class ProcessGroup:
 
     @property
     def failure(self) -> Failure | None:
-        """What this process has reported of its own failure."""
+        """The failure that this process has reported, if any."""
         return None
 
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         """Begin a run: set its callbacks. All processes begin the same runs in the same order.
 
-        before_exit: called before the failure of another process, or one without progress, ends this one. while_waiting: called
-        by the main thread while it waits for other processes; may raise.
+        before_exit: called before this process is ended because another one failed or because there is no progress.
+        while_waiting: called by the main thread while it waits for other processes; may raise.
         """
         supervisor.current().before_exit = before_exit
 
@@ -65,8 +65,9 @@ class ProcessGroup:
     def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
         """The values of all processes, by rank. Blocks until all have called it; while_waiting: called meanwhile; may raise.
 
-        Before the first step, the main thread calls that of `attach` by default. From then on nothing: if one process stopped
-        in here and another passed, the next collective would wait forever. Values must be representable in JSON.
+        By default, the main thread calls the `while_waiting` of `attach` before the first step, and nothing afterwards.
+        Otherwise, one process could stop in here while another passes, and the next collective would wait forever. Values must
+        be representable in JSON.
         """
         return [value]
 
@@ -75,7 +76,7 @@ class ProcessGroup:
         return self.all_gather_object(name, value)[0]
 
     def barrier(self, name: str) -> None:
-        """Wait until all are ready for what `name` says. `check_stop` must follow: a stop may end the wait of some only.
+        """Wait until all processes are ready for `name`. Call `check_stop` next: a stop may end the wait on some ranks only.
 
         Needed before a program's first collective, which fails if another process is still compiling.
         """
@@ -85,7 +86,7 @@ class ProcessGroup:
         return True
 
     def take_request(self, stop_reason: str | None) -> int:
-        """The request of this process that the next step carries, and the sign that steps have begun. stop_reason: as for
+        """The request of this process that the next step carries. A call also means that steps have begun. stop_reason: see
         `check_stop`."""
         return NONE
 
@@ -101,27 +102,27 @@ class ProcessGroup:
         return stop_reason
 
     def record_step(self, step: int, waited: float, completed: float) -> None:
-        """Record how many seconds this process waited for its devices in a step, and those of all steps up to it."""
+        """Record how many seconds this process waited for its devices in a step, and the seconds of all steps up to it."""
 
     def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
-        """See `Stragglers.report`: since the last call or in the whole session; {} on other ranks than 0."""
+        """See `Stragglers.report`: since the last call or in the whole session; {} except on rank 0."""
         return {}
 
     def fail(self, failure: Failure) -> None:
         """Report that this process cannot continue, so that all others exit too.
 
-        If a collective has failed, most likely because another process did, that failure is reported.
+        If a collective failed here, most likely because another process failed, the failure of that process is reported.
         """
 
     def abort(self, reason: str) -> None:
-        """End all other processes, and then this one, whatever their threads do. A single process goes on."""
+        """End all other processes, and then this one, whatever their threads do. A single process continues."""
 
     def close(self) -> None:
         """Leave the group once all processes are done."""
 
 
 class JoinedProcesses(ProcessGroup):
-    """The process group of a process that has joined its run with `join`. gpus: those that each process can see."""
+    """The process group of a process that has joined its run with `join`. gpus: by rank, the GPUs that a process can see."""
 
     def __init__(self, follower: Follower) -> None:
         super().__init__()
@@ -136,10 +137,11 @@ class JoinedProcesses(ProcessGroup):
     def join(
         cls, cluster: Cluster, board: Board, limits: Limits, *, while_waiting: Callable[[], None] = lambda: None
     ) -> "JoinedProcesses":
-        """Start this process's status file, and wait for those of all others. while_waiting: called meanwhile; may raise.
+        """Start this process's status file, and wait for the files of all processes.
 
-        board: where the files are; all processes reach it. After `limits.start_seconds`, every process prints which processes
-        are missing, and exits. Raises ConfigError if this process cannot write to the board.
+        while_waiting: called meanwhile; may raise. board: where the files are; all processes reach it. After
+        `limits.start_seconds`, every process prints which processes are missing, and exits. Raises ConfigError if this process
+        cannot write to the board.
         """
         supervising, state = supervisor.current(), status.current()
         supervising.set_limits(limits)
@@ -240,14 +242,14 @@ class JoinedProcesses(ProcessGroup):
     def close(self) -> None:
         self._exchange.is_closing = True
         if self.failure is None:
-            with suppress(OSError):  # the run has ended well, though its directory is gone
+            with suppress(OSError):  # the run has succeeded even if its directory is gone
                 self.all_gather_object("all processes to exit", None, while_waiting=lambda: None)
         self.follower.leave()
         self.follower.supervisor.stop()
 
 
 class Exchange:
-    """Exchange of objects on a board. Each process has one file of values: a network file system shows a new file late."""
+    """Exchange of objects on a board. Each process has one file of values, because network file systems show new files late."""
 
     def __init__(self, group: JoinedProcesses) -> None:
         self.group, self.board = group, group.follower.board
@@ -285,7 +287,7 @@ class Exchange:
     def _publish(
         self, file: str, values: dict[str, dict[int, Any]], *, name: str, number: int, value: Any, while_waiting: Waiting
     ) -> None:
-        """Write a value. A process that begins operation n has read the results of n - 1: nobody needs older ones."""
+        """Write a value. A process that begins operation n has read the results of n - 1, so older ones are not needed."""
         with self._writing:
             values[name] = {n: v for n, v in values.get(name, {}).items() if n >= number - 1} | {number: value}
             text = json.dumps({"session": self.group.follower.session, "values": values})

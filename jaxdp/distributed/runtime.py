@@ -44,9 +44,9 @@ def join(
     """The process group of this run, once all processes have connected.
 
     A process joins once; later calls return the same group. launcher, coordinator, processes, rank: see `launchers.detect`.
-    while_waiting: called while waiting for other processes; may raise. directory: of the run, in which all processes keep their
-    status files; open_board: opens another place for them, for processes that share none. Raises ConfigError if a run of
-    several processes has no directory.
+    while_waiting: called while waiting for other processes; may raise. directory: the run's directory, where all processes keep
+    their status files. open_board: opens a different place for these files, for processes that share no directory. Raises
+    ConfigError if a run of several processes has no directory.
     """
     global _group
     _register_exit()
@@ -70,8 +70,8 @@ def _register_exit() -> None:
 def _at_exit() -> None:
     """Leave the group with the other processes. After a failure, exit at once, because JAX's shutdown would block.
 
-    The exit code is that of the failure, as on the other processes: `jaxdp launch` does not restart a configuration error. A
-    program that does not catch `Stopped` exits with its code, without waiting for compilations in threads.
+    All processes exit with the failure's code, so that `jaxdp launch` does not restart after a configuration error. A program
+    that does not catch `Stopped` exits with the code of `Stopped`, without waiting for compilations in threads.
     """
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     stopped = isinstance(error, Stopped)  # raised on every process
@@ -100,7 +100,7 @@ def fail_together(group: ProcessGroup) -> Iterator[None]:
 def exit_together(group: ProcessGroup, code: int = 0, *, directory: Path | None = None) -> None:
     """End a command of several processes with an exit code. Returns if there is one process and the code is 0.
 
-    directory: of their status files, which is removed once all have left; None: it stays.
+    directory: the directory of their status files, which is removed once all have left; None removes nothing.
     """
     if group.num_processes > 1:
         sys.stdout.flush()
@@ -118,7 +118,7 @@ def current_group() -> ProcessGroup:
 
 
 def nvidia_gpu_present() -> bool:
-    """Whether this machine has an NVIDIA GPU with its driver, whether JAX can use it or not."""
+    """Whether this machine has an NVIDIA GPU with its driver, whether or not JAX can use it."""
     return Path("/dev/nvidia0").exists() or any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
@@ -126,12 +126,12 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool 
     """Start JAX if it is not running, and return the run's devices, sorted by host and then by process.
 
     The devices are all accelerators, or the CPU of each process split into `cpu_devices`. A CPU that is the only
-    device computes in the calling thread, and this process keeps freed memory from then on: other steps reuse it. cache: store
-    compiled programs; False: as JAX is configured.
+    device computes in the calling thread. From then on, this process keeps freed memory, which later steps reuse. cache: store
+    compiled programs; False keeps JAX's own setting.
 
-    Raises ConfigError if the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), if
-    JAX's platform does not start, if JAX runs in this process with fewer CPU devices, if the processes do not have the same
-    number of devices, or if an option of JAX is set that changes or breaks a run.
+    Raises ConfigError if JAX's platform does not start, or if JAX does not see the machine's NVIDIA GPU (unless
+    JAX_PLATFORMS=cpu asks for that). Also raises it if JAX already runs in this process with fewer CPU devices, or if the
+    processes have different numbers of devices. Also raises it for an option of JAX that changes or breaks a run.
     """
     group = group or current_group()
     if CPU_COLLECTIVE_TIMEOUT.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
@@ -217,7 +217,7 @@ def _check_cpu(available: int, required: int) -> None:
 
 
 def _local_device_ids(group: JoinedProcesses) -> list[int] | None:
-    """The GPUs of this process: its share of those of its host, unless the environment names them; None for all."""
+    """The GPUs of this process: its share of the host's GPUs, unless the environment names them; None for all."""
     if requested := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         return [int(number) for number in requested.split(",")]
     host, numbers = group.host_numbers[group.rank], group.host_numbers

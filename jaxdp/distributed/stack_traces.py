@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jaxdp.errors import print_safe, printable
 
-MAX_FRAMES, MAX_THREADS = 12, 5  # innermost frames of a stack; threads of a process beside the main thread
+MAX_FRAMES, MAX_THREADS = 12, 5  # innermost frames of a stack; threads of a process besides the main thread
 MAIN, NATIVE = "main thread", "native thread"
 DUMPED = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # a frame as faulthandler writes it
 # Threads that the run waits for; others belong to loggers and the like.
@@ -25,11 +25,11 @@ WORKING = ("", COMPILER)
 DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "_item")  # JAX's functions that wait for a device
 LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|pathlib|contextlib|nest_asyncio)\.py$")
 CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in ("process_group", "supervisor", "status", "coordination"))
-# Innermost in the call of a compiled program, which may wait for other devices.
+# The innermost frame is here during the call of a compiled program, which may wait for other devices.
 STARTED_IN = f"{Path(__file__).parents[1] / 'training'}/"
 COORDINATION = ("barrier", "sync_global", "key_value")  # parts of the names of functions that wait for JAX's service
 PREEMPTION = "jaxdp/distributed/preemption.py"
-CALLERS = ("concurrent/futures/thread.py", PREEMPTION)  # call what a thread of the run does
+CALLERS = ("concurrent/futures/thread.py", PREEMPTION)  # call the functions that the run's threads execute
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
 # Files whose frames do not show what a thread does or waits for.
@@ -58,12 +58,12 @@ class Stack(NamedTuple):
 
     @property
     def is_working(self) -> bool:
-        """Whether it is a thread that the run waits for, and executes code."""
+        """Whether the run waits for this thread, and the thread executes code."""
         return self.waits_for in WORKING and self.name.startswith(RUN_THREADS)
 
 
 def capture(training_thread: int | None) -> list[Stack]:
-    """The stack trace of the thread that trains, given by its identity, then those of other threads that are not idle.
+    """The stack trace of the training thread, given by its identity, then of the other threads that are not idle.
 
     Threads of a pool at the same line are merged; threads that execute code or compile come first after the main thread.
     """
@@ -85,8 +85,8 @@ def capture(training_thread: int | None) -> list[Stack]:
 def _frames_by_thread() -> dict[int, tuple[Frame, ...]]:
     """The frames of every thread, innermost first.
 
-    Without garbage collection: before Python 3.12, one that begins when a frame object is made runs finalizers, which may let
-    the other thread leave this frame. Reading it then ends the process by SIGSEGV.
+    Garbage collection is off meanwhile. Before Python 3.12, a collection may begin when a frame object is made. It runs
+    finalizers, which may let the other thread leave this frame; reading the frame then ends the process by SIGSEGV.
     """
     with _walking:
         is_enabled = gc.isenabled()
@@ -111,7 +111,7 @@ def _without_base(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def _is_idle(frames: Sequence[Frame]) -> bool:
-    """Whether a thread waits for work: one of a pool, or a library's."""
+    """Whether a thread waits for work, as a thread of a pool or of a library."""
     if frames[0].file.endswith("concurrent/futures/thread.py"):
         return True
     in_pool = any(frame.file.endswith(CALLERS) and frame.function in ("run", "work") for frame in frames)
@@ -161,7 +161,7 @@ def format_stacks(stacks: Sequence[Stack]) -> list[str]:
 
 
 def place_of_work(stacks: Sequence[Stack]) -> str:
-    """The innermost frames of the thread that executes code, or of the first one if none does, on one line; "" if none."""
+    """On one line, the innermost frames of the thread that executes code, or else of the first thread; "" without threads."""
     order = sorted(stacks, key=lambda stack: (not stack.is_working, stack.is_working and stack.waits_for))
     return f"{order[0].name} at {_shown(order[0].frames)}" if order else ""
 
@@ -200,7 +200,7 @@ def _shown(frames: Sequence[Frame]) -> str:
 def print_lines(lines: Sequence[str]) -> None:
     """Print a report on stderr in another thread, because a full pipe blocks the writer.
 
-    The report is lost if the system allows no further thread: the caller, which watches the run, must go on.
+    The report is lost if the system allows no further thread: the caller, which watches the run, must continue.
     """
     text = "jaxdp: " + "\n".join(lines)
     thread = threading.Thread(target=lambda: print_safe(text, sys.stderr), name="print-stacks", daemon=True)

@@ -1,8 +1,8 @@
-"""What the processes of a run do, and the status files in which they say it.
+"""What the processes of a run do, and the status files that report it.
 
-Each process writes its status to processes/RANK.json of the run. Rank 0 reads all files and decides who has failed (see
-`jaxdp.distributed.verdict`); the others read its verdict in its file. A count that changes shows that a process is alive. No
-time stamp of another host is compared.
+Each process writes its status to processes/RANK.json of the run. Rank 0 reads all files and decides which process has failed
+(see `jaxdp.distributed.verdict`); other ranks read the verdict in rank 0's file. A count that changes shows that a process is
+alive. Time stamps of different hosts are never compared.
 """
 
 import errno
@@ -44,7 +44,7 @@ ITERATION_OF_ACTIVITY = {"load": "step", "step": "step", "audit": "step", "evalu
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a process does at a moment.
+    """What a process does at one moment.
 
     activity, step, detail, position, background_save: see `ProcessStatus`. idle_seconds: time without progress.
     typical_seconds: median duration of recent iterations, None if unknown. longest_seconds: longest recent iteration.
@@ -80,13 +80,13 @@ class Heartbeat:
 
 
 class ProcessStatus:
-    """Activity, step and progress of this process. No method takes a lock, so a stuck thread cannot block one that watches.
+    """Activity, step and progress of this process. No method takes a lock, so a stuck thread cannot block the watching thread.
 
     activity: what the process does now, a key of `PHRASES`. detail: what it does within the activity. position: (stops,
     barriers since the last stop, activities since the last barrier). All processes of a run count it alike, because they
     execute the same program: the process with the lower position is behind. background_save: what is being saved in the
     background, "" for nothing. training_thread: identity of the thread that trains.
-    Time is counted in ticks of one thread (see `tick`), so a process that was suspended and resumed has not been idle.
+    Time is counted in ticks of one thread (see `tick`), so a process that was suspended and resumed does not count as idle.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class ProcessStatus:
         self.last_progress = self.clock
 
     def record_stop(self) -> None:
-        """Record that all processes stop here: some wait at a barrier that the others have not reached."""
+        """Record that all processes stop here: some wait at a barrier that the rest have not reached."""
         self.position = self.position[0] + 1, 0, 0
 
     def begin_iteration(self, name: str) -> None:
@@ -184,7 +184,7 @@ def current() -> ProcessStatus:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a run ends. rank, host: of the process that failed, None if it is not one. code: exit code of the others."""
+    """Why a run ends. rank, host: of the process that failed; rank is None if it is not one. code: exit code of other ranks."""
 
     reason: str
     rank: int | None = None
@@ -204,7 +204,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a process reports of its own failure. collective: a collective has raised, maybe because another process failed.
+    """What a process reports about its failure. collective: a collective has raised, maybe because another process failed.
 
     place: where the error was raised.
     """
@@ -216,7 +216,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure that an exception is, in one line."""
+        """The failure for an exception, in one line."""
         code = getattr(error, "exit_code", EXIT_FAILURE)
         place = "" if code == EXIT_STOPPED else stack_traces.place_of(error)
         is_collective = "JaxRuntimeError" in (type(error).__name__, type(error.__cause__).__name__)  # maybe of a callback
@@ -225,16 +225,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Record:
-    """What a process writes of itself.
+    """What a process writes about itself.
 
-    run: the coordinator's address, so that a file of another run is not taken for one of this; "" for a single process. count:
-    grows with every write. machine, pid: the process on its host. beat: what it does. place: the innermost frames of the thread
-    that works. work: what its threads do: "code", "compiler", or "" if all wait for devices or other ranks. at_devices: whether
-    the thread that trains waits for its devices. overdue: "late" or "stuck" if it is longer without progress than allowed.
-    cut_off: rank 0's host did not answer when this process became overdue, or its collective failed. stacks: lines, if it is
-    overdue. write_seconds: how long the last write took. verdict, report: of rank 0 (report: its number, and lines to print).
-    left: the process ends, and expects no more of the others. session: of rank 0, once all processes have started: a random
-    word for the values that they exchange. stop_reason: why this process asks all to stop.
+    run: the coordinator's address, which distinguishes the files of different runs; "" for a single process. count: grows with
+    every write. machine, pid: the process on its host. beat: what it does. place: the innermost frames of the thread that
+    works. work: what its threads do: "code", "compiler", or "" if all wait for devices or other ranks. at_devices: whether the
+    training thread waits for its devices. overdue: "late" or "stuck" after a longer time without progress than allowed.
+    cut_off: whether rank 0's host did not answer when this process became overdue or its collective failed. stacks: lines, if
+    it is overdue. write_seconds: how long the last write took. verdict, report: rank 0's (report: its number, and lines to
+    print). left: the process ends, and needs nothing more from other processes. session: rank 0's random word for the values
+    that the processes exchange, once all have started. stop_reason: why this process asks all to stop.
     step_times: see `StepTimes`.
     """
 
@@ -262,12 +262,12 @@ class Record:
 
     @property
     def process(self) -> tuple[str, int]:
-        """What no other process has."""
+        """Identifies the process: no other process has the same pair."""
         return self.machine, self.pid
 
     @property
     def seconds(self) -> float:
-        """Time without progress; of a background save that is overdue, too."""
+        """Time without progress; if the process is overdue, at least the time of its background save."""
         return max(self.beat.idle_seconds, self.beat.save_seconds if self.overdue else 0.0)
 
     def to_json(self) -> str:
@@ -275,7 +275,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str) -> "Record":
-        """Raises ValueError, TypeError or KeyError for anything else than a record."""
+        """Raises ValueError, TypeError or KeyError for text that is not a record."""
         fields: dict[str, Any] = json.loads(text)
         beat, failure, verdict, (number, lines) = (fields[name] for name in ("beat", "failure", "verdict", "report"))
         steps, seconds, waited_seconds = fields["step_times"]
@@ -294,9 +294,9 @@ class Record:
 
 
 class Board(Protocol):
-    """Where the processes of a run leave short texts for each other. Methods raise OSError if it does not answer.
+    """Where the processes of a run leave short texts for each other. Methods raise OSError if the board does not answer.
 
-    name: for messages. period_seconds: between two writes of a status. poll_seconds: between two reads of what is awaited.
+    name: for messages. period_seconds: between two writes of a status. poll_seconds: between two reads of an awaited text.
     """
 
     name: str

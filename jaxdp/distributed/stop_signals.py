@@ -13,8 +13,8 @@ from jaxdp.errors import EXIT_STOPPED
 # Open MPI's mpirun forwards SIGUSR1 (it kills its processes a second after SIGTERM); Slurm scripts often use it too.
 # SIGHUP: the terminal was closed; SIGQUIT: Ctrl-\; SIGXCPU: a limit of CPU time.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
-UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)  # which `nohup` and `&` in a script ask for
-# Nobody sends these by hand: the shell and the system both send SIGHUP, and the system SIGXCPU every second.
+UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)  # `nohup` and `&` in a script set them to be ignored
+# Not sent by hand: both the shell and the system send SIGHUP, and the system sends SIGXCPU every second.
 REPEATED = (signal.SIGHUP, signal.SIGXCPU)
 COPY_SECONDS = 2.0
 
@@ -22,8 +22,8 @@ COPY_SECONDS = 2.0
 class StopSignals:
     """Decides which stop signals are forced: the third, and the second unless it arrives within COPY_SECONDS of the first.
 
-    REPEATED signals do not count. The terminal signals all processes of its foreground group, and a launcher among them, such
-    as torchrun or `uv run`, forwards the signal up to 0.2 s later: Ctrl-C then arrives twice.
+    REPEATED signals do not count. A terminal signals all processes of its foreground group. A launcher in that group, such as
+    torchrun or `uv run`, forwards the signal up to 0.2 s later, so Ctrl-C arrives twice.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Stragglers: which process delays the others, from the time that each one waits for the results of its steps."""
+"""Stragglers: finds the process that delays the rest, by how long each process waits for the results of its steps."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
@@ -8,7 +8,7 @@ MAX_NAMED = 3
 
 
 class StepTimes(NamedTuple):
-    """Sums over the steps of a process: how many, their seconds, and those in which it waited for their results."""
+    """Sums over the steps of a process: their number, their seconds, and the seconds that it waited for their results."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -18,9 +18,9 @@ class StepTimes(NamedTuple):
 class Stragglers:
     """Compares, over steps, how long the processes wait for results.
 
-    A step completes at the same time on all processes, because they exchange gradients. A process that has dispatched it early
-    waits long for its results; the one that dispatched it last, or comes late to read them, waits least. Each process measures
-    with its own clock. A slow device is not detected, because all devices then wait inside the step.
+    A step completes at the same time on all processes, because they exchange gradients. A process that dispatched the step
+    early waits long for its results. The process that dispatched it last, or reads the results late, waits least. Each process
+    measures with its own clock. A slow device is not detected, because all devices then wait inside the step.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -29,7 +29,7 @@ class Stragglers:
         self._reported: Mapping[int, StepTimes] = {}
 
     def add(self, step: int, waited: float, completed: float) -> None:
-        """Add a step of this process: the seconds that it waited for the devices, and those of all steps so far."""
+        """Add a step of this process: the seconds that it waited for the devices, and the seconds of all steps so far."""
         if self._last_step is not None and self._last_step[0] == step - 1:
             sums, seconds = self.own, completed - self._last_step[1]
             self.own = StepTimes(sums.steps + 1, sums.seconds + seconds, sums.waited_seconds + waited)
@@ -38,7 +38,7 @@ class Stragglers:
     def report(self, times: Mapping[int, StepTimes], hosts: Sequence[str], whole_run: bool = False) -> dict[str, Any]:
         """{"waiting_share", "slowest": [{"rank", "host", "late_seconds"}, ...]}; {} without steps. times: by rank.
 
-        Covers the steps since the last report, or all. waiting_share: average share of the time in which a device waited for
+        Covers the steps since the last report, or all. waiting_share: average share of the time that a device waited for
         another process. late_seconds: how much less than the median process this one waited, averaged over steps.
         """
         before, self._reported = ({}, self._reported) if whole_run else (self._reported, times)
@@ -61,7 +61,7 @@ class Stragglers:
 
 
 def describe(report: dict[str, Any]) -> str:
-    """One line for the log; "" if the share rounds to 0 %. report: of `Stragglers.report`, not empty."""
+    """One line for the log; "" if the share rounds to 0 %. report: from `Stragglers.report`, not empty."""
     if report["waiting_share"] < 0.005:
         return ""
     slowest = report["slowest"][0]

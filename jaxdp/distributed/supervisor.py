@@ -1,8 +1,8 @@
-"""Watches this process from its first line, and in a run of several processes the others; ends it when the run has failed.
+"""Watches this process from its first line on, and ends it when the run has failed. Also follows the run's other processes.
 
-A daemon thread, `watchdog`, counts time and notes what the process does; as long as it is alone, it judges that by the rules of
-`jaxdp.distributed.verdict`. In a run of several processes, the thread `status-files` writes the status file of this process and
-reads others: rank 0 reads all and judges them by the same rules, the others read its verdict.
+The daemon thread `watchdog` counts time and notes what the process does. In a run of one process, it also judges the process by
+the rules of `jaxdp.distributed.verdict`. In a run of several processes, the thread `status-files` writes this process's status
+file and reads other files. Rank 0 reads all files and judges them by the same rules; other ranks read rank 0's verdict.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ from jaxdp.errors import EXIT_FAILURE, first_line, print_safe, printable
 if TYPE_CHECKING:  # the command line starts to watch before it imports the config
     from jaxdp.config import Guard
 
-LATE_SECONDS = 30.0  # and 15 usual steps without progress are reported; longer than a usual save or evaluation step
+LATE_SECONDS = 30.0  # and at least 15 usual steps without progress are reported; longer than a usual save or evaluation step
 TICK_SECONDS = 1.0
-# Share of the time until a process is reported, from which its stacks are taken once a tick: none of a run that makes progress.
+# After this share of the time until a process is reported, its stacks are taken once a tick; never in a run with progress.
 LOOK_AFTER = 0.25
-EXIT_SECONDS = 5.0  # for the others to read a verdict, to clean up and to print, before a process ends anyway
-EXIT_ACCESSES, MAX_EXIT_SECONDS = 6, 30.0  # of a slow directory, until a process has read the verdict and said that it leaves
+EXIT_SECONDS = 5.0  # for other processes to read a verdict, clean up and print, before a process ends anyway
+EXIT_ACCESSES, MAX_EXIT_SECONDS = 6, 30.0  # of a slow directory: a process reads the verdict and writes that it leaves
 STACKS_SIGNAL = signal.SIGUSR2
-MAX_ERRORS = 5  # of a thread in a row
+MAX_ERRORS = 5  # in a row, of one thread
 STDERR, MOST_CHARS = 2, 8192
 LEAVE_SECONDS = 0.5  # between the decision of a process to leave and its end
 STACKS_SECONDS = 0.2  # for a process to write its stacks
-REASON_SECONDS = 2.0  # in which rank 0 learns whose signal stops the run
+REASON_SECONDS = 2.0  # for rank 0 to learn whose signal stops the run
 NO_ANSWER = "no answer"
-LOOKS = 2  # at a file of this rank that was there before, one a period
+LOOKS = 2  # at an earlier file of this rank, one per period
 
 
 def limits_from(guard: "Guard") -> Limits:
@@ -52,10 +52,11 @@ def limits_from(guard: "Guard") -> Limits:
 
 
 class Supervisor:
-    """Supervises this process. Time is counted in ticks of a thread: none while the process is suspended.
+    """Supervises this process. Time is counted in ticks of a thread: a suspended process has no ticks.
 
-    before_exit: called before it is ended. resume_hint: how the run can be resumed, for the last line. record: what the process
-    does, see `update`. follower: follows the other processes, None for a single one. is_exiting: the process ends by itself.
+    before_exit: called before the process is ended. resume_hint: how the run can be resumed, for the last line. record: what
+    the process does, see `update`. follower: follows the other processes; None for a single process. is_exiting: the process is
+    already ending.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -89,7 +90,7 @@ class Supervisor:
             self.record = replace(self.record, **changes)
 
     def repeat(self, action: Callable[[], None], wait: Callable[[], Any]) -> None:
-        """Call `action` again and again. An error in it is printed and supervision goes on; several in a row end the run."""
+        """Call `action` repeatedly. An error in it is printed and supervision continues; MAX_ERRORS in a row end the run."""
         errors = 0
         while not self.stopped.is_set():
             wait()
@@ -129,14 +130,14 @@ class Supervisor:
         return self.record
 
     def print_report(self, lines: tuple[str, ...], number: int | None = None) -> None:
-        """Print what is late once, and once more when that is over. number: of the report that rank 0 has printed."""
+        """Print once what is late, and once when progress resumes. number: the number of the report that rank 0 printed."""
         last, before = self.record.report
         if (bool(lines) != bool(before)) if number is None else number != last:
             self.update(report=(last + 1 if number is None else number, lines))
             stack_traces.print_lines(lines or ("progress resumed",))
 
     def _sleep(self) -> None:
-        """Wait for a tick, and say so if this process has not run meanwhile."""
+        """Wait for a tick, and report if this process has not run meanwhile."""
         began = time.monotonic()
         self.stopped.wait(self._tick_seconds)
         if (pause := time.monotonic() - began) > self.limits.silence_seconds:
@@ -145,7 +146,7 @@ class Supervisor:
 
     @property
     def exit_seconds(self) -> float:
-        """How long this process waits for the others before it ends: longer if its last write shows a slow directory."""
+        """How long this process waits for other processes before it ends: longer if its last write shows a slow directory."""
         return min(EXIT_SECONDS + EXIT_ACCESSES * self.record.write_seconds, MAX_EXIT_SECONDS)
 
     @property
@@ -165,10 +166,10 @@ class Supervisor:
             self.end(found)
 
     def dump_stacks_on_signal(self, file: IO[bytes] | int = STDERR) -> None:
-        """Let STACKS_SIGNAL write the stacks of all threads, even while native code holds the GIL; a handler of the user stays.
+        """Let STACKS_SIGNAL write the stacks of all threads, even while native code holds the GIL; a user's handler is kept.
 
-        Nothing does so by itself: faulthandler's timer would also run while the process is suspended, and then walk the frames
-        of threads that continue, which has ended healthy runs by SIGSEGV.
+        Only the signal does so, not faulthandler's timer. The timer would also run while the process is suspended, and then
+        walk the frames of threads that continue. This has ended healthy runs by SIGSEGV.
         """
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # there is no stderr
             faulthandler.register(STACKS_SIGNAL, file=file, chain=signal.getsignal(STACKS_SIGNAL) != signal.SIG_DFL)
@@ -179,7 +180,7 @@ class Supervisor:
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread ends this process
         code, is_own = found.code or EXIT_FAILURE, self.follower is None or found.rank == self.record.rank
-        forced = threading.Timer(2 * self.exit_seconds, os._exit, [code])  # printing blocks if nobody reads a full pipe
+        forced = threading.Timer(2 * self.exit_seconds, os._exit, [code])  # printing blocks if a full pipe is not read
         forced.daemon = True
         forced.start()
         with contextlib.suppress(Exception):
@@ -198,12 +199,12 @@ class Supervisor:
 
 
 class Follower:
-    """Follows the processes of `cluster` on a board, from its creation on."""
+    """Follows the processes of `cluster` on a board, beginning when it is created."""
 
     def __init__(self, supervisor: Supervisor, cluster: Cluster, board: Board) -> None:
         self.supervisor, self.cluster, self.board = supervisor, cluster, board
         self._records, self._judge = Records(), Judge(supervisor.limits, self._is_gone)
-        self._strangers = Records()  # of processes that name another coordinator
+        self._strangers = Records()  # of processes that name a different coordinator
         self._verdict: Verdict | None = None
         self._decided, self._due = threading.Event(), threading.Event()
         self._began = self._answered = supervisor.status.clock
@@ -211,7 +212,7 @@ class Follower:
         self._foreign: set[int] = set()  # counts that another process of the same rank has written
         self._looks = 0
         self._can_write, self._problem, self._is_told = True, NO_ANSWER, False
-        self._probed = ""  # the value of `Record.overdue` for which `Record.cut_off` is known
+        self._probed = ""  # the value of `Record.overdue` when `Record.cut_off` was last set
         if isinstance(board, Directory):
             supervisor.dump_stacks_on_signal(open(board.path / f"{cluster.rank}.stacks", "ab", buffering=0))
         supervisor.update(run=f"{cluster.address}:{cluster.port}", rank=cluster.rank)
@@ -239,7 +240,7 @@ class Follower:
             self._due.set()
 
     def stop_reason_of_others(self) -> str:
-        """Why the run stops, if another process has asked for it: on rank 0 with its name, as soon as that is read."""
+        """Why the run stops, if another process asked for it. Rank 0 waits up to REASON_SECONDS to read which one and why."""
         deadline = time.monotonic() + REASON_SECONDS * (self.cluster.rank == 0)
         while True:
             asked = [record for record in self._records.alive.values() if record.stop_reason]
@@ -250,9 +251,9 @@ class Follower:
             time.sleep(0.05)
 
     def fail(self, failure: Failure, *, end: bool = False) -> None:
-        """Report that this process cannot continue. Returns once the others know, unless this process is to `end` as well.
+        """Report that this process cannot continue. Returns once the other ranks know, unless this process is to `end` as well.
 
-        If a collective has failed here because another process has, this one is ended here, with the reason of the other.
+        If a collective failed here because another process failed, this process ends here with the other process's reason.
         """
         self.supervisor.is_exiting = True
         self.supervisor.update(failure=failure, cut_off=failure.collective and not self.cluster.reaches_rank0())
@@ -267,7 +268,7 @@ class Follower:
         self.leave()
 
     def leave(self) -> None:
-        """Write that this process leaves; rank 0, whose end ends the others, waits for them."""
+        """Write that this process leaves. Rank 0 waits for the other processes, because its end would end them."""
         self.supervisor.is_exiting = True
         self.supervisor.update(left=True)
         self._due.set()
@@ -277,9 +278,9 @@ class Follower:
         _let_others_exit(self.cluster.rank)
 
     def check_board(self, own: Record) -> Verdict | None:
-        """Called by the watchdog: says once that the board does not answer. The verdict if this process then stands still.
+        """Called by the watchdog: the verdict if the board does not answer and this process makes no progress.
 
-        If this process is overdue, finds out whether it is cut off from rank 0 instead.
+        Reports once that the board does not answer. Also finds out whether an overdue process is cut off from rank 0.
         """
         if own.overdue != self._probed and self.supervisor.record.failure is None:
             self._probed = own.overdue
@@ -298,7 +299,7 @@ class Follower:
             own = read_record(self.board, self.cluster.rank)
             self._refuse_duplicate(own)
             self._looks += 1
-            # What an earlier process of this rank has left does not change; what another one writes does.
+            # The file of an earlier process of this rank does not change; the file of a running one does.
             is_free = own is None or own.left or self._is_gone(own) or self._looks > LOOKS
             if self._written is not None or (self._verdict is None and is_free):
                 self._read(own)
@@ -318,19 +319,19 @@ class Follower:
         self._written = record
 
     def _refuse_duplicate(self, own: Record | None) -> None:
-        """End if another process writes the file of this rank, in this run or in another one in the same directory."""
+        """End if another process writes the file of this rank, in this run or in a different run in the same directory."""
         record = self.supervisor.record
         if own is None or own.left or own.process == record.process or self.session or self.supervisor.is_exiting:
             return
         self._foreign.add(own.count)
-        if len(self._foreign) > 1:  # it goes on
+        if len(self._foreign) > 1:  # it keeps writing
             found = verdict.duplicate(record, own)
             if self._written is not None:
                 self.supervisor.update(failure=Failure(found.reason, found.code))
             self._decide(found)
 
     def _read(self, own: Record | None) -> None:
-        """Read the files that concern this process, unless it cannot write or read its own: then the directory is at fault."""
+        """Read and judge the files that concern this process. If its own is not written and read, the directory is at fault."""
         now, rank, written = self.supervisor.status.clock, self.cluster.rank, self._written
         others = range(1, self.cluster.num_processes) if rank == 0 else (0,)
         read = {each: read_record(self.board, each) for each in others}
@@ -345,7 +346,7 @@ class Follower:
         self._decide(self._judge_all() if rank == 0 else self._listen())
 
     def _add(self, rank: int, record: Record | None, now: float) -> None:
-        """Add what was read of a process; a file of another run does not show that this one is alive."""
+        """Add the record that was read for a process; a record of a different run does not show that the process is alive."""
         if record is not None and record.run != self.supervisor.record.run:
             self._strangers.add(rank, record, now)
             record = None
@@ -357,7 +358,7 @@ class Follower:
             self._decided.set()
 
     def _judge_all(self) -> Verdict | None:
-        """Rank 0: the verdict over all processes, which is also written for the others."""
+        """Rank 0: the verdict over all processes, which is also written for the other ranks."""
         supervisor, alive, processes = self.supervisor, self._records.alive, self.cluster.num_processes
         limits, now = supervisor.limits, supervisor.status.clock
         stranger = _other_coordinator(supervisor.record.run, self._strangers)
@@ -401,7 +402,7 @@ class Follower:
         return rank0.verdict
 
     def _placed(self, found: Verdict) -> Verdict:
-        """The verdict with the place of a silent process of this host, which may hold its GIL: a signal writes its stacks."""
+        """The verdict, with the place of a silent process of this host. It may hold its GIL, so a signal writes its stacks."""
         record, board = self._records.alive.get(-1 if found.rank is None else found.rank), self.board
         if record is None or not isinstance(board, Directory) or record.machine != self.supervisor.record.machine:
             return found
@@ -420,7 +421,7 @@ class Follower:
         return record.machine == self.supervisor.record.machine and not _is_running(record.pid)
 
     def write_last(self) -> None:
-        """Write that this process leaves. Rank 0, whose end makes JAX abort the others, waits for those that can print."""
+        """Write that this process leaves. Rank 0 waits for ranks that can still print, because its end makes JAX abort them."""
         if self._written is None:
             return
         self.supervisor.update(left=True)
@@ -456,7 +457,7 @@ def _other_coordinator(run: str, strangers: Records) -> str:
 
 
 def _let_others_exit(rank: int) -> None:
-    """On rank 0, wait for processes that have said that they leave: JAX aborts every process that rank 0 leaves behind."""
+    """On rank 0, wait for processes that are about to leave: JAX aborts every process that outlives rank 0."""
     if rank == 0:
         time.sleep(LEAVE_SECONDS)
 
@@ -505,7 +506,7 @@ def _pid_namespace() -> str:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process of this host runs: False too if it has ended and its parent has not noticed yet."""
+    """Whether a process of this host runs; a zombie, which has ended but was not reaped, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:

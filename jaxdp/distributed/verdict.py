@@ -1,6 +1,6 @@
-"""Who has failed or is stuck: rules over the records of all processes, with the reader's own clock, without threads or files.
+"""Rules that decide which process failed or is stuck, from all processes' records and the reader's clock. No threads or files.
 
-A run of one process is judged by the same rules, over its own record.
+A run of one process is judged by the same rules, from its own record.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,12 +15,12 @@ SLOW_FACTOR = 15.0  # times the usual duration of a step: below it a step is slo
 FIRST_STEPS_FACTOR = 4.0  # times the longest step, while too few durations are known
 UNKNOWN_FACTOR = 1.75  # times `late_seconds`, in a compilation and while no duration is known
 FIRST_STEP_FACTOR = 4.0  # times `late_seconds`, for the first step of a single process, which waits for no other
-COMPILATION_SECONDS = 1800.0  # a compilation, one call, may take at least this long
+COMPILATION_SECONDS = 1800.0  # a compilation is one call and may take at least this long
 CUT_OFF_SECONDS = 600.0  # without progress and without an answer of the directory, before a process ends
-MIN_READS = 3  # of an unchanged file, before a process counts as silent: a slow directory is no silent process
-SLOW_WRITES = 3.0  # times the duration of the last write, for which a process may be silent beyond the limit
-COLLECTIVE_SECONDS = 5.0  # beyond the limit for a silent process, in which the cause of a failed collective is awaited
-CUT_OFF_LOOK_SECONDS = 5.0  # in which processes that all wait find out whether they reach rank 0
+MIN_READS = 3  # of an unchanged file, before a process counts as silent: the directory may only be slow
+SLOW_WRITES = 3.0  # times the last write's duration: how much longer than the limit a process may be silent
+COLLECTIVE_SECONDS = 5.0  # beyond the limit for a silent process: how long to wait for the cause of a failed collective
+CUT_OFF_LOOK_SECONDS = 5.0  # if all processes wait: how long they have to find out whether they reach rank 0
 MAX_NAMED = 5
 SILENT_CAUSES = "suspended, cut off from the network, or in native code that holds the GIL"
 KILLED = "exited without a message (killed or crashed)"
@@ -39,14 +39,14 @@ class Limits:
     start_seconds: float = 300.0
 
     def stuck_after(self, activity: str, work: str = "code") -> float:
-        """Seconds without progress in an activity after which the run ends; infinite for never. work: of the process."""
+        """Seconds without progress in an activity after which the run ends; infinite for never. work: see `Record`."""
         if self.stuck_seconds is None:
             return float("inf")
-        # A process may wait in a compilation for one that compiles, which is not overdue.
+        # In a compilation, a process may wait for another one that compiles and is not overdue.
         return max(self.stuck_seconds, self._least(activity, is_compiling=work != ""))
 
     def cut_off_after(self, activity: str, work: str = "compiler") -> float:
-        """The same, for a process that cannot read the files of the others: a host without network."""
+        """The same, for a process that cannot read the other processes' files, as on a host without network."""
         if self.stuck_seconds is None:
             return float("inf")
         return max(min(self.stuck_seconds, CUT_OFF_SECONDS), self._least(activity, is_compiling=work == "compiler"))
@@ -63,7 +63,7 @@ def late_after(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> f
         return FIRST_STEP_FACTOR * limits.late_seconds
     if beat.activity in ("start", "load") and beat.step is None:
         return limits.late_seconds
-    if beat.activity == "save":  # waits for the one before
+    if beat.activity == "save":  # waits for the previous save
         return max(UNKNOWN_FACTOR * limits.late_seconds, SLOW_FACTOR * beat.longest_save_seconds)
     if beat.typical_seconds is None:
         return max(UNKNOWN_FACTOR * limits.late_seconds, FIRST_STEPS_FACTOR * beat.longest_seconds)
@@ -87,20 +87,20 @@ class _Seen:
     record: Record
     changed: float
     reads: int = 0
-    is_alive: bool = False  # the count has changed: the file is not that of an earlier process
+    is_alive: bool = False  # the count has changed, so the file is not an earlier process's
 
 
 class Records:
-    """The records of the processes of a run, as one of them reads them. Time is that of its own clock, in seconds.
+    """The records of the processes of a run, as one of them reads them. Time is the reader's own clock, in seconds.
 
-    The clock must not run while the reader is suspended: a reader that was late then blames no other process.
+    The clock must not run while the reader is suspended, so that a reader does not blame other processes for its own delay.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 
     def add(self, rank: int, record: Record | None, clock: float) -> None:
-        """Add what was read of a process; None if nothing could be read, which counts as unchanged."""
+        """Add the record that was read for a process; None if nothing could be read, which counts as unchanged."""
         seen = self._seen.get(rank)
         if seen is None:
             if record is not None:
@@ -111,7 +111,7 @@ class Records:
             seen.reads += 1
 
     def add_outage(self, seconds: float) -> None:
-        """Let a time in which no file could be read or written not count as silence."""
+        """Do not count a time as silence when no file could be read or written."""
         for seen in self._seen.values():
             seen.changed += seconds
 
@@ -151,12 +151,12 @@ class Judge:
 
     def __init__(self, limits: Limits, is_gone: Callable[[Record], bool]) -> None:
         self.limits, self._is_gone = limits, is_gone
-        self._collective_failed: float | None = None  # when the first process reported that
+        self._collective_failed: float | None = None  # when the first process reported a failed collective
         self._all_wait: float | None = None  # since when all are stuck and wait
         self._gone: set[int] = set()
 
     def verdict(self, records: Records, clock: float) -> Verdict | None:
-        """The first failure, if there is one: a process that says so, one that is gone or silent, then one that is stuck."""
+        """The first failure, if any: a process that reports one, then a process that is gone or silent, then a stuck one."""
         alive = records.alive
         own = [record for record in alive.values() if record.failure and not record.failure.collective]
         if own:
@@ -208,11 +208,11 @@ class Judge:
 
 
 def at_fault(alive: Mapping[int, Record]) -> list[Record]:
-    """The overdue processes that execute code instead of waiting. If all are overdue and wait, one that is cut off from the
-    others, or those behind the others.
+    """The overdue processes that execute code instead of waiting. If all processes are overdue and wait: those that are cut
+    off, or else those that are behind the rest.
 
-    [] if they are all at the same point, if those behind wait for their devices (a step starts while the one before computes),
-    or if a process that is not overdue may hold up the rest.
+    [] if all are at the same point, or if a process that is not overdue may hold up the rest. Also [] if the processes behind
+    wait for their devices: a step starts while the previous one computes.
     """
     late = [record for record in alive.values() if record.overdue]
     if working := [record for record in late if record.work]:
@@ -297,7 +297,7 @@ def lone(launcher: str) -> str:
 
 
 def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdict | None:
-    """The verdict of a process on itself whose files have not answered for `seconds`: nobody else can tell it what happened."""
+    """The verdict of a process on itself if the files have not answered for `seconds`: it cannot learn what happened."""
     limit = limits.cut_off_after(own.beat.activity, own.work)
     if min(own.beat.idle_seconds, seconds) < limit or own.beat.activity == OUTSIDE:
         return None
@@ -306,7 +306,7 @@ def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdi
 
 
 def duplicate(own: Record, other: Record) -> Verdict:
-    """The verdict of a process on itself if another one has its rank, in this run or in another one in the same directory."""
+    """The verdict of a process on itself if another one has its rank, in this run or in a different one in its directory."""
     if other.run != own.run:
         reason = f"a run that {other.run} coordinates uses this directory, with process {other.pid} on {other.host}"
         return replace(blame(own, f"{reason}; use another --workdir, or end that run"), place="", code=EXIT_CONFIG)

@@ -101,7 +101,7 @@ class _Console(Console):
 
 
 class _LastingStream:
-    """A stream whose errors of writing are passed to a function."""
+    """A stream that passes its write errors to a function."""
 
     def __init__(self, stream: Any, on_error: Callable[[OSError], None]) -> None:
         self._stream, self._on_error = stream, on_error
@@ -189,7 +189,7 @@ class Screen(Quiet):
             self.console.file = cast(IO[str], _LastingStream(self.console.file, partial(self._lose, sys.stderr)))
 
     def _lose(self, errors: TextIO, error: OSError) -> None:
-        """Say once on stderr that the output cannot be written. errors: stderr, which a progress bar replaces meanwhile."""
+        """Report once on stderr that the output cannot be written. errors: stderr, which a progress bar replaces meanwhile."""
         if self.lost is not None:
             return
         self.lost = discard_output(self.console.file, error)

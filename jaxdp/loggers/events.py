@@ -1,7 +1,7 @@
-"""Events of a run beside its metrics: when its sessions began, what they showed, and how they ended.
+"""Events of a run besides its metrics: when its sessions began, what they showed, and how they ended.
 
-They are lines of `events.jsonl`, for people and for `jaxdp watch`; a resumed run appends to it, and reads how often the run was
-started.
+They are lines of `events.jsonl`, for people and for `jaxdp watch`. A resumed run appends to this file, and reads how often the
+run was started.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from jaxdp.training.run import Run
 
 
 class EventLog(Callback):
-    """Appends events to the events.jsonl in a directory; None: nowhere. An event that cannot be written is lost, without an
-    error.
+    """Appends events to the events.jsonl in a directory, or nowhere if that is None. An event that cannot be written is lost
+    without an error.
 
     position: called at every event; returns the fields `samples`, `sessions` and `wall_seconds` if they are known.
     """

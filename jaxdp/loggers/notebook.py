@@ -19,7 +19,7 @@ IMAGE_WIDTH = 760  # in pixels
 
 
 def default_screen() -> Screen:
-    """`Notebook` in an IPython kernel, else `Screen`, also if stdout is redirected to memory. Does not import IPython."""
+    """`Notebook` in an IPython kernel; `Screen` elsewhere, or if stdout is redirected to memory. Does not import IPython."""
     if isinstance(sys.stdout, io.StringIO):
         return Screen()
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

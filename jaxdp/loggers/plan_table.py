@@ -59,7 +59,7 @@ def summary_table(
     """The table of `jaxdp plan`: model, data, devices, optimizer and phases.
 
     devices: description of the devices. device_memory: estimate of the memory per device; "": none.
-    rate: images/s of one device, from which the hours follow.
+    rate: images/s of one device, to predict the hours.
     """
     rows = _rows(plan, devices, model_summary)
     rows.insert(1, ("length", f"{plural(plan.total_samples, 'image', ',')}; {_describe_hours(plan, rate)}"))
@@ -78,7 +78,7 @@ def _table(rows: list[tuple[str, str]]) -> "Table":
 
 
 def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """(label, fact). A label of "" continues the row before."""
+    """(label, fact). A label of "" continues the previous row."""
     config, optimizer = plan.config, plan.config.optimizer
     size, sizes = config.data.image_size, {phase.image_size for phase in plan.phases}
     shown = " to ".join(f"{side}x{side}" for side in sorted({min(sizes), max(sizes)}))
@@ -145,7 +145,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
 
 
 def _describe_schedule(plan: Plan) -> str:
-    """The schedule with its learning rate, what that is scaled to for each batch, and its warm-up."""
+    """The schedule with its learning rate, the scaled rate for each batch, and its warm-up."""
     schedule, batches = plan.config.schedule, {phase.global_batch for phase in plan.phases}
     anew = f", from epoch {schedule.from_epoch:.2f} on" if schedule.from_epoch else ""
     if schedule.name not in SCHEDULES.builtin:

@@ -14,7 +14,7 @@ from jaxdp.loggers.smoothing import moving_average, window
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colors of Okabe & Ito, distinguishable by the color-blind.
+# Colors of Okabe & Ito, distinguishable for color-blind readers.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 COLORS, GRAY = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK), "#BBBBBB"
 LOSS_LABEL = "loss (cross-entropy)"
@@ -69,7 +69,7 @@ def training_figure(records: list[dict[str, Any]], labels: str, phases: Sequence
 def setting_steps(training: list[dict[str, Any]], phases: Sequence[Phase], name: str) -> tuple[list[float], list[float]]:
     """(epochs, values) of a field that is constant within each phase: where it changes, and its last position.
 
-    The log has its value only now and then; it changes where the config says that a phase begins.
+    The log has its value for some steps only. The value changes where a phase of the config begins.
     """
     records = [record for record in training if record.get(name) is not None and record.get("epoch") is not None]
     starts = [phase.until_epoch for phase in phases if phase.until_epoch is not None]
@@ -99,7 +99,7 @@ def use_log_scale(panels: Iterable[Any], values: Iterable[float], *, spread: flo
 
 
 def _draw_metric(axes: Any, rows: list[dict[str, Any]], name: str, *, scale: float = 1.0, color: str, label: str) -> None:
-    """Draw held-out values as dots on a line, and training values as a moving average before pale dots."""
+    """Draw held-out values as dots on a line, and training values as a moving average in front of pale dots."""
     if not rows:
         return
     epochs = [row["epoch"] for row in rows]

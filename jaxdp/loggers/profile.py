@@ -1,4 +1,4 @@
-"""Traces of training steps by JAX's profiler, and the share of each part of the step in them."""
+"""Traces of training steps by JAX's profiler, and each part's share of the step's time."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,15 @@ from jaxdp.xla import hlo, kernels
 
 # Parts of a step by their `jax.named_scope`, in order; "rest": instructions without one, such as copies.
 PARTS = ("augmentation", "forward", "backward", "all-reduce", "gradient_norm", "optimizer", "rest")
-CONTAINERS = ("while", "call", "conditional")  # their time is that of the instructions in them
+CONTAINERS = ("while", "call", "conditional")  # their time is the time of the instructions in them
 
 
 class Profile(Callback):
-    """Traces the steps of `logging.profile` into the folder `profile`, annotated with their numbers, and says how to open the
-    trace; attached on rank 0 with this field.
+    """Traces the steps of `logging.profile` into the folder `profile`, annotated with their numbers, and shows how to open the
+    trace. Attached on rank 0 with this field.
 
-    The devices finish earlier work before the first traced step, and the last one before the trace ends, so logged speeds near
-    them are not representative.
+    The devices finish earlier work before the first traced step, and the last traced step before the trace ends. So the speeds
+    logged near these steps are not representative.
     """
 
     def __init__(self, steps: range) -> None:

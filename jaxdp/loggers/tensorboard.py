@@ -93,7 +93,7 @@ class EventFile:
         self.file.write(length + masked_checksum(length) + data + masked_checksum(data))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write the numbers of a record; those that callbacks have added are of its group."""
+        """Write the numbers of a record; numbers that callbacks have added belong to the record's group."""
         own = "evaluation" if "eval_loss" in record else "training"
         values = []
         for name, value in record.items():

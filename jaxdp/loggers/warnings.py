@@ -16,7 +16,7 @@ MIN_WAITING_SHARE, WAITING_INTERVAL_SECONDS = 0.1, 60.0
 
 
 class InputAdvice(Callback):
-    """Says once that the devices wait for images, and what would help; names the first unusable image."""
+    """Reports once that the devices wait for images, and what would help; names the first unusable image."""
 
     def __init__(self) -> None:
         self.input_shown = self.bad_images_shown = False
@@ -39,7 +39,7 @@ class InputAdvice(Callback):
 
 
 class Stragglers(Callback):
-    """Logs which process the others wait for, and says so at most once a minute; attached with several processes."""
+    """Logs which process the rest wait for, and shows it at most once a minute; attached with several processes."""
 
     def __init__(self) -> None:
         self.shown = -math.inf
@@ -58,8 +58,8 @@ class Stragglers(Callback):
 def input_warning(images: int, seconds: float, *, input_seconds: float, source: Any) -> str | None:
     """A warning with the current and the required input throughput; None if waiting took less than a tenth of the time.
 
-    images: number trained on in `seconds`, of which the devices waited `input_seconds` for images. source: may have `threads`,
-    the number of decoding threads, and `storage_share`, the share of their time in which they wait for a network.
+    images: number trained on in `seconds`. input_seconds: how long the devices waited for images during this time. source: may
+    have `threads`, the number of decoding threads, and `storage_share`, the share of their time that they wait for a network.
     """
     if input_seconds < MIN_INPUT_SHARE * seconds:
         return None

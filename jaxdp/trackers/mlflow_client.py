@@ -1,7 +1,7 @@
 """MLflow: one run per run directory, found again by a tag with its id. The step of a metric is the number of samples.
 
-A record is sent in one request, which the server stores whole or not at all; if it is too large, in several. Its metrics
-`training/samples` and `evaluation/samples`, in the last one, tell where to go on.
+A record is sent in one request, which the server stores whole or not at all; a record that is too large takes several. The last
+request has the metrics `training/samples` and `evaluation/samples`, which show where to continue.
 """
 
 import itertools
@@ -27,13 +27,13 @@ from jaxdp.trackers.run_files import (
 )
 
 ID_TAG = "jaxdp.id"
-EXPERIMENT = "jaxdp"  # unless MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names another
+EXPERIMENT = "jaxdp"  # unless MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names a different one
 LONGEST_PARAM, LONGEST_TAG, MOST_METRICS, MOST_PARAMS = 6000, 5000, 1000, 100  # characters; numbers in a request
 # What MLflow refuses in a name, which it may use as a path: other characters, and parts that are empty or only dots.
 LONGEST_NAME, REFUSED = 250, re.compile(r"[^/\w.\- :]|^/|(?<=/)/|/\Z|(?<![^/])\.{1,2}(?![^/])")
 TEMPORARY = (408, 429)  # HTTP status codes of requests to repeat
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
-SETTINGS = {  # environment of the client, unless the user sets it: this process tries again by itself
+SETTINGS = {  # environment of the client, unless the user sets it: this process repeats requests itself
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -115,7 +115,7 @@ class MlflowClient:
     def send(self, records: Sequence[dict[str, Any]]) -> None:
         from mlflow.entities import Metric
 
-        for record in filter(is_evaluation, records):  # first: what was sent is not looked at again
+        for record in filter(is_evaluation, records):  # before the records, because a sent record is not read again
             picture = picture_path(self.workdir, record["samples"])
             if picture.exists():
                 self._upload(picture, "held_out")
@@ -185,10 +185,10 @@ class MlflowClient:
 
 
 def metric_keys(names: Iterable[str]) -> dict[str, str]:
-    """Name -> the name under which MLflow stores it: `_` replaces what it refuses, and a number tells equal ones apart."""
+    """Name -> the name that MLflow stores: `_` replaces what MLflow refuses, and a number distinguishes equal names."""
     keys: dict[str, str] = {}
     allowed = {name: REFUSED.sub(lambda match: "_" * len(match[0]), name[:LONGEST_NAME]) for name in names}
-    for name, key in sorted(allowed.items(), key=lambda pair: (pair[0] != pair[1], pair)):  # first those that stay as they are
+    for name, key in sorted(allowed.items(), key=lambda pair: (pair[0] != pair[1], pair)):  # first the unchanged names
         candidates = (f"{key[: LONGEST_NAME - 10]}_{number}" for number in itertools.count(2))
         taken = {*keys.values()}
         keys[name] = key if key not in taken else next(each for each in candidates if each not in taken)
@@ -203,7 +203,7 @@ def _is_outage(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """One line; of a failed connection only the cause, without the addresses and retries of the HTTP library."""
+    """One line; for a failed connection only the cause, without the addresses and retries of the HTTP library."""
     text = first_line(error)
     cause = re.search(REASONS, text)
     if cause and cause[0].startswith("not in"):

@@ -1,4 +1,4 @@
-"""The files of a run that concern trackers: which run of a tracker it is, its records, its pictures, and other facts."""
+"""The files of a run that concern trackers: the identity of the tracker's run, records, pictures, and other facts."""
 
 import fcntl
 import json
@@ -24,7 +24,7 @@ from jaxdp.validation import flatten
 FOLDER = "trackers"  # in the run directory
 LINES = 500  # records that are sent together
 NO_POINT = -1  # position before the first record
-LAST = 2  # of a run, added to the position of its last step: the point that shows the result
+LAST = 2  # added to the position of a run's last step: the position of the point that shows the result
 ORIGIN = "origin.json"  # host, command and commit of the last session that trained
 SECRET_VALUE = re.compile(rf"((?:{SECRET})[^\s:=]*[\s:=]).*", re.IGNORECASE | re.DOTALL)
 
@@ -34,7 +34,7 @@ class Unavailable(Exception):
 
 
 class Rejected(Exception):
-    """The tracker cannot be used as it is named or set up. hint: how to fix it."""
+    """The tracker cannot be used with its name or setup. hint: how to fix it."""
 
     def __init__(self, reason: str, hint: str) -> None:
         self.reason, self.hint = reason, hint
@@ -54,7 +54,7 @@ def position(record: dict[str, Any]) -> int:
 
 
 def values(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a record under training/ or evaluation/. null, which the log has for NaN and infinity, is NaN."""
+    """The numbers of a record under training/ or evaluation/. null, the log's value for NaN and infinity, becomes NaN."""
     group = "evaluation" if is_evaluation(record) else "training"
     return {
         encodable(f"{group}/{name.removeprefix('eval_')}"): math.nan if value is None else value
@@ -80,8 +80,8 @@ def next_records(log: IO[bytes]) -> list[dict[str, Any]]:
 class TrackerState:
     """The identity of a run in one tracker, in a file of the run directory.
 
-    target: the project or server. The file holds it, a random id, chosen before anything is sent, and whether the tracker
-    has the complete run with its result.
+    target: the project or server. The file holds the target, a random id (chosen before anything is sent), and whether the
+    tracker has the complete run with its result.
     """
 
     def __init__(self, workdir: Path, tracker: str, target: str) -> None:
@@ -120,7 +120,7 @@ class TrackerState:
 
 @contextmanager
 def exclusive(workdir: Path, tracker: str) -> Iterator[None]:
-    """Wait until no other process sends this run to the tracker: that of a killed session may take seconds to end."""
+    """Wait until no other process sends this run to the tracker: a killed session's process may take seconds to end."""
     path = workdir / FOLDER / f".{tracker}.lock"
     with ExitStack() as stack:
         try:
@@ -137,7 +137,7 @@ def picture_path(workdir: Path, samples: int) -> Path:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as one line, without passwords in URLs and what follows a name of a secret."""
+    """A command as one line, without passwords in URLs and without the text after a secret's name."""
     shown: list[str] = []
     for word in words:
         after_flag = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1]
@@ -147,7 +147,7 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that is the current directory, with "+changes" for changed files; None outside of one."""
+    """The commit of the current directory's checkout, with "+changes" for changed files; None outside of a checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", *arguments]  # no lock that would stop a command of the user
@@ -160,7 +160,7 @@ def git_commit() -> str | None:
 
 
 def encodable(text: str) -> str:
-    """Text with backslash escapes in place of bytes that are not UTF-8, which names of files may hold."""
+    """Text with backslash escapes in place of bytes that are not UTF-8, which file names may contain."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -182,7 +182,7 @@ def read_origin(workdir: Path) -> dict[str, str]:
 
 
 class RunFacts(NamedTuple):
-    """What a tracker shows about a run beside its log.
+    """What a tracker shows about a run besides its log.
 
     config: all fields by dotted name. about: directory and, if known, host, command, commit and newest checkpoint; paths are
     absolute, or URLs of a run at a URL. result: fields of result.json by dotted name; empty before the end. best: the directory
@@ -198,7 +198,7 @@ class RunFacts(NamedTuple):
 
 
 def run_facts(workdir: Path, location: str) -> RunFacts:
-    """The facts of the run in a directory, as its files give them now. location: the same, or the URL of the run."""
+    """The facts of the run in a directory, from its current files. location: the directory, or the URL of the run."""
     config = json.loads(read_text(workdir / CONFIG))
     result: dict[str, Any] = {}
     with suppress(FileNotFoundError):

@@ -1,10 +1,11 @@
 """The process that sends a run to one tracker: `python -m jaxdp.trackers.sender JSON`, with the fields of `Task`.
 
-`jaxdp.trackers.tracker` starts it, reads what it prints, lines to show, and writes the outcome of the session to its stdin:
-finished, stopped or failed. It exits with code 0 when the tracker has everything, and with EXIT_CONFIG after the line
-"rejected", tab, reason, tab, hint. If stdin ends without an outcome, the run was killed: then it has `KILLED_SECONDS`.
+`jaxdp.trackers.tracker` starts this process and shows the lines that it prints. It writes the outcome of the session to the
+process's stdin: finished, stopped or failed. The process exits with code 0 when the tracker has everything, and with
+EXIT_CONFIG after the line "rejected", tab, reason, tab, hint. If stdin ends without an outcome, the run was killed, and the
+process ends within `KILLED_SECONDS`.
 
-It reads what it sends from the run directory, so nothing is lost if it, the run or the tracker dies.
+It reads what it sends from the run directory, so nothing is lost if the process, the run or the tracker dies.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from jaxdp.trackers.run_files import (
 )
 
 POLL_SECONDS = 1.0
-DESCRIBE_SECONDS = 30.0  # between two looks at the newest checkpoint
+DESCRIBE_SECONDS = 30.0  # between two updates about the newest checkpoint
 KILLED_SECONDS = 10.0
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 30.0  # seconds between attempts to reach the tracker
 
@@ -62,7 +63,7 @@ class TrackerClient(Protocol):
 
 
 class Task(NamedTuple):
-    """What is sent where. client: a class, as `module:class`. workdir: the local copy, if `location` is a URL."""
+    """What to send, and where to. client: a class, as `module:class`. workdir: the local copy, if `location` is a URL."""
 
     tracker: str
     client: str
@@ -91,7 +92,7 @@ class Sender:
         """Send until the end of the session. Raises Rejected if the tracker's run cannot be opened."""
         retry = SHORTEST_RETRY
         while True:
-            outcome = self.outcome  # before the log is read: its last lines are written before the outcome
+            outcome = self.outcome  # read before the log, whose last lines are written before the outcome
             try:
                 self._send_new()
                 if outcome:
@@ -107,7 +108,7 @@ class Sender:
                 retry = min(2 * retry, LONGEST_RETRY)
 
     def _send_new(self) -> None:
-        """Send what the log has beyond the tracker's last record."""
+        """Send the log's records after the tracker's last record."""
         if not self._is_connected:
             self.position, self.offset = self.client.connect(self._facts().name), 0
             self.show(self.client.place)
@@ -124,7 +125,7 @@ class Sender:
                 self.offset = log.tell()
 
     def _report(self, error: Exception) -> None:
-        """Say once that the tracker does not answer; ask it for its last record next time."""
+        """Report once that the tracker does not answer; the next attempt asks it for its last record."""
         traceback.print_exc()
         is_own = isinstance(error, (Unavailable, Rejected))
         if not self._is_down:

@@ -1,4 +1,4 @@
-"""Beside the run: a callback that starts processes for trackers, tells them how the session ends, and never waits for long."""
+"""The callback that starts a process for each tracker, sends it the outcome of the session, and never waits for long."""
 
 import contextlib
 import importlib.util
@@ -28,7 +28,7 @@ CLIENTS = {"wandb": "jaxdp.trackers.wandb_client:WandbClient", "mlflow": "jaxdp.
 CONNECT_SECONDS = 10.0  # to wait for an answer before training
 END_SECONDS = 30.0  # to wait for the last points of a finished run
 CHECKPOINT_SECONDS = 600.0  # the same, if a checkpoint is sent
-QUIET_SECONDS = 2.0  # of that without a message
+QUIET_SECONDS = 2.0  # of such a wait, without a message
 STOP_SECONDS = 5.0  # the same after a stop signal or an error, when a scheduler may be about to kill the process
 
 
@@ -37,7 +37,7 @@ def check_packages(config: Config) -> None:
     for name in CLIENTS:
         target = getattr(config.logging, name)
         spec = importlib.util.find_spec(name) if target is not None else None
-        if target is not None and (spec is None or spec.origin is None):  # without origin: a directory of that name
+        if target is not None and (spec is None or spec.origin is None):  # no origin: a directory of that name
             hint = f"pip install -e '.[{name}]', or omit it"
             raise ConfigError(f"logging.{name}", target, reason=f"the package {name} is not installed", hint=hint)
 
@@ -52,9 +52,10 @@ def trackers_of(config: Config) -> "Trackers":
 
 
 class Trackers(Callback):
-    """Sends the run to trackers; attached on rank 0, before the log, whose readers need the pictures.
+    """Sends the run to trackers; attached on rank 0, before the log, because readers of the log need the pictures.
 
-    end_seconds: how long to wait for the last points of a finished run. All trackers are told first, then waited for together.
+    end_seconds: how long to wait for the last points of a finished run. All trackers get the outcome before the wait, which is
+    for all of them together.
     """
 
     def __init__(self, trackers: Sequence["Tracker"], *, end_seconds: float = END_SECONDS) -> None:
@@ -62,7 +63,7 @@ class Trackers(Callback):
 
     def on_start(self, run: Run) -> None:
         def while_waiting() -> str | None:
-            run.processes.status.record_progress()  # waiting for a tracker is no hang
+            run.processes.status.record_progress()  # waiting for a tracker is not a hang
             return run.signals.stop_reason
 
         if self.trackers:
@@ -80,8 +81,8 @@ class Trackers(Callback):
     ) -> None:
         """Start the processes, and wait for a short time until they have opened their runs.
 
-        location: of the run, a directory or a URL. while_waiting: called ten times a second in waits; a true value ends the
-        wait. Raises ConfigError if a tracker rejects a new run.
+        location: of the run, a directory or a URL. while_waiting: called ten times a second during waits; a true value ends
+        the wait. Raises ConfigError if a tracker rejects a new run.
         """
         self.info, self.while_waiting = info, while_waiting
         for tracker in self.trackers:
@@ -109,12 +110,12 @@ class Trackers(Callback):
             reason = printable(f"{type(error).__name__}: {first_line(error)}")
             run.info(f"held-out images cannot be drawn for {_names(self.trackers)} ({reason}); training continues without them")
             return
-        with contextlib.suppress(OSError):  # a full disk costs the picture
+        with contextlib.suppress(OSError):  # with a full disk, the picture is lost
             write_atomically(picture_path(run.workdir, evaluation["samples"]), png.getvalue())
 
     @contextlib.contextmanager
     def ended(self) -> Iterator[None]:
-        """End the processes after the block, with the outcome that follows from its exception."""
+        """End the processes after the block, with an outcome that depends on its exception."""
         try:
             yield
         except ForcedStop:
@@ -134,7 +135,7 @@ class Trackers(Callback):
             tracker.close()
 
     def finish(self, outcome: str) -> None:
-        """Tell the outcome of the session, and wait for a limited time until everything has arrived."""
+        """Send the outcome of the session to the processes, and wait for a limited time until everything has arrived."""
         told = [tracker for tracker in self.trackers if tracker.close(outcome)]
         try:
             if told and outcome == "finished":
@@ -144,7 +145,7 @@ class Trackers(Callback):
                     self.info(f"{until}; Ctrl-C skips this")
                     self._wait(self.end_seconds - QUIET_SECONDS, self.while_waiting)
             elif told:
-                self._wait(STOP_SECONDS, lambda: False)  # the stop signal is no reason not to wait
+                self._wait(STOP_SECONDS, lambda: False)  # waits despite the stop signal
         finally:
             for tracker in told:
                 tracker.kill()
@@ -152,7 +153,7 @@ class Trackers(Callback):
     def send_finished(
         self, workdir: Path, location: str, *, info: Callable[[str], Any], while_waiting: Callable[[], Any] = lambda: None
     ) -> None:
-        """Send what the trackers lack of a run that has finished before. For the arguments see `start`."""
+        """Send what the trackers lack of an already finished run. For the arguments, see `start`."""
         self.trackers = [tracker for tracker in self.trackers if not tracker.state(workdir).complete]
         with self.ended():
             self.start(workdir, location, info=info, while_waiting=while_waiting)
@@ -210,11 +211,11 @@ class Tracker:
 
     @property
     def is_running(self) -> bool:
-        """Until the process has ended and its lines are shown."""
+        """True until the process has ended and its lines are shown."""
         return self.reader.is_alive()
 
     def close(self, outcome: str = "") -> bool:
-        """Tell the process the outcome of the session, if there is one, and close its input; False if that was done before."""
+        """Send the process the outcome of the session, if any, and close its input; False if the input was closed before."""
         process, self.process = self.process, None
         if process is None:
             return False
@@ -225,7 +226,7 @@ class Tracker:
         return True
 
     def kill(self) -> None:
-        """Kill the process with what it has started, and say so if it was not done."""
+        """Kill the process and all that it has started, and report it if the process was not done."""
         self._is_killed = True
         with contextlib.suppress(OSError):
             os.killpg(self.started.pid, signal.SIGKILL)

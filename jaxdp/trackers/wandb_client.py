@@ -1,6 +1,6 @@
 """Weights & Biases: one run per run directory, resumed by its id. Files of the client lie in WORKDIR/wandb.
 
-The number of a history row (`_step`) is the record's position: the server, or the files of offline sessions, have the last one.
+The number of a history row (`_step`) is the record's position. The server, or the files of offline sessions, have the last one.
 The charts' x axis is `samples`.
 """
 
@@ -52,7 +52,7 @@ class WandbClient:
             console="off", silent=True, save_code=False, init_timeout=INIT_SECONDS, x_stats_pid=os.getppid()
         )
         identity = self.state.identify()
-        (self.workdir / "wandb").mkdir(exist_ok=True)  # without it, the client writes elsewhere if it cannot
+        (self.workdir / "wandb").mkdir(exist_ok=True)  # otherwise the client writes elsewhere if it cannot create this folder
         try:
             run = wandb.init(
                 project=self.state.target, id=identity, name=name, dir=str(self.workdir), resume="allow", settings=settings
