@@ -70,7 +70,7 @@ EXCHANGES = {
     "one row to another": lambda x: lax.ppermute(x, "vertical", [(2, 0)]),
     "a tree over the rows": lambda x: lax.ppermute(lax.ppermute(x, "vertical", [(1, 0)]), "vertical", [(2, 0)]),
     "one column to the other": lambda x: lax.ppermute(x, "horizontal", [(1, 0)]),
-    "axes in the other order": lambda x: lax.ppermute(x, AXES[::-1], [(1, 0), (3, 2), (4, 5)]),
+    "axes in the other order": lambda x: lax.psum(x, AXES[::-1], axis_index_groups=[[0, 1], [2], [3], [4], [5]]),
     "a device also to itself": lambda x: lax.ppermute(x, AXES, [(0, 0), (1, 2), (5, 4)]),
     "every device to itself": lambda x: lax.ppermute(x, "vertical", [(0, 0), (1, 1), (2, 2)]),
     "all in a ring": lambda x: lax.ppermute(x, AXES, [(device, (device + 1) % 6) for device in range(6)]),
