@@ -6,7 +6,7 @@ Public names are imported on first use: `import jaxdp` imports neither JAX nor a
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers see; the names are those of the table below and `plan`
+if TYPE_CHECKING:  # what type checkers see; the names of the table below and `plan`
     from jaxdp import data as data
     from jaxdp import losses as losses
     from jaxdp import models as models

@@ -1,4 +1,4 @@
-"""The callbacks of a run: which ones its configuration attaches, and in which order they are called."""
+"""The callbacks of a run: which ones its configuration attaches, and the order of their calls."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

@@ -90,7 +90,7 @@ class UpdateRule(Choice):
 class Loss(Choice):
     """A loss. Its implementation is f(config.optimizer, logits [B, K], labels [B], mix=mix or None): [B] float32.
 
-    chance: the chance-level loss of a number of classes, that of equal scores for all of them; infinite if it is not known.
+    chance: the loss of equal scores for a number of classes; infinite if it is not known.
     title: its name in a plan, "" for the usual one.
     """
 

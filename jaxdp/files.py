@@ -67,7 +67,7 @@ def check_local(path: object, field: str) -> None:
 
 
 def expand_user(path: str | os.PathLike, field: str) -> str:
-    """A path in which ~ or ~USER at the start is replaced by that home directory, as a shell does; a URL stays.
+    """A path with ~ or ~USER at its start replaced by that home directory, as a shell does; a URL stays.
 
     Raises ConfigError, naming `field`, if the home directory of this user is unknown.
     """
@@ -220,7 +220,7 @@ def write_output(path: Path, data: bytes) -> None:
 def discard_output(stream: IO[str], error: OSError) -> str:
     """Redirect stdout or stderr, which cannot be written, to /dev/null: what it holds and what follows is lost without errors.
 
-    Returns a line that says so.
+    Returns a line about it.
     """
     name = getattr(stream, "name", "output")
     with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor

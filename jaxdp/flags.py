@@ -80,7 +80,7 @@ def parse(
 
 
 def _build(options: type[Options], default: Options | None, values: dict[FieldPath, Any]) -> Options:
-    """An instance of a dataclass. default: values of omitted fields. values: of fields, those of sections too."""
+    """An instance of a dataclass. default: values of omitted fields. values: of fields, also of sections."""
     given: dict[str, Any] = {}
     for field in dataclasses.fields(cast(Any, options)):
         inner = {path[1:]: value for path, value in values.items() if path[0] == field.name}
@@ -344,7 +344,7 @@ def _is_valid(flags: Flags, words: list[str]) -> bool:
 
 
 def _unknown_flags(flags: Flags, program: str, words: list[str]) -> ConfigError:
-    """The error for all unknown flags among `words`, the first of which is one."""
+    """The error for all unknown flags among `words`; the first word is one."""
     errors = []
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -413,7 +413,7 @@ def _counterparts(flags: Flags) -> dict[str, Counterpart]:
 
 
 def _in_nearest_section(named: Iterable[str], section: str, index: list[str]) -> dict[str, str]:
-    """Field -> flag in the section that is most similar to `section`; {} if there is none. index: [], or that of a phase."""
+    """Field -> flag in the section most similar to `section`; {} if there is none. index: [], or the index of a phase."""
     parts = {flag: flag.removeprefix("--").split(".") for flag in named if "." in flag}
     near = nearest(section, dict.fromkeys(first for first, *_ in parts.values()))
     inside = {flag: rest for flag, (first, *rest) in reversed(parts.items()) if first == near}

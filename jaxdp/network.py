@@ -50,7 +50,7 @@ class Network(Protocol):
         train: bool = True,
         key: jax.Array | None = None,
     ) -> tuple[Any, dict]:
-        """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment."""
+        """(output of a segment for its input x, moments). params, batch_stats: whole trees, or of the segment."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class FrozenStages:
 
 
 class InitialValues(NamedTuple):
-    """Arrays of a network, by names such as params/conv1/kernel, that replace those of the seed, and a line about them."""
+    """Arrays that replace values drawn from the seed, by names such as params/conv1/kernel, and a line about them."""
 
     tensors: dict[str, Any]
     description: str

@@ -111,7 +111,7 @@ class Recipe(NamedTuple):
 
 
 def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> Recipe:
-    """The recipe that --config names on a command line, to which the other flags can be applied.
+    """The recipe that --config names on a command line. The other flags can be applied to it.
 
     notes: whether a recipe file that calls `load_config` prints its notes.
     """

@@ -67,7 +67,7 @@ def to_json(record: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record in which null replaces NaN and infinity, which standard JSON does not have."""
+    """A record with null in place of NaN and infinity, which standard JSON does not have."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 

@@ -105,7 +105,7 @@ class Choices(Mapping[str, Entry]):
         return [name for name in self.entries if name not in self.builtin]
 
     def register(self, name: str, entry: Entry, implementation: Any) -> None:
-        """Add or replace an entry of the user's. Raises ConfigError for an invalid name, or that of a built-in entry."""
+        """Add or replace an entry of the user's. Raises ConfigError for an invalid name, or the name of a built-in entry."""
         if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)):
             raise ConfigError("name", name, reason="must consist of lower-case letters, digits and _, and start with a letter")
         taken = (*self.builtin, *self.reserved)

@@ -221,7 +221,7 @@ RELATIONS = (
 
 
 def check_names(config: Config) -> None:
-    """Raise ConfigError if a name in a config, such as that of its model, is neither built in nor registered."""
+    """Raise ConfigError if a name in a config, such as its model's, is neither built in nor registered."""
     for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES):
         table.check(attrgetter(table.field)(config))
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):

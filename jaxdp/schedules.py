@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the config has these tables
     from jaxdp.config import Cosine, EverySchedule, Polynomial, Schedule, SonyB, Steps
 
 MOMENTUM_BATCH = 32768  # the global batch at which Mikami et al. state the momentum of their rules
-GOYAL_BATCH = 256  # the global batch for which the schedule goyal states its learning rate
+GOYAL_BATCH = 256  # the global batch of the learning rate that the schedule goyal gives
 
 
 class Position(NamedTuple):

@@ -77,8 +77,8 @@ def train(
 
     config: what to train. workdir: the run directory, or a URL in object storage (default: runs/NAME). resume: "auto"; "never",
     to start a new run in NAME-2, NAME-3, ... if the directory holds one; or the path or URL of a checkpoint or of another run,
-    to continue from in this directory. accept_changes: resume although the configuration or the data differ from those of the
-    checkpoint. schedule_from_now: begin the learning-rate schedule anew at the checkpoint, for the epochs that remain; it is
+    to continue from in this directory. accept_changes: resume although the configuration or the data differ from the
+    checkpoint's. schedule_from_now: begin the learning-rate schedule anew at the checkpoint, for the epochs that remain; it is
     `schedule.from_epoch` of the run from then on. datasets: (training, evaluation) in place of the config's source; each a
     pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` ->
     (uint8 pixels or encoded bytes, label) and, unless `config.model.classes` says it, `classes`, a number or a list of names;
@@ -242,7 +242,7 @@ def _force_stop(again: str) -> NoReturn:
 class _Session:
     """One call of `train`, after the processes have joined. The fields are the arguments of `train`.
 
-    given: those of `initial_params`.
+    given: the tensors of `initial_params`.
     """
 
     config: Config
@@ -337,7 +337,7 @@ class _Session:
         summary = model_summary(config)  # refuses a model that cannot be trained, before the run has a directory
         initial_values = cache(partial(finetune.initial_values, config, weights))
         if weights is not None:
-            initial_values()  # refuses those of another model, before the run has a directory
+            initial_values()  # refuses values of another model, before the run has a directory
 
         trackers = trackers_of(config) if group.is_rank0 else Trackers([])
         with run_dir.lock_run_dir(path, self.screen.info) if group.is_rank0 else nullcontext():

@@ -26,8 +26,8 @@ AUTO = "auto"  # the value of `reduce.strategy` that selects the fastest strateg
 class Exchange(NamedTuple):
     """A part of an all-reduce of n bytes, whose devices all begin at the same time.
 
-    among: which devices exchange: those of a "row" or of a "column", or all "devices", each with the next one in a ring; or
-    each device with the "server", the first one. Or the pairs (sender, receiver) of devices, such as those of a level of a
+    among: who exchanges: devices of a "row" or of a "column", or all "devices", each with the next one in a ring; or each
+    device with the "server", the first one. Or the pairs (sender, receiver) of devices, such as one level of a
     tree over hosts; all send equally much to each receiver.
     rounds: exchanges that wait for the previous one. volume: bytes that the busiest device sends, or receives if these are
     more, as a multiple of n; the server sends after it has received everything, so both directions count.
@@ -45,7 +45,7 @@ class Strategy(Choice):
     Together they turn each device's vector [n] into the sum over all devices, in the first n elements.
 
     check_vma: passed to `jax.shard_map`, which then verifies that all devices end with the same values; False for
-        point-to-point exchange, for which it cannot.
+        point-to-point exchange, which JAX cannot verify.
     scatters: the first stage is a reduce-scatter along the rows, and the last one the all-gather along the rows; in between,
         each device has its shard of the row's sum. `reduce.update sharded` leaves out the last stage.
     sums_along_axes: on a mesh of Y rows of X devices, every contribution passes through at most X + Y - 2 additions, because

@@ -49,7 +49,7 @@ RESUME_SAFE_FIELDS = (
     "data.directory",
     "data.threads",
 )
-PATHS = ("data.directory", "finetune.weights", "storage.directory")  # fields in which ~ is the home directory
+PATHS = ("data.directory", "finetune.weights", "storage.directory")  # fields whose ~ is the home directory
 
 
 def validate(config: Config, *, trains: bool = True) -> Config:
@@ -153,7 +153,7 @@ def _check_sections(config: Config) -> None:
 
 
 def changes(old: Config, new: Config, ignore: Iterable[str] = RESUME_SAFE_FIELDS) -> list[str]:
-    """Fields in which two configs differ, each as `field: old -> new`. ignore: fields and sections to leave out.
+    """Fields that differ between two configs, each as `field: old -> new`. ignore: fields and sections to leave out.
 
     Fields that `scale_schedule` scales with the number of epochs are not listed but mentioned with it. "auto" of
     `model.batch_norm` equals the form that it selects.
@@ -210,7 +210,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 def with_choices(config: Config, chosen: Mapping[str, str]) -> Config:
     """`config` with the choices in `chosen`, such as {"optimizer.name": "sgd"}, and defaults in the fields that they ignore.
 
-    With another source, a number of classes that is that of the config's source is reset too.
+    With another source, a number of classes that the config's source gave is reset too.
     """
     defaults, classes = flatten(dataclasses.asdict(Config())), SOURCES[config.data.source].classes
     if chosen.get(SOURCES.field, config.data.source) != config.data.source and config.model.classes == classes:

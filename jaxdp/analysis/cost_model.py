@@ -118,7 +118,7 @@ def allreduce_seconds(strategy: str, vertical: int, horizontal: int, *, num_byte
 def sharded_update_seconds(
     strategy: str, vertical: int, horizontal: int, *, gradient_bytes: float, parameter_bytes: float, network: Network
 ) -> float:
-    """Seconds of a message of a step with a sharded update: the reduction without its last stage, and that of parameters.
+    """Seconds of a message of a step with a sharded update: the reduction without its last stage, and the gather of parameters.
 
     gradient_bytes, parameter_bytes: of whole tensors, 0 for a message of the other kind only. Raises ConfigError for a strategy
     that does not scatter.

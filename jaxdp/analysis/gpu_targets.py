@@ -1,6 +1,6 @@
 """Descriptions of GPUs with which XLA compiles for a GPU that is not installed.
 
-The figures are those of OpenXLA for compilation without a device (xla/backends/gpu/target_config).
+The figures are OpenXLA's for compilation without a device (xla/backends/gpu/target_config).
 """
 
 import dataclasses

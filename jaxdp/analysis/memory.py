@@ -47,7 +47,7 @@ def _fraction() -> float:
 def estimate(plan: Plan, model_summary: dict[str, Any]) -> dict[str, int]:
     """Bytes on each device in the phase that needs most: state, input, activations, activations_per_image and total.
 
-    The activations are those of one micro-batch. Temporaries of single operations are not included.
+    The activations are of one micro-batch. Temporaries of single operations are not included.
     """
     phase, per_image = _largest(plan)
     state = state_bytes(plan, model_summary)

@@ -57,7 +57,7 @@ def predict(
 ) -> dict:
     """Step time and efficiency of every phase on its devices, by strategy.
 
-    rate: images/s of one device without communication; None for that of a V100 on ResNet-50 (Mikami et al.), scaled by
+    rate: images/s of one device without communication; None for a V100 on ResNet-50 (Mikami et al.), scaled by
     multiply-adds. normalization_messages: bytes of each message of synchronized batch normalization in a micro-batch, each of
     which is a psum for every strategy.
     """

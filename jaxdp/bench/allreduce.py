@@ -39,7 +39,7 @@ def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[in
 
 
 def _non_negative(design: np.ndarray) -> np.ndarray:
-    """Values [2] >= 0 for which design [points, 2] @ values is closest to 1."""
+    """The values [2] >= 0 that bring design [points, 2] @ values closest to 1."""
     scale = np.linalg.norm(design, axis=0)  # seconds per round and per byte differ by nine orders
     scale[scale == 0] = 1.0
     values, _ = nnls(design / scale, np.ones(len(design)))
@@ -144,7 +144,7 @@ def advice(record: dict) -> str:
 
 
 def wrong_sums(record: dict) -> str:
-    """One line: which strategies returned wrong sums, for which messages, and how often."""
+    """One line: the strategies that returned wrong sums, their messages, and how often."""
     calls = record["repeats"] + 1
     cases = [
         f"{row['strategy']}, {row['dtype']}, {row['bytes']:,} B: {row['wrong_calls']} of {calls} calls"

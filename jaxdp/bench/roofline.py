@@ -11,7 +11,7 @@ from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import AXES
 
 MATRIX_SIDE = {"cpu": 2048, "gpu": 8192}
-CALLS = {"cpu": 1, "gpu": 20}  # between two waits, each of which takes a noticeable part of a call on a GPU
+CALLS = {"cpu": 1, "gpu": 20}  # between two waits; each takes a noticeable part of a call on a GPU
 VECTOR_ELEMENTS = {"cpu": 2**25, "gpu": 2**29}  # over all devices; larger than any cache
 
 

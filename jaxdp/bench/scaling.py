@@ -1,7 +1,8 @@
 """`jaxdp bench scaling`: the training step on growing numbers of devices, and the time that is not computation.
 
-Exposed communication is the time of the step with its reductions less that of the same step without them, the two alternating:
-the median of the differences, with its confidence interval. Where it includes 0, steps vary by more than communication costs.
+Exposed communication is the time of a step with its reductions less the time of the same step without them. The two alternate;
+the result is the median of the differences, with its confidence interval. Where it includes 0, steps vary by more than
+communication costs.
 Waiting is how long the devices wait on average for the slowest one in the step without reductions.
 """
 
@@ -106,7 +107,7 @@ def _measure(config: Config, mesh: Mesh, *, global_batch: int, repeats: int) -> 
 
 
 def check(config: Config, counts: Sequence[int], *, available: int) -> None:
-    """Raise ConfigError for numbers of devices on which the step of the config cannot be timed. available: devices."""
+    """Raise ConfigError for numbers of devices that cannot run the step of the config. available: devices."""
     batch, per_worker = config.batch[0].global_batch, config.batch[0].per_worker_batch
     if not counts or list(counts) != sorted(set(counts)) or counts[0] < 1:
         raise ConfigError("--devices", counts, reason="must be growing numbers of devices", hint="for example 1 2 4 8")

@@ -121,7 +121,7 @@ def run(
     """Time steps of `batch` images in `repeats` rounds of about `seconds` seconds.
 
     first_steps: from `time_first_steps`, for the record. profile: run a few more steps under JAX's profiler, for a table by
-    kind of kernel. keep: takes the record without what follows the timed steps, in which the process may end.
+    kind of kernel. keep: takes the record before what follows the timed steps, because the process may end there.
     """
     with options.without_compilation_cache():
         step = build_step(config, mesh, global_batch=batch, strategy=config.reduce.strategy)

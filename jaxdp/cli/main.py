@@ -123,7 +123,7 @@ def _line_of(error: Exception) -> str | None:
 
 
 class Output(io.FileIO):
-    """The descriptor of stdout, whose errors name it, or of stderr, which drops what nobody reads."""
+    """The descriptor of stdout, whose errors name it, or of stderr, which drops output without a reader."""
 
     def __init__(self, descriptor: int, stream: str) -> None:
         super().__init__(descriptor, "w", closefd=False)

@@ -25,7 +25,7 @@ SIMILAR_NAMES = {  # flag -> (names of the split, names that only look like one)
     "--data.eval-split": (EVALUATION_NAMES, r"(val|valid|validation|test|testing|eval|dev)([ _-].*)?"),
 }
 LISTED = 20  # names in a message
-IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
+IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # a data set of small images up to these limits is decoded once
 
 
 class Datasets(NamedTuple):
@@ -98,7 +98,7 @@ class EncodedItems(ItemSource, Protocol):
 class Splits(ABC):
     """The splits of a data set of files. Every method raises ConfigError for files that cannot be read.
 
-    place: their directory or URL. matches_classes: whether the classes of the training split give those of the others, and
+    place: their directory or URL. matches_classes: whether the classes of the training split hold for the other splits, and
     their order.
     """
 
@@ -110,7 +110,7 @@ class Splits(ABC):
 
     @abstractmethod
     def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
-        """The images of a split. classes: those of the training split, if that has been opened and the data set matches them.
+        """The images of a split. classes: of the training split, if that has been opened and the data set matches them.
 
         Raises ConfigError for a split that does not exist, is empty or has other classes.
         """
@@ -135,7 +135,7 @@ class Splits(ABC):
 
 
 def similar_splits(names: Sequence[str]) -> str:
-    """A hint with the flags for names that look like those of splits, such as Train and Val; "" without any."""
+    """A hint with the flags for names that look like splits, such as Train and Val; "" without any."""
     flags = []
     for flag, (usual, similar) in SIMILAR_NAMES.items():
         found = sorted(name for name in names if re.fullmatch(similar, name, re.IGNORECASE))
@@ -201,9 +201,9 @@ def decode_items(
     may_lack_classes: bool = False,
     trained: Sequence[str] | None = None,
 ) -> Datasets:
-    """Data sets of two sets of single items. source: name of the data source. Other arguments are those of `Source.open`.
+    """Data sets of two sets of single items. source: name of the data source. Other arguments as for `Source.open`.
 
-    If only one of the two sets names its classes, the names are those of both. Raises ConfigError for an empty set, another
+    If only one of the two sets names its classes, the names hold for both. Raises ConfigError for an empty set, another
     number of classes than the model has, and a class that the training set, or the run's, does not have.
     """
     only_evaluates = may_lack_classes and train is evaluation

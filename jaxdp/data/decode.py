@@ -287,7 +287,7 @@ def random_resized_crop(image: np.ndarray, out: np.ndarray, *, ranges: Augment, 
     """Fill `out` (uint8 [S, S, 3]) with a random crop of `image`, resized and flipped with probability 1/2.
 
     `ranges.crop_interpolation` is the resize: OpenCV's bilinear one, which does not filter, its mean over areas, or a filter of
-    Pillow's, of which `random` draws one with the second bit of the number whose first bit flips. random: from
+    Pillow's. `random` draws one by the second bit of the number whose first bit flips. random: from
     `random_numbers`.
     """
     top, left, height, width = random_crop_box(*image.shape[:2], min_area=ranges.min_area, random=random)

@@ -27,7 +27,7 @@ class Folder(FileSource):
 
 
 class LocalFolders(Splits):
-    """Splits that are folders on a disk. The classes of the training split are those of the evaluation split."""
+    """Splits that are folders on a disk. The evaluation split has the classes of the training split."""
 
     matches_classes = True
 

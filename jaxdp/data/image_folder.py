@@ -30,7 +30,7 @@ class ImageFolder:
 
     @classmethod
     def open(cls, split: Path, classes: list[str] | None = None) -> "ImageFolder":
-        """List a split. classes: those of the training split, which this split must have too.
+        """List a split. classes: of the training split, which this split must have too.
 
         Raises ConfigError for a missing or unreadable folder, dangling links, and empty, missing or additional classes.
         """
@@ -138,7 +138,7 @@ def ignored_warnings(split: str, strays: list[str], others: list[str]) -> list[s
 def match_classes(
     names: list[str], classes: list[str] | None, *, split: str, error: Callable[[str, str], ConfigError]
 ) -> list[str]:
-    """The class folders `names` of a split in the order of `classes`, those of the training split (None: of their labels).
+    """The class folders `names` of a split in the order of `classes`, from the training split (None: of their labels).
 
     Names that differ only in their Unicode form (NFC, NFD) are equal. error: (reason, hint) -> error; raised if there are none,
     if the names differ, or are equal within a split.
@@ -166,7 +166,7 @@ def match_classes(
 
 
 def normalized(name: str) -> str:
-    """A class name in the Unicode form in which names are compared: macOS decomposes letters with accents, Linux does not."""
+    """A class name in the Unicode form for comparisons: macOS decomposes letters with accents, Linux does not."""
     return unicodedata.normalize("NFC", name)
 
 

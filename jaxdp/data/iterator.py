@@ -22,7 +22,7 @@ class Loader(Iterator[dict[str, jax.Array]]):
     """Shuffled batches, loaded in the background and placed on the devices: {"images", "labels", "positions"}.
 
     images: [B, S, S, 3] uint8; labels: [B] int32; positions: [B] uint32, samples seen before each. Rows are sharded over all
-    devices of the mesh, and each process loads those of its own devices. The order is a function of `seed` and position alone:
+    devices of the mesh, and each process loads the rows of its own devices. The order depends on `seed` and position alone:
     every epoch is a new permutation, and batches continue across its end.
 
     dataset: arrays (images [N, H, W, 3] uint8, labels [N]); an object with __len__ and __getitem__ -> (image, label), image as

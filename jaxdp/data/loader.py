@@ -81,7 +81,7 @@ class DecodedImages:
 
     @property
     def storage_share(self) -> float:
-        """The share of the threads' time in which they waited for images from a network."""
+        """The share of the threads' time that they waited for images from a network."""
         waited = getattr(self.source, "wait_seconds", 0.0)
         return min(1.0, waited / self.loading_seconds) if self.loading_seconds else 0.0
 
@@ -96,7 +96,7 @@ class DecodedImages:
         """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B] samples seen before each image."""
         images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
         labels = np.empty(len(indices), np.int32)
-        rows_of: dict[int, list[int]] = {}  # image -> its rows, for all of which it is read and decoded once
+        rows_of: dict[int, list[int]] = {}  # image -> its rows; it is read and decoded once for all of them
         for row, index in enumerate(indices.tolist()):
             rows_of.setdefault(index, []).append(row)
         wanted = iter(rows_of.items())  # shared by the threads: each takes the next image
@@ -191,7 +191,7 @@ def _check_pixels(image: object) -> np.ndarray:
 class ArraySource:
     """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]; bad_images: see `DecodedImages`.
 
-    source: the items, in the same order, of which the images were decoded.
+    source: the items whose images were decoded, in the same order.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Operation(NamedTuple):
 
     kind: a `Kind`. value: its float32 argument, in Pillow's units: the factor of a blend, bits that posterize keeps, threshold
     of solarize, addend of solarize_add. matrix: [2, 2, 3] int32, from (column, row, 1) of the result to column and row of the
-    image: in 1 / FIXED of a pixel, then the rest in 1 / FIXED^2; float32 would not tell on which side of the edge a place is.
+    image: in 1 / FIXED of a pixel, then the rest in 1 / FIXED^2; float32 could not decide on which side of the edge a place is.
     cubic: bool, whether to resample bicubically, not bilinearly.
     """
 

@@ -32,7 +32,7 @@ POLICY_KEY, JITTER_KEY, ERASE_KEY = 3, 4, 5  # uses of a position's key; the cro
 BINS = 31  # of the magnitudes, in torchvision
 ERASED_AREA, ERASED_RATIO, ERASE_ATTEMPTS = (0.02, 0.33), (0.3, 3.3), 10  # as in torchvision
 DRAWS = 2  # operations of an image by RandAugment, in torchvision and in timm's published policies
-MAGNITUDE_STD = 0.5  # of rand_augment_increasing: timm's mstd0.5, that of ResNet strikes back
+MAGNITUDE_STD = 0.5  # of rand_augment_increasing: timm's mstd0.5, as in ResNet strikes back
 APPLIED = 0.5  # timm's probability of an operation
 
 

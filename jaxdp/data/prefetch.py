@@ -67,7 +67,10 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
 
 
 class Rows(NamedTuple):
-    """Rows of batches. positions: int64 [B], samples of the run before each; order: int64 [B], images of the order before each.
+    """Rows of batches.
+
+    positions: int64 [B], the number of samples that the run takes before each row. order: int64 [B], the place of each row's
+    image in the shuffled epochs, counted from 0.
 
     The two are equal without repeated augmentation.
     """

@@ -61,7 +61,7 @@ class TFRecords:
 
 
 READERS: dict[str, Callable[[Sequence[Any]], Any]] = {"array_record": open_array_records, "tfrecord": TFRecords}
-"""Format of files -> the sequence of examples in those of tensorflow-datasets' `FileInstruction`s."""
+"""Format of files -> the sequence of examples in the files of tensorflow-datasets' `FileInstruction`s."""
 
 
 def damaged(path: str, reason: str) -> ConfigError:

@@ -39,7 +39,7 @@ def evaluation_transform(config: Config) -> tuple[Transform, int]:
 
 
 def evaluation_sides(config: Config) -> tuple[int, int]:
-    """(short side, side of the center crop), in pixels, to which the host resizes evaluation images, then crops them."""
+    """(short side, side of the center crop) in pixels, with which the host resizes and then crops evaluation images."""
     data = config.data
     if data.sets_evaluation or data.crops_while_loading:
         return data.evaluation_side, data.evaluated_size

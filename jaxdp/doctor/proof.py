@@ -51,7 +51,7 @@ def prove(
 ) -> Proof:
     """Prove that `difference()` is at most `tolerance`; an exception or a NaN fails the proof.
 
-    group: the processes, all of which call this with the same name; the largest difference of any process counts.
+    group: the processes; all call this with the same name; the largest difference of any process counts.
     """
     start = time.perf_counter()
     value: float | None = None

@@ -22,7 +22,7 @@ COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def run_checks(config: Config, workdir: str) -> list[CheckResult]:
-    """Run every check and return the results in the order in which they are printed. workdir: a directory or URL."""
+    """Run every check and return the results in the order of the output. workdir: a directory or URL."""
     path = local_workdir(workdir, config)
     state_bytes = _state_bytes(config)
     checks: dict[str, Check] = {

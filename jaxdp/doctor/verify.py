@@ -27,11 +27,11 @@ def run(
 ) -> dict:
     """Run the proofs on all devices of all processes and return their record for JSON.
 
-    thorough: gradients on every mesh, not only on that of `config`.
+    thorough: gradients on every mesh, not only on the config's.
     An interrupt ends the proofs: "stopped" of the record is then true, and "proofs" are those that have ended.
     A CPU is split into `mesh.cpu_devices`, by default 4 divided by the number of processes. Model, mesh and wire dtype of
     `config` determine the messages; the runs of the proof of exact resume use its optimizer. info: receives progress lines.
-    group: the processes, all of which call this. shared_dir: a directory on a file system that all processes share. Raises
+    group: the processes; all call this. shared_dir: a directory on a file system that all processes share. Raises
     ConfigError if the devices do not start.
     """
     start, group = time.perf_counter(), group or ProcessGroup()

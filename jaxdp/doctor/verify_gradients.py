@@ -147,7 +147,7 @@ def proofs(
     """For every strategy and mesh: compare the gradient with one device's, and two steps and all replicas with one another.
 
     Strategies that scatter are also verified with a sharded update. Includes registered strategies. Computes in float32 without
-    TF32. devices: those of all processes, all of which call this. shapes: of the meshes, (vertical, horizontal).
+    TF32. devices: of all processes; all call this. shapes: of the meshes, (vertical, horizontal).
     """
     strategies = [strategy for strategy in STRATEGIES if not unsupported_reason(strategy, len(devices))]
     forms = {strategy: Reduce(strategy=strategy) for strategy in strategies}

@@ -120,7 +120,7 @@ def proof(
     shared_dir: Path | None = None,
     group: ProcessGroup | None = None,
 ) -> Proof:
-    """Prove exact resume. devices: of all processes, all of which call this. cpu_devices: of one process; None: accelerators.
+    """Check exact resume. devices: of all processes; all call this. cpu_devices: of one process; None: accelerators.
 
     shared_dir: a directory on a file system that all processes share.
     """

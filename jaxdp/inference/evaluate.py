@@ -63,7 +63,7 @@ def evaluate_weights(
 ) -> tuple[dict[str, Any], str]:
     """Evaluate a safetensors file of ResNet weights on all held-out images, prepared as belongs to the weights.
 
-    Classes are those that the file names, or else those of the data in their order.
+    The file names the classes; else the data do, in their order.
 
     config: from `jaxdp.inference.load_run.weights_config`, with changes, such as the directory of the images; None for that
     function's. datasets: as for `evaluate`.
@@ -97,7 +97,7 @@ def confusion_matrix(
 ) -> tuple[dict[str, Any], np.ndarray, list[str]]:
     """Evaluate a checkpoint and count the held-out images by label and predicted class.
 
-    Arguments and errors are those of `evaluate`. Returns (its result, counts int64 [classes, classes] with labels as rows,
+    Arguments and errors as for `evaluate`. Returns (its result, counts int64 [classes, classes] with labels as rows,
     names of the classes). Every image is counted once.
     """
     config = run_config(workdir) if config is None else config

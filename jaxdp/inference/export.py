@@ -23,7 +23,7 @@ from jaxdp.setup.run_dir import trained_classes
 from jaxdp.xla.jax_options import own_options
 
 SUFFIXES = dict.fromkeys(("jaxdp", "torchvision", "timm"), ".safetensors") | {"stablehlo": ".jaxexport", "onnx": ".onnx"}
-# Values of fields that the ResNets of timm have; those of torchvision have the first ones.
+# Values of fields that timm's ResNets have; torchvision's have the first ones.
 KNOWN = {
     "stem": ("imagenet", "deep"),
     "shortcut": ("strided", "pooled"),

@@ -58,7 +58,7 @@ class LoadedRun(NamedTuple):
 def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
     """All checkpoints of a run, oldest first: path, samples, epoch, steps, accuracy, bytes, error (None if valid), and names.
 
-    names: those of `choose_checkpoint` that mean it, such as "best". Reads and verifies every byte of every checkpoint. Raises
+    names: names of `choose_checkpoint` that mean it, such as "best". Reads and verifies every byte of every checkpoint. Raises
     ConfigError if `workdir` holds no run.
     """
     workdir = expand_user(workdir, "--workdir")
@@ -205,7 +205,7 @@ def load_run(
     """Restore a checkpoint of the run in `workdir`, a directory or URL, on all devices of this machine.
 
     checkpoint: see `choose_checkpoint`. config: the run's config with changes; None for the run's own. whole: also the
-    optimizer's state, for which the optimizer must be registered. Raises ConfigError if the checkpoint is missing, corrupt, or
+    optimizer's state; its optimizer must be registered. Raises ConfigError if the checkpoint is missing, corrupt, or
     of another model, and if the model is not registered.
     """
     config = config or run_config(workdir)
@@ -232,7 +232,7 @@ def open_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Iterator
 def load_params(run: str | Path, checkpoint: str = "result", *, averaged: bool = True) -> dict[str, Any]:
     """The trained parameters of a run, as {"params": ..., "batch_stats": ...}: nested dicts of float32 NumPy arrays.
 
-    Those of a registered linen module are the variables of its `apply`; those of an nnx module are pure dicts, for
+    A registered linen module gets the variables of its `apply`; an nnx module gets pure dicts, for
     `nnx.replace_by_pure_dict`. `jaxdp.train(initial_params=...)` starts from them.
 
     run: the directory or URL of a run, or the directory of a checkpoint. checkpoint: which of a run: result (the newest, or

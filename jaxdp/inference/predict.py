@@ -119,7 +119,7 @@ def predict_source(
 ) -> SourcePredictions:
     """Predict the most likely classes of all images of a source; unusable images are reported instead of raised.
 
-    source: as for `DecodedImages`; its labels are ignored. Other arguments and errors are those of `predict`.
+    source: as for `DecodedImages`; its labels are ignored. Other arguments and errors as for `predict`.
     """
     config = run_config(workdir)
     names = class_names(workdir, config.model.class_count)
@@ -142,7 +142,7 @@ def predict_weights(
     """Predict the most likely classes of all images of a source with a safetensors file of ResNet weights.
 
     given: preprocessing that replaces what the file states. blur_pool: `model.blur_pool` of the network, for a file that does
-    not state it. Classes have numbers for names, unless the file names them. Other arguments are those of `predict_source`.
+    not state it. Classes have numbers for names, unless the file names them. Other arguments as for `predict_source`.
     Returns (predictions, the file's content and preprocessing in one line). Raises ConfigError if the file cannot be used or
     states another BlurPool, and as `predict` does.
     """

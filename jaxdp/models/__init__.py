@@ -93,7 +93,7 @@ def sample_params(key: jax.Array, stds: Tree) -> Tree:
 
 
 def create(config: ModelConfig, platform: str | None = None, *, custom_vjp: bool = True) -> Network:
-    """The network of a config. platform: that of the devices, for `form_on`; None: JAX's default backend. custom_vjp: use
+    """The network of a config. platform: the devices' platform, for `form_on`; None: JAX's default backend. custom_vjp: use
     the hand-written gradients of a ResNet, which move less memory than those that JAX derives.
 
     Raises ConfigError for a name that is neither built in nor registered in this process.

@@ -99,7 +99,7 @@ def _size(variables: Iterable[Any]) -> int:
 
 
 def _stored(jaxpr: Jaxpr, inputs: Sequence[frozenset[Var]]) -> list[frozenset[Var]]:
-    """For each output of a jaxpr, the variables from which elementwise operations compute it. inputs: those of its inputs."""
+    """For each output of a jaxpr, the variables that elementwise operations compute it from. inputs: the same of its inputs."""
     origins: dict[Var, frozenset[Var]] = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def origin(variable: Any) -> frozenset[Var]:

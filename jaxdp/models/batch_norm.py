@@ -67,8 +67,8 @@ class Normalization(NamedTuple):
     ) -> tuple["Normalization", tuple[jax.Array, jax.Array, jax.Array]]:
         """(gradient with respect to the parameters, (factor, slope, constant), [C] float32 each).
 
-        total: the sum of the cotangent behind the ReLU, product: that of the cotangent times x, [C] float32, each over `count`
-        positions of this device; axes: mesh axes over which the statistics are synchronized. The gradient with respect to x,
+        total: the sum of the cotangent behind the ReLU; product: the sum of this cotangent times x. Both are [C] float32, over
+        `count` positions of this device. axes: mesh axes over which the statistics are synchronized. The gradient of x,
         factor * masked + slope * x + constant, includes the path through mean and var; their own is zero.
         """
         scale_gradient = (product - self.mean * total) * self.inverse_std

@@ -40,7 +40,7 @@ def total_of(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None
 def fused_bn_relu(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None = None) -> jax.Array:
     """`bn_relu` for training, with a hand-written gradient.
 
-    Each term's mean and var must be those of its tensor over the batch and `fusion.axes`: the gradient includes the path
+    Each term's mean and var must be computed from its tensor over the batch and `fusion.axes`: the gradient includes the path
     through them, and their own gradient is zero. Pass them behind a `stop_gradient`.
     """
     return _forward(fusion, terms, shortcut)[0]

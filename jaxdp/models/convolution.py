@@ -1,4 +1,4 @@
-"""Convolution and max pooling, each in two implementations that compute the same numbers; average pooling; BlurPool.
+"""Convolution and max pooling, each in two forms that compute the same numbers; average pooling; BlurPool.
 
 `convolve` is either "direct", one `conv_general_dilated` as accelerators want it, or "product": XLA's CPU backend is slow for
 1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. `form_on` selects it.
@@ -6,7 +6,7 @@
 derives is slow on every backend. `custom_vjp` selects it.
 
 BlurPool is anti-aliasing before subsampling (Zhang, arXiv 1904.11486, section 3). `model.blur_pool` places the filter as one of
-three public implementations. "activations" is that of timm's `resnetblur50`: behind the ReLU of a strided 3x3 convolution,
+three public implementations. "activations" is the form of timm's `resnetblur50`: behind the ReLU of a strided 3x3 convolution,
 which then has stride 1, and behind the maxima of the stem. "convolutions" is FFCV's: before each strided convolution of at
 least 16 channels. "convolutions_and_pool" is MosaicML Composer's: that, and behind the maxima of the stem.
 """

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def block_rate(rate: float, block: int, blocks: int) -> float:
-    """The probability that an image skips the branch of a block, counted from 0. rate: that of the last one."""
+    """The probability that an image skips the branch of a block, counted from 0. rate: the probability of the last block."""
     return rate * block / (blocks - 1)
 
 

@@ -64,8 +64,8 @@ def read_weights(
     """The config with the digest of the given parameters, and these; None if the run starts from the seed.
 
     saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the parameters: if the file is
-    missing, or `initial_params` is, they are None. given: those of `initial_params`. Raises ConfigError if the file cannot be
-    used, if the parameters have another digest than the config, or are of another ResNet, and for frozen parts without them.
+    missing, or `initial_params` is, they are None. given: the tensors of `initial_params`. Raises ConfigError if the file
+    cannot be used, if the parameters have another digest than the config, or are of another ResNet, and for frozen parts without them.
     """
     finetune = config.finetune
     is_absent = given is None and (finetune.weights is None or not os.path.exists(finetune.weights))
@@ -169,7 +169,7 @@ def _shapes(config: Config) -> dict[str, Shape]:
 
 
 def _shapes_for_another_class(config: Config) -> dict[str, Shape]:
-    """The shapes with one class more, by which those that follow from the number of classes are known."""
+    """The shapes with one class more, which shows the shapes that follow from the number of classes."""
     more = dataclasses.replace(config.model, classes=config.model.class_count + 1)
     try:
         return _shapes(dataclasses.replace(config, model=more))
@@ -185,13 +185,13 @@ def _differ_in_classes(given: Shape, shape: Shape, more: Shape | None) -> bool:
 
 
 def without_root(name: str) -> str:
-    """The name of a tensor without the first part that those of registered models have."""
+    """The name of a tensor without the first part that names of registered models have."""
     for tree in TREES:
         name = name.replace(f"{tree}{ROOT}/", tree, 1) if name.startswith(f"{tree}{ROOT}/") else name
     return name
 
 
 def module_variables(params: dict, batch_stats: dict) -> dict[str, Any]:
-    """The trees of a state as those of the module: without the first part of names, and without stages."""
+    """The trees of a state as the module has them: without the first part of names, and without stages."""
     named = {without_root(name): leaf for name, leaf in named_tensors(params, batch_stats).items()}
     return {"params": {}, "batch_stats": {}} | unflatten_dict(named, sep="/")

@@ -178,14 +178,14 @@ class NnxNet(FlaxNet):
         of_one_value: set[Path] = set()
         for name, layer in nnx.iter_modules(module):
             if train and isinstance(layer, nnx.BatchNorm):
-                layer.momentum = 0.0  # the statistics become those of this batch
+                layer.momentum = 0.0  # the statistics become the batch's own
                 if self.synchronized:
                     layer.axis_name = AXES  # type: ignore[assignment]
                 layer.promote_dtype = _noting_one_value(layer, _names(name), of_one_value)
         called: Any = module.stages()[index] if path else module  # type: ignore[attr-defined]
         arguments: dict[str, Any] = _mode_arguments(called.__call__, train)
         if "rngs" in inspect.signature(called.__call__).parameters:
-            arguments["rngs"] = nnx.Rngs(jax.random.fold_in(key, len(self.random) + index))  # unlike those of `_merge`
+            arguments["rngs"] = nnx.Rngs(jax.random.fold_in(key, len(self.random) + index))  # unlike the keys of `_merge`
         constants, before = _constants(module), _values(module, nnx.BatchStat)
         y = called(x, **arguments)
         if not train:
@@ -299,7 +299,7 @@ def _foreign_statistics(name: Path) -> Unusable:
 
 
 def _statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path]) -> AbstractContextManager:
-    """A context in which `nn.BatchNorm` stores, in training, the mean and variance of the batch instead of moving averages.
+    """Inside this context, `nn.BatchNorm` stores in training the mean and variance of the batch instead of moving averages.
 
     axes: mesh axes over which they are synchronized; None keeps each layer's own. Adds the path of every layer that is called
     to `normalized`. Calls raise Unusable if a layer uses running averages in training, or does not in evaluation, and OneValue.

@@ -75,7 +75,7 @@ class FoldedTerm(NamedTuple):
         folded = (kernel * self.norm.factor).astype(h.dtype)
         # The rounding of the folded kernel moves the mean of this device's batch; the bias moves it back.
         bias = self.norm.bias - _matmul(self.moments.mean, folded.astype(jnp.float32))
-        if fusion.axes:  # the mean of this device's batch is not that of all
+        if fusion.axes:  # the mean of this device's batch differs from the mean of all
             bias += self.norm.factor * (_matmul(self.moments.mean, kernel) - self.norm.mean)
         # All in the dtype of h: XLA makes one cuDNN call of this form only. On CPUs products give float32, and so the bias is.
         result = _convolve(h, folded, fusion)

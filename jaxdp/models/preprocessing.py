@@ -73,7 +73,7 @@ def metadata_of(data: bytes) -> dict[str, str]:
 
 
 def _of_timm(stated: Any) -> Preprocessing:
-    """The preprocessing of a `pretrained_cfg`, in which `test_` entries replace those of the training.
+    """The preprocessing of a `pretrained_cfg`, whose `test_` entries replace the training entries.
 
     An entry that is missing is not stated. Raises ValueError for one that is null, except `test_` entries, which timm may leave
     empty, and for images that jaxdp does not prepare.
@@ -124,7 +124,7 @@ def merge(first: Preprocessing, second: Preprocessing) -> Preprocessing:
 
 
 def with_preprocessing(data: Data, preprocessing: Preprocessing) -> Data:
-    """`data` with the values that `preprocessing` gives. Its size is that of training and evaluation."""
+    """`data` with the values that `preprocessing` gives. Its size holds for training and evaluation."""
     given = as_dict(preprocessing)
     size = given.pop("eval_size", data.image_size)
     return dataclasses.replace(data, image_size=size, **given)

@@ -28,7 +28,7 @@ CALL_HINT = (
 
 
 class FunctionPair:
-    """An object with init and apply, as a single segment; its methods are those of `FlaxNet`."""
+    """An object with init and apply, as a single segment, with the methods of `FlaxNet`."""
 
     segments = ((ROOT,),)
 

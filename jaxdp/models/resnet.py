@@ -72,7 +72,7 @@ class Conv(nn.Module):
     """Convolution without bias. size: of the kernel; method: see `jaxdp.models.convolution.convolve`.
 
     folds: a 1x1 convolution of few channels to more channels is not computed, but passed on to the `BatchNorm` behind it as a
-    `Projection`. blur_pool: form of BlurPool, of which some blur the input.
+    `Projection`. blur_pool: form of BlurPool; some forms blur the input.
     """
 
     features: int
@@ -91,7 +91,7 @@ class Conv(nn.Module):
         kernel = parameter(self, "kernel", self.kernel_init, shape=(self.size, self.size, channels, self.features))
         stride = self.stride
         if blurs_input(self.blur_pool, channels, stride):
-            x = blur(x, stride if self.size == 1 else 1)  # a 1x1 convolution reads no other pixels than those of its stride
+            x = blur(x, stride if self.size == 1 else 1)  # a 1x1 convolution reads only the pixels of its stride
             stride = 1 if self.size == 1 else stride
         if self.folds_from(channels, rows=x.size // channels // stride**2):
             return Projection(x[:, ::stride, ::stride], kernel[0, 0], center)

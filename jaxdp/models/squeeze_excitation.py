@@ -1,6 +1,6 @@
 """Squeeze-and-excitation (Hu et al., arXiv 1709.01507): a factor for each image and channel of a normalized tensor.
 
-The mean over positions passes two dense layers; the sigmoid of their result is the factor. Sizes and names are those of timm's
+The mean over positions passes two dense layers; the sigmoid of their result is the factor. Sizes and names are timm's
 `seresnet50`: 1/16 of the channels, in whole eighths, and biases.
 """
 

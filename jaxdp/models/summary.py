@@ -24,7 +24,7 @@ Phase = Any  # a `jaxdp.planning.PlannedPhase`, whose module is above this one
 
 
 def check_image_size(config: ModelConfig, size: int, *, trained: int, field: str) -> None:
-    """Raise ConfigError if a network for images of height and width `trained` cannot take those of `size`, set by `field`."""
+    """Raise ConfigError if a network for images of height and width `trained` cannot take images of `size`, set by `field`."""
     if trained == size:
         return
     model, images = create(config), jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
@@ -72,8 +72,8 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
 
 
 def fewest_values(config: Config, phase: Phase) -> float:
-    """The fewest values of a channel over which batch normalization averages in a phase of a plan: those of the last map of a
-    ResNet. Infinity where nothing is normalized, and for registered models, of which only one value is found.
+    """The fewest values of a channel that batch normalization averages in a phase of a plan: the last map of a ResNet has them.
+    Infinity where nothing is normalized, and for registered models, for which only one value is found.
 
     Raises ConfigError for only one.
     """
@@ -94,7 +94,7 @@ def fewest_values(config: Config, phase: Phase) -> float:
 
 
 def _values_in_resnet(config: Config, size: int, images: int) -> tuple[float, str]:
-    """(the fewest values of a channel, of which layer) for images of height and width `size`."""
+    """(the fewest values of a channel, the name of its layer) for images of height and width `size`."""
     stages = len(BLOCKS[config.model.depth])
     side = -(-size // 2 ** (stages - 1 if config.model.stem == "small" else stages + 1))
     return math.inf if config.finetune.frozen_stages > stages else images * side**2, "the last map"

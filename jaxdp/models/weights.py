@@ -1,4 +1,4 @@
-"""Reads and writes safetensors files of weights: of ResNets with jaxdp's names or those of torchvision and timm, of registered
+"""Reads and writes safetensors files of weights: of ResNets with jaxdp's, torchvision's or timm's names, of registered
 models with jaxdp's."""
 
 import dataclasses
@@ -34,7 +34,7 @@ DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
 NETWORK_FIELDS = ("depth", "width", "stem", "shortcut", "classes", "squeeze_excitation", "blur_pool")
 BLOCK = re.compile(r"layer(\d+)\.(\d+)\.")
 POOLED = re.compile(r"layer\d+\.\d+\.downsample\.2\.")
-FIRST_KERNELS = ("conv1.weight", "conv1.0.weight")  # and that of a deep stem; the former is also the first one of each block
+FIRST_KERNELS = ("conv1.weight", "conv1.0.weight")  # and of a deep stem; the former is also the first one of each block
 LISTED = 10  # names of tensors in a message
 TREES = ("params/", "batch_stats/")
 ROUNDED = "rounded from float64 to float32"
@@ -102,8 +102,8 @@ class Weights(NamedTuple):
 class NamedTensors(NamedTuple):
     """Tensors of a network of any kind by name, such as params/net/head/kernel, in float32.
 
-    source: where they are from, for messages. digest: as that of `Weights`. notes: the conversions that reading took. rooted:
-    whether names have the first part that those of registered models have in a file.
+    source: where they are from, for messages. digest: as in `Weights`. notes: the conversions that reading took. rooted:
+    whether names have the first part that registered models have in a file.
     """
 
     source: str
@@ -304,7 +304,7 @@ def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
 
 
 def _check_is_resnet(shapes: dict[str, tuple[int, ...]], depth: int, width: int) -> None:
-    """Refuse a ResNeXt and a wide ResNet, whose names are those of a ResNet. width: channels of the stem."""
+    """Refuse a ResNeXt and a wide ResNet, which have the names of a ResNet. width: channels of the stem."""
     inner, _, *_ = *shapes.get("layer1.0.conv1.weight", ()), width, 0
     _, of_group, *_ = *shapes.get("layer1.0.conv2.weight", ()), 0, inner
     kind = None

@@ -108,7 +108,7 @@ def check_elementwise(config: Optimizer) -> None:
 
 
 def _difference(expected: Any, found: Any) -> str:
-    """The first leaf in which two trees of shapes differ, in words; "" if there is none."""
+    """The first leaf that differs between two trees of shapes, as text; "" if there is none."""
     structure: Any = jax.tree.structure(expected)
     if structure != jax.tree.structure(found):
         return "another structure"

@@ -112,7 +112,7 @@ def lars(
 
 
 def with_schedules(build: Callable[..., optax.GradientTransformation], **hyperparameters: Any) -> optax.GradientTransformation:
-    """What `build` makes of its hyperparameters, of which each may be a schedule (step -> value), in float32."""
+    """`build` of hyperparameters, in float32. Each may be a schedule (step -> value)."""
     if any(callable(value) for value in hyperparameters.values()):
         return in_float32(optax.inject_hyperparams(build)(**hyperparameters))
     return in_float32(build(**hyperparameters))

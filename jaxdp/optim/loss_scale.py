@@ -10,8 +10,8 @@ INITIAL, GROWTH_STEPS, MINIMUM, MAXIMUM = 2.0**15, 2000, 1.0, 2.0**24
 
 
 class LossScale(NamedTuple):
-    """scale: float32. finite_steps: finite steps since the last change of the scale. skipped: skipped steps, of which the last
-    `consecutive_skips` were consecutive."""
+    """scale: float32. finite_steps: finite steps since the last change of the scale. skipped: skipped steps; the last
+    `consecutive_skips` of them were consecutive."""
 
     scale: jax.Array
     finite_steps: jax.Array

@@ -1,4 +1,4 @@
-"""Sums of squares of tensors, by which optimizers scale gradients and updates; of whole tensors, however they are stored."""
+"""Sums of squares of whole tensors, however they are stored; optimizers scale gradients and updates by them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

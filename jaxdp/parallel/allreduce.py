@@ -127,7 +127,7 @@ def leaf_buckets(leaves: Sequence[Any], bucket_bytes: int | None, wire_dtype: An
 
 
 def varying(tree: Any) -> Any:
-    """The same values, marked as different on every device, so that JAX adds no reduction when it differentiates."""
+    """The same values, marked as possibly different between devices: JAX then adds no reduction when it differentiates."""
     axes = _axes_of(lax.axis_index(AXES))
 
     def mark(leaf: jax.Array) -> jax.Array:
@@ -178,7 +178,7 @@ def all_reduce_sum(
     sharded: leave out the last stage of a strategy that gathers shards; each device gets its shard of every sum (see
         `jaxdp.parallel.shards`).
 
-    Returns leaves with their original dtypes. The derivative of every strategy is that of `jax.lax.psum`, forward and reverse.
+    Returns leaves with their original dtypes. Every strategy has the derivative of `jax.lax.psum`, forward and reverse.
     Raises ConfigError for an unknown strategy or dtype, a strategy that does not support this number of devices, leaves that
     are no floating-point arrays or are equal on all devices, and a call outside of `shard_map`; and for a derivative where JAX
     cannot verify that the sum is equal on all devices, but `check_vma` is True.
@@ -258,7 +258,7 @@ class Bucket:
 
 
 class ShardedBucket(Bucket):
-    """A bucket of which each device ends with its shard of every tensor: the last stage of its strategy is left out.
+    """A bucket that leaves out the last stage of its strategy: each device ends with its shard of every tensor.
 
     vector: the first shards of all tensors, then the second ones, and so on; after the stages, the sums of one of these parts.
     """
@@ -369,7 +369,7 @@ class Overlap:
 def gather_tensors(
     shards: Any, tensors: Any, strategy: str | Stage, *, bucket_bytes: int | None = BUCKET_BYTES, in_one_copy: bool = False
 ) -> Any:
-    """The tensors of a tree of which each device holds a shard. Call inside `shard_map` over both mesh axes.
+    """The whole tensors of a tree; each device holds a shard of each. Call inside `shard_map` over both mesh axes.
 
     shards: this device's, as `all_reduce_sum(..., sharded=True)` returns them. tensors: a tree of objects with the shape of
     each tensor and the dtype in which it is sent and returned. strategy, bucket_bytes: as for `all_reduce_sum`; the strategy's

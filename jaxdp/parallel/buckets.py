@@ -31,5 +31,5 @@ def assign_buckets(tensors: Sequence[tuple[int, Hashable]], bucket_bytes: int | 
 
 
 def shard_size(shape: Sequence[int], parts: int) -> int:
-    """Elements of each of `parts` equal parts of a tensor, of which the last are padded."""
+    """Elements of each of `parts` equal parts of a tensor; the last parts are padded."""
     return -(-math.prod(shape) // parts)

@@ -1,4 +1,4 @@
-"""The dtype in which a network uses each of its parameters, so that no more bits than needed are gathered."""
+"""The dtype that a network casts each parameter to before it uses it, so that no more bits than needed are gathered."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +19,9 @@ MOVES = {"broadcast_in_dim", "copy", "pvary", "pcast", "reshape", "rev", "slice"
 def forward_dtypes(config: Config, model: Network, *, params: Any, batch_stats: Any, devices: int) -> Any:
     """For each parameter: `config.model.dtype` if every use, forward and backward, casts it to that, else float32.
 
-    model: is traced, not run. params, batch_stats: shapes and dtypes. devices: over which a
-    global batch is divided that has no per-worker batch. The uses are those of all phases, on whose batch and image size the
-    form of a network may depend.
+    model: is traced, not run. params, batch_stats: shapes and dtypes. devices: their number; it
+    divides the global batch of a phase without a per-worker batch. The uses of all phases count, because the form of a network
+    may depend on batch and image size.
     """
     forms = {
         (phase.per_worker_batch or max(1, phase.global_batch // devices), phase_image_size(config, index))
@@ -61,7 +61,7 @@ def _dtypes_of_phase(config: Config, model: Network, *, params: Any, batch_stats
 
 
 class _Uses:
-    """The uses of variables in a jaxpr and those it contains, each of which is indexed once."""
+    """The uses of variables in a jaxpr and its inner jaxprs; each jaxpr is indexed once."""
 
     def __init__(self) -> None:
         self.indices: dict[int, dict[Any, list[tuple[Any, int]]]] = {}

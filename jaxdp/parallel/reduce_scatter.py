@@ -32,7 +32,7 @@ def all_to_all_sum(vector: jax.Array) -> jax.Array:
 def uses_gloo(platform: str | None = None) -> bool:
     """Whether gloo runs the collectives of a platform: on CPUs once `jax.distributed` is initialized, even with one process.
 
-    platform: "cpu", "gpu", ...; None for that of the mesh inside `shard_map`, or of JAX's default devices.
+    platform: "cpu", "gpu", ...; None for the platform of the mesh inside `shard_map`, or of JAX's default devices.
     """
     if not jax.distributed.is_initialized():  # first, because a plan must not start JAX's devices
         return False

@@ -52,7 +52,7 @@ def own_shard(tensor: jax.Array) -> jax.Array:
 
 
 def sums_of_squares_along_rows(*trees: Any) -> tuple:
-    """For each tree, the sum of squares of every tensor of which each device holds a shard: one float32 message along the rows.
+    """For each tree, the sum of squares of every tensor, whose shards the devices hold: one float32 message along the rows.
 
     Call inside `shard_map`. Shards are padded with zeros, which add nothing.
     """

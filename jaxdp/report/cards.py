@@ -81,7 +81,7 @@ def card(run: Seen) -> Card:
 
 
 def _how_to_continue(history: History) -> str:
-    """From where a run continues, and by which command, as HTML."""
+    """Where a run continues from, and the command, as HTML."""
     saved = escape(f"from {history.as_of}") if history.as_of else "from its beginning, as it has saved no checkpoint"
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."

@@ -84,7 +84,7 @@ class Board:
         self._page = ""
         self._next_look = self._next_drawing = float("-inf")
         self._pictures: dict[str, Picture] = {}
-        self._drawn: list[dict[str, bytes]] = []  # the last two drawings: a slow viewer still finds those of its page
+        self._drawn: list[dict[str, bytes]] = []  # the last two drawings: a slow viewer still finds the pictures of its page
         self._undrawn, self._drawing, self._problem = True, False, ""
 
     def page(self) -> str:

@@ -22,7 +22,7 @@ from jaxdp.report.run_history import History, read_all
 
 PAGE = "report.html"
 GENERATOR = '<meta name="generator" content="jaxdp report">'
-MAX_HEAD = 2**14  # bytes of a page in which its head is looked for
+MAX_HEAD = 2**14  # bytes of a page that are searched for its head
 
 PathLike = str | os.PathLike
 

@@ -13,9 +13,9 @@ class Pace:
     """Position and recent speed of a run; None for what is not known yet.
 
     fraction: of the run, in [0, 1]. remaining_seconds: at the pace of the second half of this session, evaluation and saving
-    included. The other fields are of the last `recent_seconds`. steps_share: share of the time in which the devices trained,
-    input_share: in which they waited for images; the rest is evaluation, saving and compilation. waiting_share: share of the
-    steps' time in which devices waited for another process, most often for `slowest_rank`.
+    included. The other fields are of the last `recent_seconds`. steps_share: share of the time that the devices trained,
+    input_share: that they waited for images; the rest is evaluation, saving and compilation. waiting_share: share of the
+    steps' time that devices waited for another process, most often for `slowest_rank`.
     """
 
     fraction: float

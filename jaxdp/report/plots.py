@@ -82,7 +82,7 @@ class Plot(Figure):
 
 
 def draw(runs: list[History], confusions: Sequence[Confusion | str] = ()) -> dict[str, Picture]:
-    """The pictures of a page, by file name without its ending, in the order in which the page shows them."""
+    """The pictures of a page, by file name without its ending, in the order of the page."""
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():  # no formulas: "$" may be in a name
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the tables show such names
         pictures = {}

@@ -20,7 +20,7 @@ from jaxdp.training.result import TrainResult
 
 FIELD = "WORKDIR"
 RUNNING, KILLED, UNKNOWN = "running", "killed", "unknown"
-# Disjoint parts of the wall time, in the order in which they are shown, with their labels.
+# Disjoint parts of the wall time, in the order of the page, with their labels.
 PARTS = {
     "input": "waiting for images",
     "steps": "steps: computation, communication and waiting for other processes",

@@ -26,7 +26,7 @@ from jaxdp.report.follow import Board
 from jaxdp.report.page import SCRIPT, STYLE
 
 FIRST_PORT, MAX_TRIED_PORTS = 8600, 100
-MAX_CONNECTIONS = 128  # at a time; one more closes the oldest, so that slow clients shut nobody out
+MAX_CONNECTIONS = 128  # at a time; one more closes the oldest, so that slow clients do not shut out others
 TIMEOUT_SECONDS = 20.0  # for a request, and to take each part of an answer
 PART = 2**14  # bytes
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
@@ -178,7 +178,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            for start in range(0, len(data), PART):  # the time-out is that of a part: slow viewers are served too
+            for start in range(0, len(data), PART):  # the time-out holds for a part: slow viewers are served too
                 self.wfile.write(data[start : start + PART])
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:

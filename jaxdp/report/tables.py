@@ -204,7 +204,7 @@ def classes_table(confusion: Confusion) -> str:
 
 
 def differences_table(runs: list[History]) -> str:
-    """The config fields in which the runs differ; a column per run."""
+    """The config fields that differ between the runs; a column per run."""
     configs = [flatten(dataclasses.asdict(run.config)) for run in runs]
     names = dict.fromkeys(name for config in configs for name in config)
     rows = [[name, *(str(config.get(name, MISSING)) for config in configs)] for name in names]

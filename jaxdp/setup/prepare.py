@@ -131,7 +131,7 @@ def check_fits(manifest: Manifest | None, *, plan: Plan, data_fingerprint: dict[
 def make_compiler(
     plan: Plan, devices: list[jax.Device], datasets: Datasets, *, reductions: Reductions | None = None
 ) -> StepCompiler:
-    """The compiler of a plan's programs. reductions: by mesh shape, if that of the config has "auto"."""
+    """The compiler of a plan's programs. reductions: by mesh shape, if the config has "auto"."""
     train = datasets.train
     return StepCompiler(
         plan,

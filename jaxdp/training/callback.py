@@ -120,7 +120,7 @@ class Callbacks:
         """Call all, in reverse order, whatever some of them raise; then raise the first exception, or show all of them if the
         run has failed already."""
         errors, cause = [], ""
-        if run.error is not None:  # the others have not been told of it yet
+        if run.error is not None:  # other processes do not know of it yet
             reported = Failure.of(run.error)
             cause = f" after: {reported.reason} {reported.place}".rstrip()
         while self.started:

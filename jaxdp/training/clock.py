@@ -18,7 +18,7 @@ class Completion(NamedTuple):
 
 
 class TimedStep(NamedTuple):
-    """A step on the devices. input_seconds: for which they waited for its images."""
+    """A step on the devices. input_seconds: how long they waited for its images."""
 
     completion: Future[Completion]
     input_seconds: float
@@ -40,7 +40,7 @@ class Clock:
         self._lock = threading.Lock()  # of what both threads change: the next four lines
         self._on_devices = self._pauses = 0  # steps; blocks of `excluded`
         self._stopped_at: float | None = None  # since when training time stands still
-        self._stopped_seconds = 0.0  # for which it stood still before
+        self._stopped_seconds = 0.0  # how long it stood still before
         self._completed_at = monotonic()  # of the last step
         self._input_seconds = 0.0  # of the step that is started next
         self._sums = [0.0, 0.0, 0.0]  # images, seconds and input seconds since `restart_throughput`

@@ -61,7 +61,7 @@ def latest(run: "Run") -> Manifest | None:
 
 
 def stop_exception(run: "Run", *, saved: bool) -> Stopped | TrainingError:
-    """The exception that ends a run after a stop signal. saved: whether a step has run, the last of which is saved."""
+    """The exception that ends a run after a stop signal. saved: whether a step has run; the last one is then saved."""
     reason = run.signals.stop_reason
     if not saved:
         newest = latest(run)
@@ -74,7 +74,7 @@ def stop_exception(run: "Run", *, saved: bool) -> Stopped | TrainingError:
 
 
 def describe_latest(run: "Run", advice: str = "{again} continues from it") -> str:
-    """Path, epoch and accuracy of the `latest` checkpoint, and `advice`, in which {path} and {again} are replaced."""
+    """Path, epoch and accuracy of the `latest` checkpoint, and `advice` with {path} and {again} replaced."""
     newest = latest(run)
     if newest is None:
         return "there is no checkpoint yet"

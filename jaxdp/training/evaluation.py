@@ -33,7 +33,7 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "seen" [B] int32, 1 for an example and 0
     for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: over the examples of all devices, {"top1",
     "top5" (only with six classes or more), "examples", "seen"} int32, {"positions"} uint32 modulo 2^32, {"loss"} float32.
-    predicted: class by row, [B] int32, sharded. The loss is that of training with plain labels, without class weights. A tie
+    predicted: class by row, [B] int32, sharded. The loss is the training loss of plain labels, without class weights. A tie
     counts as an error: the class predicted is then not the label. If the batch holds "requests", sums has their maximum as
     "request".
     """
@@ -99,7 +99,7 @@ def evaluate(
     batch: (images that a step counts, rows of its batch, which must divide among the devices). before_batch: called before the
     step of every batch, when the batch is loaded; may return its requests. on_request: called with the largest request that a
     completed step has carried. wait_for: returns the result of a future. observer: see `Observer`. Raises
-    TrainingError unless the number and the sum of positions of the images counted on the devices are those of the source.
+    TrainingError unless the number and the sum of positions of the images counted on the devices agree with the source.
     """
     totals: Counter[str] = Counter()
     pending: deque[tuple[Any, Callable[[np.ndarray], Any] | None]] = deque()

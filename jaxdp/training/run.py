@@ -39,7 +39,7 @@ LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between logged steps; logged steps
 class StartedStep(NamedTuple):
     """A step whose metrics may still be computed on the devices.
 
-    record: what is known without them. start_seconds: in which it was started. is_logged: whether the log receives it.
+    record: what is known without them. start_seconds: how long its start took. is_logged: whether the log receives it.
     """
 
     record: dict[str, Any]
@@ -64,8 +64,8 @@ class Run:
     processes. datasets: training and held-out images. devices: all that may be used. state: parameters, batch statistics and
     optimizer state after the last step that was started, on the devices, in the placement of the step. progress: position and
     times. info(text): shows a line. example_images: a few held-out images of the last evaluation with their classes, see
-    `ExampleCollector.arrays`. is_logged: whether the log receives the current record: an evaluation's, a step's every few
-    steps, that of the first step of a phase and of the last of the run, and those to which `log` has added values.
+    `ExampleCollector.arrays`. is_logged: whether the log receives the current record. It receives every evaluation, a step
+    every few steps, the first step of a phase, the last step of the run, and each record that `log` has added values to.
     stop_reason: why the run ends early. error: the exception that ended it.
 
     Attributes that are not described here belong to the loop.
@@ -107,7 +107,7 @@ class Run:
         self.stop_reason: str | None = None
         self.error: BaseException | None = None
         self.saved_samples: int | None = None
-        self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and those of all steps up to it
+        self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and seconds of all steps up to it
         self.pending: deque[StartedStep] = deque()
         self.record: dict[str, Any] | None = None  # the record to which `log` adds
         self.is_logged = False
@@ -201,8 +201,8 @@ class Run:
     def gradient(self, batch: dict[str, jax.Array]) -> dict:
         """The gradient of the step that follows, before clipping: a tree of float32 arrays, whole on every device.
 
-        batch: that of `Callback.before_step`. The gradient is computed for this call, which takes about a step. All processes
-        must call this.
+        batch: as `Callback.before_step` gets it. The gradient is computed for this call, which takes about a step. All
+        processes must call this.
         """
         with self.clock.excluded():
             program = self.compiler.prepare_gradient(self.phase).result()
@@ -274,7 +274,7 @@ class Run:
 
 
 def add_to_record(run: Run, values: Mapping[str, float]) -> None:
-    """Log values as `Run.log` does, under RESERVED names too: those of jaxdp's own callbacks."""
+    """Log values as `Run.log` does, also under the RESERVED names of jaxdp's own callbacks."""
     assert run.record is not None
     run.record.update(values)
     run.is_logged = True

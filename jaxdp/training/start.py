@@ -57,7 +57,7 @@ def restore_or_initialize(run: Run, start: StartPoint) -> None:
 
 
 def _restore(run: Run, origin: Manifest | None) -> Manifest | None:
-    """Set the state to that of the run's newest valid checkpoint, or else of `origin`; returns the checkpoint, if any."""
+    """Restore the state of the run's newest valid checkpoint, or else of `origin`; returns the checkpoint, if any."""
 
     def abstract_state_of(samples: int) -> TrainState:
         return abstract_state(run.config, run.model, run.compiler.mesh(run.plan.phase_before(samples)))

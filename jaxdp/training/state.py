@@ -149,7 +149,7 @@ def with_values(state: TrainState, values: InitialValues, mesh: Mesh) -> TrainSt
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-    """A replicated tree on a mesh, of which every process has at least one device. A tree that is there already is returned."""
+    """A replicated tree on a mesh; every process has at least one of its devices. A tree that is there already is returned."""
     if all(leaf.sharding == replicated(mesh) for leaf in jax.tree.leaves(tree)):
         return tree
     if not mesh.is_multi_process:
@@ -193,7 +193,7 @@ class Placement:
         return FrozenStages(self.model, stages) if stages else self.model
 
     def trained(self, tree: dict) -> dict:
-        """The entries of params or batch_stats that are trained: all but those of frozen stages."""
+        """The entries of params or batch_stats that are trained: all but the entries of frozen stages."""
         return self.model.trainable(tree, self.config.finetune.frozen_stages)
 
     def place(self, state: TrainState) -> TrainState:
@@ -210,7 +210,9 @@ class Placement:
         return state.evaluated
 
     def squares(self, gradient: dict, params: dict) -> Squares:
-        """Sums of squares for an update of trained parameters as a placed state has them. Called inside `shard_map`."""
+        """The sums of squares that an update needs, of a gradient and of the trained parameters of a placed state.
+
+        Called inside `shard_map`."""
         uses_weight_norms = OPTIMIZERS[self.config.optimizer.name].uses_weight_norms
         return Squares.compute(gradient, params if uses_weight_norms else (), self.sums_of_squares)
 
@@ -234,7 +236,7 @@ class Sharded(Placement):
         """True for the arrays of the state that are shards: parameters, and what the optimizer keeps for each of them."""
         params = self.trained(self.whole.params)
         optimizer = make_optimizer(self.config, self.model, learning_rate=0.0, momentum=0.0)
-        # An array of the optimizer's state belongs to a parameter if its shape changes with that of the parameter.
+        # An array of the optimizer's state belongs to a parameter if its shape changes with the parameter's shape.
         other_shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((*(1,) * (leaf.ndim - 1), leaf.size + 1), leaf.dtype), params
         )

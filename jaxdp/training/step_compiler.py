@@ -78,7 +78,7 @@ def abstract_arguments(
 
 
 def mesh_of(phase: PlannedPhase, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh of a phase, over equally many devices of each process. devices: ordered by process; None: those of JAX."""
+    """The mesh of a phase, over equally many devices of each process. devices: ordered by process; None: JAX's."""
     if devices is not None:
         devices = devices_of_every_process(devices, phase.devices, phase.devices // phase.local_devices)
     return make_mesh(phase.vertical, phase.horizontal, devices)
@@ -99,7 +99,7 @@ class _ResidentStep:
 
 
 class StepCompiler:
-    """Compiles every distinct program of a plan once, ahead of time: training and evaluation steps, and those of callbacks.
+    """Compiles every distinct program of a plan once, ahead of time: training and evaluation steps, and programs of callbacks.
 
     The `prepare_*` methods start a compilation and return its future at once.
     """
@@ -115,7 +115,7 @@ class StepCompiler:
         images: np.ndarray | None = None,
         devices: list[jax.Device] | None = None,
     ) -> None:
-        """reductions: `Reduce` by mesh shape, if that of the config has "auto". images: all training images, uint8
+        """reductions: `Reduce` by mesh shape, if the config has "auto". images: all training images, uint8
         [N, H, W, 3], if they are resident on the devices. devices: all usable ones, ordered by process."""
         self.plan, self.model, self.pixel_stats = plan, model, pixel_stats
         self.reductions, self.images, self.devices = reductions or {}, images, devices
@@ -209,7 +209,7 @@ class StepCompiler:
         return self.compile_mapped(gradient, placement, phase, out_specs=PartitionSpec())
 
     def compile_mapped(self, function: Callable, placement: Placement, phase: PlannedPhase, *, out_specs: Any) -> Callable:
-        """Compile a function of the arguments of a step, mapped over its mesh, to which resident images are added."""
+        """Compile a function of the arguments of a step, mapped over its mesh. Resident images are added to the arguments."""
         config, mesh, everywhere = placement.config, self.mesh(phase), PartitionSpec()
         in_specs = (placement.specs, PartitionSpec(AXES), everywhere) + (everywhere,) * (self.images is not None)
         check_vma = allreduce.check_vma(config.reduce.strategy)
@@ -226,7 +226,7 @@ class StepCompiler:
         return self._compile(step.lower(state.params, state.batch_stats, batch), mesh, of_step=False)
 
     def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh, *, of_step: bool = True) -> Callable:
-        """A compiled program. of_step: it takes the arguments of a step, to which resident images, if any, are added."""
+        """A compiled program. of_step: it takes the arguments of a step; resident images, if any, are added."""
         compiled = lowered.compile(options.compiler_options(self.plan.config.compile, mesh.devices.flat[0].platform))
         return _ResidentStep(compiled, self.resident_images(mesh)) if of_step and self.images is not None else compiled
 

@@ -145,7 +145,7 @@ def read_schedule(text: str, devices: int) -> Schedule:
 
 
 def collective_in(computations: dict[str, list[Instruction]], instruction: Instruction) -> Instruction | None:
-    """The collective of an instruction: itself, or that of the fusion or asynchronous computation that it runs; or None."""
+    """The collective of an instruction: itself, or the one in the fusion or asynchronous computation that it runs; or None."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode in COLLECTIVES:
         return instruction

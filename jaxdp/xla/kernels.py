@@ -21,7 +21,7 @@ Shapes = dict[str, str]  # name of an instruction -> text of its result type
 
 @dataclass(frozen=True)
 class Kernel:
-    """One instruction of a compiled step; bytes and flop are those of one execution.
+    """One instruction of a compiled step; bytes and flop count one execution.
 
     side: height of the largest feature map among the operands and results, 0 if there is none. kind: one of `KINDS`. forward,
     backward: other kernels of feature maps, among them products of a map with itself. rest: kernels without feature maps
