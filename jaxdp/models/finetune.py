@@ -65,7 +65,8 @@ def read_weights(
 
     saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the parameters: if the file is
     missing, or `initial_params` is, they are None. given: the tensors of `initial_params`. Raises ConfigError if the file
-    cannot be used, if the parameters have another digest than the config, or are of another ResNet, and for frozen parts without them.
+    cannot be used, if the parameters have another digest than the config, or are of another ResNet, and for frozen parts
+    without them.
     """
     finetune = config.finetune
     is_absent = given is None and (finetune.weights is None or not os.path.exists(finetune.weights))
