@@ -5,7 +5,7 @@
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
 Published: 75.40 % top-1 in 505 s, 1,024 V100 GPUs on a 32x32 torus.
-Our choices beside those of `jaxdp.published.mikami`, and flags for alternatives:
+Our choices beside `jaxdp.published.mikami`, and flags for alternatives:
 
     schedule       given as "You et al." only; here 0.2 to 29 over 5 epochs, then 29 (1 - epoch / 90)^2, momentum 0.9. Without
                    the drop at the end of the warm-up: `--schedule.name polynomial`; from 0: `--schedule.start 0`

@@ -6,7 +6,7 @@
 Source: MLPerf training v4.0, reference convergence points for batch 3,264 (LARS, polynomial decay of power 2 to 1e-4;
 mlcommons/logging, training_4.0.0/rcps_resnet.json); its reference code (mlcommons/training, resnet-tf2).
 Published: 75.9 % top-1 after 35.15 epochs on average; the reference fixes no hardware.
-Our choices beside those of `jaxdp.published.mlperf`, and flags for alternatives:
+Our choices beside `jaxdp.published.mlperf`, and flags for alternatives:
 
     length         37 epochs: the reference's decay has 14,523 steps, which include the warm-up. The reference stops
                    at 75.9 %; jaxdp trains to the end: `--epochs`

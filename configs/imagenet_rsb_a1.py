@@ -5,7 +5,7 @@
 
 Source: Wightman, Touvron, Jegou, "ResNet strikes back: An improved training procedure in timm", arXiv 2110.00476, Table 2.
 Published: 80.4 % top-1 after 600 epochs, 110 hours on 4 V100 GPUs.
-Our choices beside those of `jaxdp.published.rsb`, and flags for alternatives:
+Our choices beside `jaxdp.published.rsb`, and flags for alternatives:
 
     smoothing      0.1, as in the table; the threshold leaves no trace of it: `--optimizer.target-threshold None`
     rate           1.3 % higher than timm's halfway, whose cosine counts from epoch 0

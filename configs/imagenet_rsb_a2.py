@@ -5,7 +5,7 @@
 
 Source: Wightman, Touvron, Jegou, "ResNet strikes back: An improved training procedure in timm", arXiv 2110.00476, Table 2.
 Published: 79.8 % top-1 after 300 epochs, 55 hours on 4 V100 GPUs.
-Our choices beside those of `jaxdp.published.rsb`, and flags for alternatives:
+Our choices beside `jaxdp.published.rsb`, and flags for alternatives:
 
     rate           2.7 % higher than timm's halfway, whose cosine counts from epoch 0
     repetition     3 copies of an image in a batch, and every image in 3 epochs; timm shuffles anew for each epoch, which sees a

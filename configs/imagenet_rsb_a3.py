@@ -5,7 +5,7 @@
 
 Source: Wightman, Touvron, Jegou, "ResNet strikes back: An improved training procedure in timm", arXiv 2110.00476, Table 2.
 Published: 78.1 % top-1 after 100 epochs, 15 hours on 4 V100 GPUs.
-Our choices beside those of `jaxdp.published.rsb`, and flags for alternatives:
+Our choices beside `jaxdp.published.rsb`, and flags for alternatives:
 
     rate           8.3 % higher than timm's halfway, whose cosine counts from epoch 0
 """

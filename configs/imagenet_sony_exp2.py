@@ -5,7 +5,7 @@
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
 Published: 75.29 % top-1 in 122 s, 3,456 V100 GPUs on a 48x72 torus.
-Our choices beside those of `jaxdp.published.mikami`, and flags for alternatives:
+Our choices beside `jaxdp.published.mikami`, and flags for alternatives:
 
     smoothing      0.1; Table 3 has a tick and no value: `--optimizer.label-smoothing 0.05`
 """

@@ -5,7 +5,7 @@
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
 Published: 75.23 % top-1 in 129 s, 4,096 V100 GPUs on a 64x64 torus.
-Our choices beside those of `jaxdp.published.mikami`, and flags for alternatives:
+Our choices beside `jaxdp.published.mikami`, and flags for alternatives:
 
     smoothing      0.1; Table 3 has a tick and no value, and the text says none: `--optimizer.label-smoothing 0`
     workers        4,352 with 16 images from epoch 30 to 45, more than the 4,096 GPUs, some of which had two micro-batches. Here

@@ -99,9 +99,9 @@ class Preprocessing(EvalResize):
     """Preparation of images for evaluation, and their normalization; of weights, what is not given is as in their file."""
 
     mean: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], FromList] = ()
-    """Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)"""
+    """Mean of red, green and blue for normalization; white is 1 (empty: the data set's)"""
     std: Annotated[tuple[Annotated[float, Field(ge=1e-3, le=1)], ...], FromList] = ()
-    """Standard deviation of red, green and blue for normalization; white is 1 (empty: that of the data set)"""
+    """Standard deviation of red, green and blue for normalization; white is 1 (empty: the data set's)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class Mixed(Section):
 
     mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
-    that of mixup; cutmix has 1)"""
+    for mixup; cutmix has 1)"""
 
 
 @dataclass(frozen=True)
@@ -314,20 +314,20 @@ class Model(GivenNetwork):
     """Shortcut where maps shrink. strided: 1x1 convolution with stride 2; pooled: 2x2 average pooling before it, as in timm's
     resnet50d"""
     classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)] | None = None
-    """Number of classes (None: that of the data set)"""
+    """Number of classes (None: the data set's)"""
     classifier_bias: Literal["zero", "class_frequency"] = "zero"
     """Initial bias of the classifier. class_frequency: -ln(classes), so that a binary loss starts from equally frequent
     classes"""
     squeeze_excitation: bool = False
     """Squeeze-and-excitation behind the last normalization of each block, as in timm's seresnet50"""
     drop_path: BelowOne = 0.0
-    """Stochastic depth: probability that an image skips the last block's branch in training; that of other blocks rises to it
-    from 0"""
+    """Stochastic depth: probability that an image skips the last block's branch in training; it rises from 0 over the
+    blocks before"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of activations and of weights in computations; parameters and batch statistics stay float32. float16 requires
     `optimizer.loss_scale`"""
     norm: Literal["per_worker", "synchronized"] = "per_worker"
-    """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
+    """Batch of batch normalization: each worker's (see docs/recipes.md), as in the paper, or all devices'"""
     norm_momentum: BelowOne = 0.9
     """Decay per step of the moving averages of batch statistics (mean and variance of batch normalization), which evaluation
     uses; 0: the statistics of the last training batch over all workers"""
@@ -569,7 +569,7 @@ class Finetune(Section):
     """Number of frozen parts, with their batch statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
     to 5, all but the classifier"""
     head_multiplier: Positive = 1.0
-    """Learning rate of the classifier relative to that of the other layers"""
+    """Learning rate of the classifier relative to the rate of the other layers"""
 
 
 @dataclass(frozen=True)
@@ -591,7 +591,7 @@ class Reduce(Section):
 
     strategy: StrategyName = "torus"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Dtype in which gradients are communicated and summed"""
+    """Dtype of gradients while they are communicated and summed"""
     bucket_bytes: Bytes | None = None
     """Largest bucket that packs several tensors, in bytes; larger tensors are sent alone (None: one bucket for all). On
     CPUs 65536 is faster"""
@@ -614,11 +614,11 @@ class Evaluation(Section):
 class Stop(Section):
     """Early stopping: the run ends when a metric of its evaluations no longer improves, and its result is the best checkpoint.
 
-    The learning rate stays that of the whole run: it does not depend on where the run ends.
+    The learning rate follows the whole schedule: it does not depend on where the run ends.
     """
 
     metric: Annotated[str, OneOf(STOP_METRICS)] = "eval_accuracy"
-    """Metric of evaluations that early stopping follows, and by which a checkpoint is the best"""
+    """Metric of evaluations that early stopping follows, and that decides which checkpoint is the best"""
     patience: Count | None = None
     """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
     if its metric is better than at every evaluation before. The first one improves; one whose metric is not finite does not"""

@@ -61,7 +61,7 @@ def forget_networks() -> None:
 
 @pytest.fixture(autouse=True)
 def tables_as_before(request):
-    """Undo what a test registers, replaces or removes; the order of these tables is that of help texts and documents."""
+    """Undo what a test registers, replaces or removes; help texts and documents have the order of these tables."""
     PROGRAMS.enabled = {"monkeypatch", "own_programs"}.isdisjoint(request.fixturenames)
     if not PROGRAMS.enabled:
         forget_networks()

@@ -60,7 +60,7 @@ def command(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch) -> Path:
-    """An empty working directory, without the variables by which Python would find the checkout."""
+    """An empty working directory, without the variables that would lead Python to the checkout."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path

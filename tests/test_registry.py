@@ -213,7 +213,7 @@ def test_registered_strategy_gives_the_gradient_of_psum_and_of_one_device(tiny):
 
 
 def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp_path):
-    """With clipping and averaged weights; the result is that of the same rule by its name."""
+    """With clipping and averaged weights; the result equals the same rule by its name."""
 
     def momentum_sgd(config, learning_rate, momentum):
         return optax.chain(

@@ -35,7 +35,7 @@ def set_field(fields: dict, name: str, value):
 
 
 def with_field_in_use(name: str) -> dict:
-    """A valid config in which the field is in use."""
+    """A valid config that uses the field."""
     readers = {table.field: table.readers[name] for table in TABLES if name in table.readers}
     chosen = {field: "cifar10" if "cifar10" in names else names[0] for field, names in readers.items()}  # needs no directory
     if chosen.get(SOURCES.field) == "file":

@@ -58,7 +58,7 @@ class Allreduce(Timed):
     sizes: tuple[int, ...] = (16_384, 262_144, 4_194_304, 67_108_864)
     """Sizes of the messages, in bytes"""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
-    """Dtypes in which the messages are communicated and summed"""
+    """Dtypes of the messages while they are communicated and summed"""
     repeats: int = 9
 
 

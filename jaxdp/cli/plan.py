@@ -39,7 +39,7 @@ class Plan:
     gpus_per_host: int | None = None
     """Number of devices per host"""
     gpu: str | None = None
-    """GPU whose memory must hold the run, such as a100, h100 or rtx4090 (None: those of this machine)"""
+    """GPU whose memory must hold the run, such as a100, h100 or rtx4090 (None: the GPUs of this machine)"""
     wire: Switch = False
     """Collectives of a step: axis, type, bytes and number of each kind"""
     network: str | None = None
@@ -49,7 +49,7 @@ class Plan:
     """Training speed of one device in images/s, from `jaxdp bench step`: predicts the hours of the run. With --network
     the speed without communication (None: the paper's V100, scaled by multiply-adds)"""
     compile_for: str | None = None
-    """GPU for which XLA compiles the step: a100, h100 or h200; needs no GPU (extra cuda13)"""
+    """GPU that XLA compiles the step for: a100, h100 or h200; needs no GPU (extra cuda13)"""
     phase: int = 0
     """Index of the phase to compile"""
     json: Switch = False
@@ -134,7 +134,7 @@ def _memory_verdict(options: Plan, plan: RunPlan, needed: dict[str, int], *, giv
 
 
 def _number_of_devices(options: Plan) -> int | None:
-    """The number of devices given by the options; None: those of this machine. Raises ConfigError for a contradiction."""
+    """The number of devices given by the options; None: the devices of this machine. Raises ConfigError for a contradiction."""
     for name in ("devices", "hosts", "gpus_per_host"):
         value = getattr(options, name)
         if value is not None and value < 1:

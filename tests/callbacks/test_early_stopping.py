@@ -82,7 +82,7 @@ def arrays(workdir, samples):
     [(("eval_loss", 6), {}, 1), pytest.param(("eval_accuracy", 3), {"average_decay": 0.7}, 0, marks=pytest.mark.slow)],
 )
 def test_stopped_run_begins_as_the_whole_run_and_its_result_is_the_best_checkpoint(noisy, tmp_path, stop, optimizer, phase):
-    """The runs accumulate gradients. The learning rate is that of the whole run. phase: that in which the run ends."""
+    """The runs accumulate gradients. The learning rate follows the whole schedule. phase: where the run ends."""
     metric, patience = stop
     noisy = with_parts(noisy, optimizer=optimizer)
     train(dataclasses.replace(noisy, checkpoint=Checkpoint(every_epochs=0.1, keep=99)), tmp_path / "whole")

@@ -25,7 +25,7 @@ QUICK = [*SMALL, *IMAGES, "--epochs", "1", "--batch.0.until-epoch", "0.5", "--sc
 
 @pytest.fixture
 def inside(tmp_path):
-    """The directory of a test, in which it runs."""
+    """The directory that a test runs in."""
     with contextlib.chdir(tmp_path):
         yield tmp_path
 

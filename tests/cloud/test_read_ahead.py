@@ -1,4 +1,4 @@
-"""Items are fetched in the order in which they will be asked for, and only so many ahead."""
+"""Items are fetched in the order of the requests to come, and only so many ahead."""
 
 import threading
 from concurrent import futures

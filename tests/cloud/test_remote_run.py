@@ -31,7 +31,7 @@ def remote(tmp_path):
 
 
 def put(remote, saved, name, *, without=()):
-    """Upload a checkpoint under a name, which need not be that of its samples."""
+    """Upload a checkpoint under a name, which need not be the number of its samples."""
     for file in sorted(saved.rglob("*")):
         if file.is_file() and file.name not in without:
             remote.location.upload(file, f"checkpoints/{name}/{file.relative_to(saved)}")

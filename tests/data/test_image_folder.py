@@ -58,7 +58,7 @@ IN_ORDER = ["b/0/q.png", "b/1.png", "b/10.png", "b/2.png", "b/B.png", "b/c/A/1.p
 
 @pytest.mark.parametrize("place", ["disk", "url"])
 def test_images_in_folders_of_a_class_are_found_in_the_order_of_names(tmp_path, monkeypatch, place):
-    """Whatever the order in which the file system lists them; each folder is sorted by code points, as flat ones are."""
+    """Whatever the order of the file system; each folder is sorted by code points, as flat ones are."""
     split, scandir = tmp_path / "pics/train", os.scandir
     fill(split, [*NESTED, "a/only/deep/er/1.JPG", "a/only/notes.txt", "a/.hidden/1.png", "a/only/.2.png"])
     if place == "disk":

@@ -95,7 +95,7 @@ def published_evaluation(image: Image.Image, *, resize: int, crop: int, interpol
 
 
 def mean_over_areas(image: np.ndarray, size: int) -> np.ndarray:
-    """float64 [size, size, 3]: each is the mean of its rectangle of the image, in which cut pixels count by their share."""
+    """float64 [size, size, 3]: each is the mean of its rectangle of the image, where cut pixels count by their share."""
 
     def shares(pixels: int) -> np.ndarray:
         edges, places = np.arange(size + 1) * pixels / size, np.arange(pixels)

@@ -21,7 +21,7 @@ CACHE_EVERYTHING = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
 def place(rank, processes, port) -> dict[str, str]:
-    """The variables by which a process finds the others of its run."""
+    """The variables with which a process finds the other processes of its run."""
     return {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(processes),

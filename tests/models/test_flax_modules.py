@@ -198,7 +198,7 @@ class TwoDropouts(nnx.Module):
 
 
 def test_nnx_dropout_layers_draw_different_masks():
-    """The mean product of equal masks, whose kept values count double, is 2; that of independent ones 1."""
+    """The mean product of equal masks, whose kept values count double, is 2; of independent ones it is 1."""
     register_model("two", lambda config, rngs: TwoDropouts(rngs))
     model = models.create(Model(name="two", classes=2))
     logits, _ = model.apply({"net": {}}, {}, jnp.zeros((64, 2, 2, 3)), train=True, key=jax.random.key(0))

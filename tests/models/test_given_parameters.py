@@ -138,7 +138,7 @@ def test_loaded_parameters_work_in_flax_and_start_a_run(tiny, tmp_path, monkeypa
 
 
 def test_run_from_given_parameters_resumes_exactly_with_them_and_without(tiny, tmp_path):
-    """Averaged parameters are those of evaluations; without averaging, those that were trained last."""
+    """Averaged parameters are used in evaluations; without averaging, the last trained ones."""
     config = dataclasses.replace(tiny, optimizer=Optimizer(name="sgd", average_decay=0.5), epochs=1.2, batch=(Phase(8),))
     config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=0.32))
     train(dataclasses.replace(config, seed=5), tmp_path / "first")

@@ -80,7 +80,7 @@ FORMS = ["none", "activations", "convolutions", "convolutions_and_pool"]
     ],
 )
 def test_logits_equal_numpy_in_float64_and_weights_go_back_unchanged(two_blocks, tmp_path, layout, form, bottleneck):
-    """From a file of timm or torchvision, and from that of jaxdp. Maps of 9 x 9 are pooled."""
+    """From a file of timm or torchvision, and from a file of jaxdp. Maps of 9 x 9 are pooled."""
     sizes, fields = LAYOUTS[layout]
     tensors = torch_layout.random_tensors(1, (1, 1), bottleneck, width=16, classes=6, **sizes)
     save_file({f"module.{name}": value for name, value in tensors.items()}, tmp_path / "theirs.safetensors")

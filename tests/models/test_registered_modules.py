@@ -328,7 +328,7 @@ def traced_step(config, mesh_shape, images, accumulation=1):
 @pytest.mark.usefixtures("one_block_a_stage")
 @pytest.mark.parametrize("kind", ONE_VALUE)
 def test_batch_normalization_over_one_value_is_refused_by_plan_and_step(kind):
-    """A worker is a micro-batch of a device, or with synchronized normalization that of all devices."""
+    """A worker is a micro-batch of a device, or with synchronized normalization of all devices."""
     config = one_value_config(kind)
     alone = dataclasses.replace(config, batch=(Phase(4, per_worker_batch=1),))
     with pytest.raises(ConfigError, match=r"^batch\.0\.per_worker_batch=1: .* one value of each channel .* 16x16"):

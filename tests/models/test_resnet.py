@@ -76,7 +76,7 @@ class FlaxStem(nn.Module):
 
 
 def test_module_is_as_near_to_float64_as_flax():
-    """Over 32,768 values of a channel, of which XLA's sum of two tensors at once is 20 to 70 times as far."""
+    """Over 32,768 values of a channel. XLA's sum of two tensors at once is 20 to 70 times as far from float64."""
     rng = np.random.default_rng(0)
     images, cotangent = (rng.normal(0.5, 1, (32, 32, 32, channels)).astype(np.float32) for channels in (3, 16))
     stem = ("conv1", "bn1")

@@ -276,7 +276,7 @@ def test_derivative_of_every_strategy_is_that_of_pmean_and_psum(mesh_shape, chec
 
 @pytest.mark.parametrize("strategy", ["ring", "parameter_server"])
 def test_derivative_of_a_sum_that_jax_cannot_verify_is_refused_where_it_verifies(strategy):
-    """There `lax.psum` has the gradient of one copy of the sum; that of a sum on every device would be N times as large."""
+    """`lax.psum` has the gradient of one copy of the sum there; of a sum on every device it would be N times as large."""
     with pytest.raises(ConfigError, match=rf"strategy='{strategy}': cannot be differentiated here.*; .*check_vma=False"):
         derivatives({"mean": partial(allreduce.all_reduce_mean, strategy=strategy)}, (2, 4), check_vma=True)
 

@@ -1,4 +1,4 @@
-"""The dtype in which a network uses its parameters."""
+"""The dtype that a network casts its parameters to."""
 
 import dataclasses
 

@@ -53,7 +53,7 @@ def test_run_at_a_url_is_killed_once_its_holder_no_longer_renews_the_lease(tmp_p
 
 
 def test_run_at_a_url_is_read_under_one_lease(tmp_path, monkeypatch):
-    """Its files and checkpoints are those of the lease that also tells whether it is trained."""
+    """Its files and checkpoints belong to the lease, which also shows whether it is trained."""
     run, sizes, folders = write_run(tmp_path / "run"), Location.sizes, []
     Lease.acquire(open_location(f"file://{run}", "WORKDIR"), 4.0, adopt=lambda _: []).release({})
     monkeypatch.setattr(Location, "sizes", lambda place, folder: folders.append(folder) or sizes(place, folder))

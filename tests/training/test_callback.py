@@ -392,7 +392,7 @@ def test_on_end_is_called_without_a_result_after_a_stop_and_after_an_error(rare,
 
 
 def test_each_callback_that_ends_has_the_whole_time_without_progress_and_is_named(rare, tmp_path):
-    """Such as one that draws a plot, or that of a user which sends the checkpoint elsewhere."""
+    """Such as one that draws a plot, or a user's that sends the checkpoint elsewhere."""
 
     class Ends(Callback):
         def on_end(self, run, result):

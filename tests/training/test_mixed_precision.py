@@ -51,7 +51,7 @@ SGD = {"name": "sgd", "weight_decay": 0.0}
 def update_of(config):
     """The negative gradient, as the change of the parameters in one step of SGD.
 
-    The rate is large so that the rounding of parameters near 1 stays below that of the gradient.
+    The rate is large so that the rounding of parameters near 1 stays below the rounding of the gradient.
     """
     before, after, metrics = run(with_parts(config, optimizer=SGD), rate=1024.0)
     assert_replicated(after)

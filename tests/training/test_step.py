@@ -294,7 +294,7 @@ def test_class_weights_divide_no_loss_of_mixed_labels(normalized_linear):
 
 
 def test_random_numbers_of_a_step_follow_the_seed_that_it_is_given(normalized_linear):
-    """So that all seeds share a program: that of seed 0 does with seed 1 what that of seed 1 does."""
+    """All seeds share a program: the step compiled for seed 0 does with seed 1 what the step of seed 1 does."""
     mesh, batch = make_mesh(2, 2), make_batch()
 
     def loss(config, seed):
