@@ -53,6 +53,18 @@ class Network(Protocol):
         """(output of a segment for its input x, moments). params, batch_stats: whole trees, or of the segment."""
 
 
+def apply_in_segments(  # noqa: PLR0917 - the arguments of `Network.apply`
+    network: Any, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None
+) -> tuple[jax.Array, dict]:
+    """`Network.apply` of a network by `apply_segment` of each of its segments."""
+    x: Any = images
+    moments: dict[str, Any] = {}
+    for segment in network.segments:
+        x, new = network.apply_segment(params, batch_stats, x, segment=segment, train=train, key=key)
+        moments |= new
+    return x, moments
+
+
 @dataclass(frozen=True)
 class FrozenStages:
     """Fine-tuning with `finetune.frozen_stages`: the rest of a network, on the features of its frozen stages.
@@ -72,12 +84,7 @@ class FrozenStages:
         self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
     ) -> tuple[jax.Array, dict]:
         """`Network.apply`; moments of the trained segments alone."""
-        x: Any = images
-        moments: dict[str, Any] = {}
-        for segment in self.segments:
-            x, new = self.apply_segment(params, batch_stats, x, segment=segment, train=train, key=key)
-            moments |= new
-        return x, moments
+        return apply_in_segments(self, params, batch_stats, images, train=train, key=key)
 
     def apply_segment(
         self,

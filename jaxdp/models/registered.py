@@ -16,7 +16,7 @@ from jaxdp.choices import MODELS
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError, Unusable, first_line, kind_of, place_in_user_code, plural
 from jaxdp.models.flax_modules import MODE_ARGUMENTS, FlaxNet, LinenNet, NnxNet
-from jaxdp.network import ROOT
+from jaxdp.network import ROOT, apply_in_segments
 from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.registration import model_hint
 
@@ -80,12 +80,7 @@ class RegisteredModel:
 
         Raises ConfigError if the model fails, or returns logits of another shape, or moments of other layers than batch_stats.
         """
-        x: Any = images
-        moments: dict[str, Any] = {}
-        for segment in self.segments:
-            x, new = self.apply_segment(params, batch_stats, x, segment=segment, train=train, key=key)
-            moments |= new
-        return x, moments
+        return apply_in_segments(self, params, batch_stats, images, train=train, key=key)
 
     def apply_segment(
         self,

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxdp.choices import LOSSES
 from jaxdp.config import Config
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.data.policies import change_pixels, erase
-from jaxdp.losses import Mix
+from jaxdp.losses import Mix, rank_of_label
 from jaxdp.network import Network
 from jaxdp.training.state import TrainState
 
@@ -51,3 +52,8 @@ def mean_loss(config: Config, logits: jax.Array, examples: Examples) -> jax.Arra
     """The mean of the config's loss over one device's images, a scalar. logits: [B, classes]."""
     loss = LOSSES.implementation(config.optimizer.loss)
     return loss(config.optimizer, logits, examples.labels, mix=examples.mix).mean()
+
+
+def accuracy(logits: jax.Array, examples: Examples) -> jax.Array:
+    """The share of the images whose own class has the highest score, a scalar. logits: [B, classes]."""
+    return (rank_of_label(logits, examples.labels) == 0).mean(dtype=jnp.float32)

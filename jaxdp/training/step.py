@@ -18,14 +18,13 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from jaxdp.config import Config, skips_steps
-from jaxdp.losses import rank_of_label
 from jaxdp.network import Network
 from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.allreduce import Overlap
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training import step_modes as modes
-from jaxdp.training.objective import Batch, Gradient, Loss, Metrics, PixelStats, Step, mean_loss, training_examples
+from jaxdp.training.objective import Batch, Gradient, Loss, Metrics, PixelStats, Step, accuracy, mean_loss, training_examples
 from jaxdp.training.state import Placement, TrainState, make_optimizer, make_placement
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
@@ -46,8 +45,8 @@ def local_gradient(config: Config, layout: Placement, loss: Loss, *, pixel_stats
                 state.params | params, state.batch_stats, examples.images, train=True, key=examples.key
             )
             mean = loss(logits, examples)
-            accuracy = (rank_of_label(logits, examples.labels) == 0).mean(dtype=jnp.float32)
-            return mean / lax.axis_size(AXES), {"moments": moments, "loss": mean, "accuracy": accuracy}
+            aux = {"moments": moments, "loss": mean, "accuracy": accuracy(logits, examples)}
+            return mean / lax.axis_size(AXES), aux
 
         with jax.named_scope("forward"):
             share, backward, aux = jax.vjp(share_of_loss, layout.trained(state.params), has_aux=True)

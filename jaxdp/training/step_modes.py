@@ -10,12 +10,12 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxdp.config import Config
-from jaxdp.losses import label_weights, rank_of_label
+from jaxdp.losses import label_weights
 from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training import request_flags
-from jaxdp.training.objective import Batch, Gradient, Loss, Metrics, PixelStats, Step, training_examples
+from jaxdp.training.objective import Batch, Gradient, Loss, Metrics, PixelStats, Step, accuracy, training_examples
 from jaxdp.training.state import Placement, TrainState
 
 LocalGradient = Callable[[Loss], Gradient]
@@ -150,14 +150,14 @@ def overlapped_gradient(
                 return mean / lax.axis_size(AXES), mean
 
             share, backward, mean = jax.vjp(share_of_loss, x, has_aux=True)
-            accuracy = (rank_of_label(x, examples.labels) == 0).mean(dtype=jnp.float32)
+            correct = accuracy(x, examples)
         with jax.named_scope("backward"):
             (cotangent,) = backward(jnp.ones_like(share))
         for backward in reversed(backwards):
             with jax.named_scope("backward"):
                 own_gradient, cotangent = backward(cotangent)
             cotangent = overlap.enqueue(cotangent, own_gradient)
-        return {}, {"moments": moments, "loss": mean, "accuracy": accuracy}
+        return {}, {"moments": moments, "loss": mean, "accuracy": correct}
 
     return gradient
 
