@@ -38,8 +38,8 @@ RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate
 StrategyName = Annotated[
     RegisteredName,
     Doc(
-        f"All-reduce algorithm. {STRATEGIES.help}; "
-        "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
+        f"All-reduce algorithm. {STRATEGIES.help}; or a name registered with `jaxdp.register_strategy`. "
+        "`jaxdp bench allreduce` measures which is the fastest"
     ),
 ]
 AutoAugmentName = Annotated[RegisteredName, Doc(f"Policy of random operations on the pixels of the crop. {AUTO_AUGMENTS.help}")]

@@ -62,8 +62,7 @@ class Choices(Mapping[str, Entry]):
     field: the config field, such as `optimizer.name`. other: entry for names that are not in the table; None if there are no
     others. other_reads: the built-in choice that reads the same fields as such a name; None: they read all; "": none of those
     in `readers`. function: the public function with which users register, such as `register_optimizer`; "" if there is none.
-    reserved: other values of the field, which no entry can have as its name. readers: SECTION.FIELD -> names of the choices
-    that read it, of fields that not all names read.
+    readers: SECTION.FIELD -> names of the choices that read it, of fields that not all names read.
     """
 
     def __init__(
@@ -74,9 +73,8 @@ class Choices(Mapping[str, Entry]):
         other: Entry | None = None,
         other_reads: str | None = None,
         function: str = "",
-        reserved: tuple[str, ...] = (),
     ) -> None:
-        self.field, self.function, self.reserved = field, function, reserved
+        self.field, self.function = field, function
         self.entries, self.builtin = dict(entries), tuple(entries)
         self.implementations: dict[str, Callable[[], Any] | None] = {
             name: entry.implementation for name, entry in entries.items()
@@ -108,9 +106,8 @@ class Choices(Mapping[str, Entry]):
         """Add or replace an entry of the user's. Raises ConfigError for an invalid name, or the name of a built-in entry."""
         if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)):
             raise ConfigError("name", name, reason="must consist of lower-case letters, digits and _, and start with a letter")
-        taken = (*self.builtin, *self.reserved)
-        if name in taken:
-            raise ConfigError("name", name, reason="reserved", hint=f"choose a name other than {', '.join(taken)}")
+        if name in self.builtin:
+            raise ConfigError("name", name, reason="reserved", hint=f"choose a name other than {', '.join(self.builtin)}")
         self.entries[name], self.implementations[name] = entry, lambda: implementation
 
     def implementation(self, name: str) -> Any:
@@ -121,10 +118,9 @@ class Choices(Mapping[str, Entry]):
 
     def check(self, name: str) -> None:
         """Raise ConfigError for a value of the field that is neither built in nor registered."""
-        known = (*self.entries, *self.reserved)
-        if name in known:
+        if name in self.entries:
             return
-        hint = suggest(name, known)
+        hint = suggest(name, self.entries)
         if self.function:
             call = f"jaxdp.{self.function}({name!r}, ...)"
             hint += f", or register it with {call} in Python, or give the recipe that registers it with --config"

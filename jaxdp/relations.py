@@ -9,7 +9,7 @@ from jaxdp.config import LARGEST_LEVEL, RESNET, TOP5_CLASSES, Config, Finetune
 from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.files import check_local
 from jaxdp.schedules import SCHEDULES
-from jaxdp.strategies import AUTO, STRATEGIES
+from jaxdp.strategies import STRATEGIES
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
 
@@ -48,13 +48,6 @@ def _check_worker_batches(config: Config) -> None:
             raise ConfigError(
                 f"batch.{index}.per_worker_batch", part, reason=f"must divide the global batch {whole}", hint=hint
             )
-
-
-def _check_deterministic(config: Config) -> None:
-    if config.compile.deterministic and config.reduce.strategy == "auto":
-        reason = "not possible with reduce.strategy='auto', whose measurement may choose another strategy in another run"
-        hint = "set reduce.strategy to the one that `jaxdp bench allreduce` recommends"
-        raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
 
 
 def _check_augmentation(config: Config) -> None:
@@ -206,7 +199,6 @@ def check_classes(config: Config, classes: int | None, source: str | None = None
 RELATIONS = (
     _check_phases,
     _check_worker_batches,
-    _check_deterministic,
     _check_augmentation,
     _check_policies,
     check_targets,
@@ -231,7 +223,7 @@ def check_names(config: Config) -> None:
 def replicated_reason(config: Config) -> str | None:
     """Why the update of a config cannot be sharded, or None if it can."""
     strategy, optimizer = config.reduce.strategy, config.optimizer.name
-    if strategy != AUTO and not STRATEGIES[strategy].scatters:
+    if not STRATEGIES[strategy].scatters:
         able = ", ".join(name for name, each in STRATEGIES.items() if each.scatters)
         return f"reduce.strategy={strategy!r} does not begin with a reduce-scatter and end with an all-gather; {able} does"
     if not OPTIMIZERS[optimizer].shards:

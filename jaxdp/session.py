@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
-from jaxdp import models
 from jaxdp.attached import callbacks_of
 from jaxdp.callbacks.early_stopping import too_few_evaluations
 from jaxdp.checkpoint.listing import Retention, latest_valid, read_manifests
@@ -45,7 +44,7 @@ from jaxdp.setup.prepare import (
     out_of_memory_as_config_error,
     prepare,
 )
-from jaxdp.setup.tuning import reductions_of_run
+from jaxdp.setup.strategy_check import check_reduction
 from jaxdp.sizes import model_summary
 from jaxdp.trackers.tracker import Trackers, check_packages, trackers_of
 from jaxdp.training.callback import Callback
@@ -424,8 +423,7 @@ class _Session:
             warnings = _warnings(plan, group, saved_batches=saved_batches, has_batch_norm=bool(summary["statistics"]))
             for remark in [*self.notes, *remarks, *datasets.warnings, *warnings]:
                 info(remark)
-            model = models.create(config.model)
-            reductions = reductions_of_run(plan, model, path, devices=devices, signals=signals, info=info)
+            check_reduction(plan, devices, signals)
             checkpoints = CheckpointManager(
                 path / CHECKPOINTS, config.checkpoint, info, group=group, uploader=self.mirror, metric=config.stop.metric
             )
@@ -440,7 +438,7 @@ class _Session:
                 mirror=self.mirror,
             )
             run = Run(
-                make_compiler(plan, devices, datasets, reductions=reductions),
+                make_compiler(plan, devices, datasets),
                 datasets,
                 path,
                 data_fingerprint=data_fingerprint,

@@ -20,7 +20,6 @@ else:
 
 # Takes and returns one flat vector, not a tuple; called inside `shard_map` over both mesh axes.
 Stage = Callable[["jax.Array"], "jax.Array"]
-AUTO = "auto"  # the value of `reduce.strategy` that selects the fastest strategy by measurement
 
 
 class Exchange(NamedTuple):
@@ -50,7 +49,6 @@ class Strategy(Choice):
         each device has its shard of the row's sum. `reduce.update sharded` leaves out the last stage.
     sums_along_axes: on a mesh of Y rows of X devices, every contribution passes through at most X + Y - 2 additions, because
         rows and columns are summed one after the other; False for up to N - 1. Audits derive their bound from it.
-    auto_candidate: measured for `reduce.strategy=auto`.
     max_devices: the largest number of devices; None for no limit.
     cost: (vertical, horizontal) -> candidate algorithms, each a list of exchanges, one after another; the model uses the
         fastest. A strategy that scatters has an exchange for each stage. None if the cost is unknown.
@@ -59,7 +57,6 @@ class Strategy(Choice):
     check_vma: bool = False
     scatters: bool = False
     sums_along_axes: bool = False
-    auto_candidate: bool = False
     max_devices: int | None = None
     cost: Callable[[int, int], list[list[Exchange]]] | None = None
 
@@ -106,13 +103,11 @@ STRATEGIES = Choices(
             "algorithm chosen by XLA",
             implementation=lambda: (allreduce.psum,),
             check_vma=True,
-            auto_candidate=True,
             cost=_psum_cost,
         ),
         "ring": Strategy(
             "exchange with the next device",
             implementation=lambda: (allreduce.ring,),
-            auto_candidate=True,
             cost=_ring_cost,
         ),
         # Jia et al., arXiv 1807.11205. There one master per row takes part in the second stage. In an SPMD program every device
@@ -122,7 +117,6 @@ STRATEGIES = Choices(
             implementation=lambda: (allreduce.all_reduce_rows, allreduce.all_reduce_columns),
             check_vma=True,
             sums_along_axes=True,
-            auto_candidate=True,
             cost=_hierarchical_cost,
         ),
         # The 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
@@ -132,7 +126,6 @@ STRATEGIES = Choices(
             check_vma=True,
             scatters=True,
             sums_along_axes=True,
-            auto_candidate=True,
             cost=_torus_cost,
         ),
         "parameter_server": Strategy(
@@ -143,7 +136,6 @@ STRATEGIES = Choices(
         ),
     },
     function="register_strategy",
-    reserved=(AUTO,),
 )
 
 

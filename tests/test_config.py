@@ -92,11 +92,6 @@ def test_validate_turns_lists_into_tuples_and_whole_numbers_into_floats():
     assert isinstance(config.epochs, float)
 
 
-def test_deterministic_with_strategy_auto_is_rejected():
-    with pytest.raises(ConfigError, match=r"compile\.deterministic=True: not possible with reduce\.strategy='auto'"):
-        load_config("digits", ["--compile.deterministic", "--reduce.strategy", "auto"])
-
-
 def test_changes_lists_changed_fields_except_resume_safe_ones():
     other = dataclasses.replace(
         TWO_PHASES,

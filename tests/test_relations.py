@@ -95,10 +95,7 @@ def checked(fields: dict) -> Config:
         ({"data.train_split": "fits"}, {"data.train_split": "fit"}, "data.train_split"),
         ({"data.eval_split": "validation"}, {"data.train_split": "fit"}, "data.eval_split"),
         ({"model.classes": 11}, {"model.classes": 10}, "model.classes"),
-        ({"compile.deterministic": True, "reduce.strategy": "auto"}, {"reduce.strategy": "ring"}, "compile.deterministic"),
-        ({"compile.deterministic": True, "reduce.strategy": "auto"}, {"compile.deterministic": False}, "compile.deterministic"),
         ({"reduce.strategy": "ring", "reduce.update": "sharded"}, {"reduce.strategy": "torus"}, "reduce.update"),
-        ({"reduce.strategy": "ring", "reduce.update": "sharded"}, {"reduce.strategy": "auto"}, "reduce.update"),
     ],
 )
 def test_relation_is_refused_by_its_field_and_accepted_just_inside(fields, also, refused):

@@ -11,8 +11,7 @@ from jaxdp.config import Config, Reduce
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import WIRE_BYTES
 from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, reference_reduction
-from jaxdp.parallel.timing import auto_candidates
-from jaxdp.strategies import AUTO, STRATEGIES, Strategy, unsupported_reason
+from jaxdp.strategies import STRATEGIES, Strategy, unsupported_reason
 from jaxdp.validation import validate
 
 ROOT = Path(__file__).parent.parent
@@ -36,18 +35,16 @@ def test_strategy_of_the_table_lacks_nothing(name):
     assert missing(name) == []
 
 
-def test_register_strategy_adds_an_entry_without_cost_that_auto_does_not_measure():
+def test_register_strategy_adds_an_entry_without_cost():
     jaxdp.register_strategy("mine", allreduce.psum)
     assert STRATEGIES.registered == ["mine"]
     assert STRATEGIES["mine"].cost is None
-    assert "mine" not in auto_candidates(8)
     assert validate(Config(reduce=Reduce(strategy="mine"))).reduce.strategy == "mine"
 
 
 def test_unsupported_reason_names_the_device_limit():
     assert unsupported_reason("parameter_server", 64) is None
     assert unsupported_reason("parameter_server", 65) == "parameter_server supports at most 64 devices"
-    assert unsupported_reason(AUTO, 10**6) is None
 
 
 def test_wire_dtypes_of_the_config_have_a_width():
@@ -86,7 +83,6 @@ def test_properties_of_the_strategies_are_those_of_their_stages():
     assert {name for name, each in STRATEGIES.items() if not each.check_vma} == point_to_point
     assert {name for name, each in STRATEGIES.items() if each.scatters} == {"torus"}  # also the only one with three stages
     assert {name for name in STRATEGIES if len(allreduce.stages_of(name)) == 3} == {"torus"}
-    assert {name for name, each in STRATEGIES.items() if not each.auto_candidate} == {"parameter_server"}
     defaults = Strategy("mine")
-    assert (defaults.check_vma, defaults.scatters, defaults.sums_along_axes, defaults.auto_candidate) == (False,) * 4
+    assert (defaults.check_vma, defaults.scatters, defaults.sums_along_axes) == (False,) * 3
     assert unsupported_reason("psum", 10**6) is unsupported_reason("unknown", 2) is unsupported_reason(["psum"], 2) is None

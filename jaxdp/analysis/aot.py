@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
 from jaxdp.errors import ConfigError, one_of
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.strategies import AUTO
 from jaxdp.xla.hlo import CompiledCollective, Schedule, read_schedule
 
 if TYPE_CHECKING:
@@ -62,9 +61,6 @@ def compile_for(plan: Plan, phase_index: int, *, gpu: str, hosts: int, gpus_per_
         raise ConfigError(
             "--phase", phase_index, reason=f"the plan has phases {', '.join(map(str, phases))}", hint="choose one"
         )
-    if plan.config.reduce.strategy == AUTO:
-        hint = "select a strategy by name"
-        raise ConfigError("reduce.strategy", AUTO, reason="cannot be measured with --compile-for", hint=hint)
     if reason := unavailable_reason():
         raise ConfigError("--compile-for", gpu, reason=reason)
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # which requires the driver

@@ -23,11 +23,9 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.loggers.smoothing import moving_average
 from jaxdp.models import finetune
 from jaxdp.setup.prepare import make_compiler, prepare
-from jaxdp.strategies import AUTO
 from jaxdp.training import request_flags
 from jaxdp.training.run import open_batches
 from jaxdp.training.state import create_state, with_values
-from jaxdp.validation import with_fields
 
 DIVERGED, RECENT = 2.0, 5  # the test ends when the mean of RECENT losses exceeds the smallest smoothed loss by this factor
 MARGIN = 4.0  # the suggestion is the rate of the smallest smoothed loss divided by this; see benchmarks/lr_range.py
@@ -93,8 +91,6 @@ def run(
     peak = config.schedule.learning_rate / field_for(config, 1.0)
     lowest, highest = (factor * peak if rate is None else rate for factor, rate in zip(RANGE, (lowest, highest), strict=True))
     _check(steps, lowest=lowest, highest=highest)
-    if config.reduce.strategy == AUTO:  # all compute the same sums
-        config = with_fields(config, {"reduce.strategy": "psum", "reduce.update": "replicated"})
     config, weights = finetune.read_weights(config)
     plan, devices, datasets = prepare(config)
     config, phase = plan.config, dataclasses.replace(plan.phases[0], steps=steps)

@@ -46,9 +46,6 @@ class StepRunner:
 def check_strategy(config: Config, devices: int) -> None:
     """Raise ConfigError for a strategy that cannot be timed on this number of devices."""
     strategy = config.reduce.strategy
-    if strategy == "auto":
-        hint = "give one by name, for example the one that `jaxdp bench allreduce` recommends"
-        raise ConfigError("reduce.strategy", strategy, reason="a benchmark times a single strategy", hint=hint)
     if reason := unsupported_reason(strategy, devices):
         raise ConfigError("reduce.strategy", strategy, reason=f"cannot run on {plural(devices, 'device')}: {reason}")
 

@@ -162,9 +162,6 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     from jaxdp.analysis import traffic
     from jaxdp.analysis.traffic import plan_traffic
 
-    if plan.config.reduce.strategy == "auto":
-        reason = "not supported by --wire, because measurements choose the strategy"
-        raise ConfigError("reduce.strategy", "auto", reason=reason, hint="use the name of a strategy")
     steps = plan_traffic(plan)
     return [traffic.as_dict(step) for step in steps], [traffic.table(step) for step in steps]
 

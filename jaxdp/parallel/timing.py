@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -13,10 +13,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Compile
-from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
-from jaxdp.strategies import AUTO, STRATEGIES, Stage, unsupported_reason
+from jaxdp.strategies import Stage
 from jaxdp.xla import options
 
 PERIOD = 8191  # of the repeated inputs; a prime, so that no shard of a vector starts where the period does
@@ -154,43 +153,3 @@ def agreed_medians(seconds: dict[str, list[float]]) -> dict[str, float]:
 
     agreed = multihost_utils.broadcast_one_to_all(np.array(list(medians.values()), np.float32))
     return dict(zip(medians, map(float, agreed), strict=True))
-
-
-def fastest_strategy(
-    mesh: Mesh,
-    shapes: Any,
-    *,
-    wire_dtype: Any = None,
-    bucket_bytes: int | None = allreduce.BUCKET_BYTES,
-    repeats: int = 5,
-    compile: Compile | None = None,
-    scatters: bool = False,
-) -> tuple[str, dict[str, float]]:
-    """(the strategy with the shortest median time for such a tree on this mesh, medians of the strategies with exact sums).
-
-    scatters: only strategies with which an update can be sharded. On one device nothing is measured. All processes use the
-    medians of the first one, so that they agree. Raises ConfigError if no strategy returns the exact sum.
-    """
-    candidates = auto_candidates(mesh.size, scatters=scatters)
-    if mesh.size == 1:
-        return candidates[0], {}
-    make = partial(Reduction, mesh, shapes, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, compile=compile)
-    seconds, inexact = time_reductions({strategy: make(strategy) for strategy in candidates}, repeats)
-    medians = {name: median for name, median in agreed_medians(seconds).items() if not inexact[name]}
-    if not medians:
-        raise ConfigError(
-            "reduce.strategy",
-            AUTO,
-            reason=f"{', '.join(inexact)} all return wrong sums on these devices",
-            hint="run jaxdp doctor --verify",
-        )
-    return min(medians, key=medians.__getitem__), medians
-
-
-def auto_candidates(devices: int, *, scatters: bool = False) -> list[str]:
-    """Names of the strategies that `reduce.strategy=auto` measures on this number of devices.
-
-    scatters: only those with which an update can be sharded.
-    """
-    candidates = [name for name, one in STRATEGIES.items() if one.auto_candidate and (one.scatters or not scatters)]
-    return [name for name in candidates if not unsupported_reason(name, devices)]

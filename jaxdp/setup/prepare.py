@@ -11,7 +11,7 @@ import jax
 
 from jaxdp import models
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.config import Config, Reduce
+from jaxdp.config import Config
 from jaxdp.data import progress
 from jaxdp.data.class_weights import with_class_weights
 from jaxdp.data.loader import ArraySource, DataError
@@ -24,7 +24,6 @@ from jaxdp.setup.consistency import data_digest
 from jaxdp.training.run import Run
 from jaxdp.training.step_compiler import StepCompiler
 
-Reductions = dict[tuple[int, int], Reduce]
 SavedBatches = dict[str, list[int]]  # {phase: [global batch, per-worker batch]} with which a run began
 
 
@@ -128,17 +127,14 @@ def check_fits(manifest: Manifest | None, *, plan: Plan, data_fingerprint: dict[
         raise ConfigError("epochs", plan.config.epochs, reason=reason, hint=hint)
 
 
-def make_compiler(
-    plan: Plan, devices: list[jax.Device], datasets: Datasets, *, reductions: Reductions | None = None
-) -> StepCompiler:
-    """The compiler of a plan's programs. reductions: by mesh shape, if the config has "auto"."""
+def make_compiler(plan: Plan, devices: list[jax.Device], datasets: Datasets) -> StepCompiler:
+    """The compiler of a plan's programs."""
     train = datasets.train
     return StepCompiler(
         plan,
         models.create(plan.config.model),
         pixel_stats=(datasets.mean, datasets.std),
         evaluation_examples=len(datasets.evaluation),
-        reductions=reductions,
         images=train.images if isinstance(train, ArraySource) and is_resident(datasets, devices[0].platform) else None,
         devices=devices,
     )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from jaxdp.config import Config, Reduce, at_image_size
+from jaxdp.config import Config, at_image_size
 from jaxdp.data.chunks import AHEAD_BYTES, PREFETCH_DEPTH
 from jaxdp.data.prefetch import batch_sharding
 from jaxdp.data.transforms import evaluation_transform
@@ -111,14 +111,13 @@ class StepCompiler:
         *,
         pixel_stats: PixelStats,
         evaluation_examples: int,
-        reductions: dict[tuple[int, int], Reduce] | None = None,
         images: np.ndarray | None = None,
         devices: list[jax.Device] | None = None,
     ) -> None:
-        """reductions: `Reduce` by mesh shape, if the config has "auto". images: all training images, uint8
+        """images: all training images, uint8
         [N, H, W, 3], if they are resident on the devices. devices: all usable ones, ordered by process."""
         self.plan, self.model, self.pixel_stats = plan, model, pixel_stats
-        self.reductions, self.images, self.devices = reductions or {}, images, devices
+        self.images, self.devices = images, devices
         self.evaluation_examples = evaluation_examples
         self.meshes: dict[tuple[int, int], Mesh] = {}
         self.placements: dict[tuple[int, int], Placement] = {}
@@ -139,13 +138,9 @@ class StepCompiler:
             self.placements[phase.shape] = make_placement(self.config_of(phase), self.model, self.mesh(phase))
         return self.placements[phase.shape]
 
-    def reduction(self, phase: PlannedPhase) -> Reduce:
-        """The reduction of a phase, without "auto"."""
-        return self.reductions.get(phase.shape, self.plan.config.reduce)
-
     def shown_strategy(self, phase: PlannedPhase) -> str:
         """The all-reduce strategy of a phase and whether the update is sharded; "none" on one device, without all-reduce."""
-        reduce = self.reduction(phase)
+        reduce = self.plan.config.reduce
         return reduce.strategy + ", sharded update" * (reduce.update == "sharded") if phase.devices > 1 else "none"
 
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
@@ -184,9 +179,8 @@ class StepCompiler:
         return self.futures[key]
 
     def config_of(self, phase: PlannedPhase) -> Config:
-        """The config with the strategy and the image size of a phase."""
-        config = at_image_size(self.plan.config, phase.image_size)
-        return dataclasses.replace(config, reduce=self.reduction(phase))
+        """The config with the image size of a phase."""
+        return at_image_size(self.plan.config, phase.image_size)
 
     def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:
         config = self.config_of(phase)

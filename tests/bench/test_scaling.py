@@ -164,10 +164,12 @@ def test_waiting_is_slowest_device_less_mean(monkeypatch):
         ({"mesh": Mesh(vertical=1, horizontal=2)}, (1, 4), "mesh"),
         ({}, (1, 16), "--devices"),
         ({}, (1, 3), "batch.0.global_batch"),
-        ({"reduce": Reduce(strategy="auto")}, (1, 2), "reduce.strategy"),
     ],
 )
 def test_check_impossible_device_counts_raises(tiny_resnet, changes, counts, field):
     with pytest.raises(ConfigError) as error:
         scaling.check(with_batch(tiny_resnet, 8, **changes), counts, available=8)
     assert error.value.field == field
+    config = with_batch(tiny_resnet, 72, reduce=Reduce(strategy="parameter_server"))
+    with pytest.raises(ConfigError, match=r"reduce\.strategy='parameter_server': cannot run on 72 devices"):
+        scaling.check(config, (1, 72), available=72)

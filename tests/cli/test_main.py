@@ -210,7 +210,6 @@ main.main(["doctor"])
     [
         ("plan --devices 0", "--devices=0: "),
         ("plan --images-per-second 0", "--images-per-second=0.0: "),
-        ("plan --wire --reduce.strategy auto", "reduce.strategy='auto': "),
         ("plan --hosts 2", "--hosts=2: "),
         ("plan --hosts 3 --devices 8", "--hosts=3: "),
         ("plan --hosts 2 --gpus-per-host 4 --devices 4", "--devices=4: "),

@@ -135,7 +135,6 @@ def test_leaf_buckets_wire_dtype_determines_size_and_dtypes_are_separate():
     ("strategy", "options", "message"),
     [
         ("no_strategy", {}, ", ".join(STRATEGIES)),
-        ("auto", {}, "strategy.*'auto'"),
         ("torus", {"wire_dtype": jnp.int8}, "wire_dtype.*'int8'.*float32, bfloat16, float16"),
         ("torus", {"wire_dtype": "float17"}, "wire_dtype='float17'.*float32, bfloat16, float16"),
         (None, {}, "strategy=None: invalid choice"),

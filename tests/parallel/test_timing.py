@@ -1,15 +1,12 @@
-"""Timing of reductions: alternation, exact inputs, choice of the fastest strategy."""
+"""Timing of reductions: alternation, exact inputs."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.strategies import set_stages, without_device_three
 
-from jaxdp.errors import ConfigError
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.parallel.timing import auto_candidates
 from jaxdp.strategies import STRATEGIES
 
 
@@ -63,25 +60,3 @@ def test_reduction_over_odd_device_counts_is_exact_in_16_bits(dtype, devices):
         shape = jax.ShapeDtypeStruct((20_000,), jnp.dtype(dtype))
         reduction = timing.Reduction(make_mesh(1, devices), shape, name, bucket_bytes=None)
         assert reduction.is_exact(reduction())
-
-
-def test_fastest_strategy_excludes_wrong_sums(monkeypatch):
-    set_stages(monkeypatch, "torus", without_device_three)
-    fastest, medians = timing.fastest_strategy(make_mesh(2, 2), {"w": jnp.zeros(1000)}, repeats=2)
-    assert fastest != "torus"
-    assert medians.keys() == {*auto_candidates(4)} - {"torus"}
-
-
-def test_fastest_strategy_with_only_wrong_sums_raises(monkeypatch):
-    for name in STRATEGIES:
-        set_stages(monkeypatch, name, without_device_three)
-    with pytest.raises(ConfigError, match=f"reduce.strategy='auto': {', '.join(auto_candidates(4))} all return wrong sums"):
-        timing.fastest_strategy(make_mesh(2, 2), {"w": jnp.zeros(1000)}, repeats=1)
-
-
-def test_fastest_strategy_has_the_shortest_median(monkeypatch):
-    times = {"psum": [3.0, 1.0, 5.0], "torus": [2.0, 2.0, 2.0], "hierarchical": [4.0, 4.0, 4.0], "ring": [9.0, 1.0, 9.0]}
-    monkeypatch.setattr(timing, "time_alternately", lambda calls, repeats, check: times)
-    name, medians = timing.fastest_strategy(make_mesh(2, 2), {"w": jnp.zeros(3)})
-    assert (name, medians["psum"]) == ("torus", 3.0)
-    assert timing.fastest_strategy(make_mesh(1, 1), {"w": jnp.zeros(3)}) == ("psum", {})
