@@ -115,7 +115,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The last events in an events.jsonl, oldest first; leaves out damaged lines. [] without the file.
+    """The events in the last 256 KiB of an events.jsonl, oldest first, without damaged lines; [] without the file.
 
     Every event has `event` and `text`, strings, and may have `host`, a string, and `samples`, `sessions` and
     `wall_seconds`, numbers.

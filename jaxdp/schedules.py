@@ -21,7 +21,7 @@ class Position(NamedTuple):
 
     epoch: float
     epochs: float
-    global_batch: int = 256
+    global_batch: int = GOYAL_BATCH
 
 
 def learning_rate(schedule: "Schedule", epoch: float, *, epochs: float, global_batch: int) -> float:

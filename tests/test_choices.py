@@ -46,6 +46,14 @@ def test_fields_of_an_optimizer_are_read_or_ignored():
         "data.label_column",
         "data.train_examples",
     ]
+    for table, choice, ignored in (
+        (LOSSES, "binary", "optimizer.class_weights"),
+        (SCHEDULES, "goyal", "schedule.power"),
+        (AUGMENTATIONS, "none", "augment.flip"),
+        (AUTO_AUGMENTS, "trivial_augment", "augment.magnitude"),
+        (MIXES, "none", "data.mix_alpha"),
+    ):
+        assert ignored in table.ignored_fields(choice)
 
 
 @pytest.mark.parametrize("table", IMPLEMENTED, ids=lambda table: table.field)

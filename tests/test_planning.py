@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 from fractions import Fraction
 
 import pytest
@@ -9,6 +10,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
 from jaxdp.planning import make_plan, small_worker_warning
 from jaxdp.recipes import apply_flags, load_config
+from jaxdp.validation import with_fields
 
 NO_MESH = Mesh()
 
@@ -336,6 +338,47 @@ def test_run_that_cannot_be_planned_is_refused_in_one_line(config, machine, mess
     with pytest.raises(ConfigError) as error:
         make_plan(config, **machine)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused", "accepted"),
+    [
+        ({"optimizer.loss": "softmax"}, {"optimizer.class_weights": (1.0, 2.0)}, {"optimizer.class_weights": (1.0, 2.0, 3.0)}),
+        ({"optimizer.loss": "binary"}, {"optimizer.target_threshold": 1.0}, {"optimizer.target_threshold": 0.5}),
+        ({}, {"stop.metric": "eval_top5"}, {"stop.metric": "eval_loss"}),
+        ({"schedule.learning_rate": 0.5}, {"schedule.start": 0.51}, {"schedule.start": 0.5}),
+    ],
+)
+def test_plan_refuses_what_does_not_fit_the_classes_of_the_data_or_the_peak(fields, refused, accepted):
+    fields = fields | {"data.source": "folder", "model.classes": 3}
+    make_plan(with_fields(config_with(Phase(9)), fields | accepted), examples=90, devices=1)
+    with pytest.raises(ConfigError, match=rf"^{re.escape(next(iter(refused)))}="):
+        make_plan(with_fields(config_with(Phase(9)), fields | refused), examples=90, devices=1)
+
+
+FLAT = {"name": "goyal", "learning_rate": 1e15, "warmup_epochs": 0.0, "boundaries": ()}
+UP = {"learning_rate": 1e13, "boundaries": (2.005, 5.0), "factor": 1e5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "phases", "found"),
+    [
+        ({}, (Phase(256),), None),  # exactly the largest rate
+        (UP, (Phase(128),), "5e+17 at epoch 2.12"),  # the first step from epoch 2.005
+        (UP | {"from_epoch": 2.0}, (Phase(128),), "5e+17 at epoch 4.12"),
+        ({"from_epoch": 2.0}, (Phase(512),), "2e+15 at epoch 2.00"),
+        ({"warmup_epochs": 1.0}, (Phase(512),), "2e+15 at epoch 1.00"),
+        ({}, (Phase(128, 3.0), Phase(512)), "2e+15 at epoch 3.00"),
+        (UP | {"boundaries": tuple(2 + n / 1024 for n in range(1, 90))}, (Phase(128),), "inf at epoch 2.12"),
+    ],
+)
+def test_rate_that_devices_cannot_hold_is_refused_with_its_first_step(changes, phases, found):
+    config = dataclasses.replace(config_with(*phases), schedule=Schedule(**FLAT | changes))
+    if found is None:
+        make_plan(config, examples=1024, devices=1)
+        return
+    with pytest.raises(ConfigError, match=rf"^schedule\.learning_rate=.*: the learning rate is {re.escape(found)}; must be at"):
+        make_plan(config, examples=1024, devices=1)
 
 
 @pytest.mark.parametrize(

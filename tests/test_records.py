@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from jaxdp.records import MAX_READ, is_plausible, read_events, read_log, scan_log, to_json
+from jaxdp.records import is_plausible, read_events, read_log, scan_log, to_json
 
 
 def test_to_json_writes_numbers_that_are_not_finite_as_null():
@@ -58,7 +58,7 @@ def test_events_of_a_long_file_are_its_last_whole_ones(tmp_path):
     lines = [json.dumps({"event": "message", "text": f"{number:06}"}) + "\n" for number in range(10_000)]
     (tmp_path / "events.jsonl").write_text("".join(lines))
     events = read_events(tmp_path / "events.jsonl")
-    assert events == [json.loads(line) for line in lines[-(MAX_READ // len(lines[0])) :]]
+    assert events == [json.loads(line) for line in lines[-(256 * 1024 // len(lines[0])) :]]
 
 
 def test_sparse_log_that_claims_a_terabyte_is_refused_without_reading_it(tmp_path):

@@ -118,6 +118,14 @@ def test_goyal_has_the_values_printed_in_the_paper(epoch, batch, value):
     assert schedules.goyal(schedule, Position(epoch, 90, batch)) == pytest.approx(value, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", schedules.SCHEDULES.builtin)
+def test_rate_without_warm_up_starts_at_its_peak_and_stays_at_its_last_value_after_the_run(name):
+    schedule = Schedule(name, 2.0, warmup_epochs=0.0, end=0.5, boundaries=(3.0,), factor=0.25)
+    rates = [schedules.SCHEDULES.implementation(name)(schedule, Position(epoch, 4.0)) for epoch in (0.0, 4.0, 5.0)]
+    last = {"sony_b": 0.0}.get(name, 0.5)
+    assert rates == [2.0, last, last]
+
+
 def test_rates_are_computed_in_float64():
     schedule = Schedule(learning_rate=1.0, warmup_epochs=5)
     assert schedules.cosine(schedule, Position(1e-9, 90)) == pytest.approx(2e-10, rel=1e-12)
