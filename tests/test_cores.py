@@ -22,6 +22,10 @@ V1 = {"cpu/cpu.cfs_period_us": "100000\n", "cpu/cpu.cfs_quota_us": "250000\n"}
         ("4:cpu,cpuacct:/docker/x:y\n", V1, 3),  # the host's path, which the container does not see
         ("4:cpuacct,cpu:/\n", {f"cpuacct,{name}": text for name, text in V1.items()}, 3),
         ("2:cpu:/\n", V1 | {"cpu/cpu.cfs_quota_us": "-1\n"}, 8),
+        ("2:cpu:/\n", V1 | {"cpu/cpu.cfs_quota_us": "0\n"}, 8),
+        ("2:cpu:/\n", V1 | {"cpu/cpu.cfs_period_us": "0\n"}, 8),
+        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "250000\n"}, 8),
+        ("0::/a\n", {"unified/a/cpu.max": "150000 100000\n"}, 2),  # both versions at once
         ("2:cpuset:/\n", V1, 8),
         ("", {}, 8),
     ],
