@@ -255,3 +255,43 @@ def test_step_that_runs_during_a_pause_has_its_time_on_the_devices(now):
     assert timer.end_step(step, images=8)["images_per_second"] == 4.0
     now[0] += 1.0
     assert completed_step(timer, images=8)["images_per_second"] == pytest.approx(16 / 3, rel=1e-12)
+
+
+def test_first_step_and_wall_seconds_count_from_the_start_of_the_command(now):
+    """Its first step alone sets the seconds to the first step; earlier sessions add to wall time."""
+    now[0] = 100.0
+    timer = Clock(Progress(wall_seconds=7.0, first_step_seconds=3.0), command_start=90.0)
+    assert timer.wall_seconds == 17.0
+    for step, wall in ((1, 19.0), (2, 21.0)):
+        now[0] += 2.0
+        assert completed_step(timer, images=8)["wall_seconds"] == wall
+        assert (timer.progress.first_step_seconds, timer.progress.training_seconds) == (12.0, 2.0 * step)
+
+
+def test_step_that_fails_raises_its_error_and_is_no_longer_on_the_devices(now):
+    timer = Clock(Progress(), command_start=0.0)
+    step = timer.start_step(lambda: raise_after(1.0, now))
+    with pytest.raises(KeyError):
+        timer.end_step(step, images=8)
+    timer.restart()
+    with timer.excluded():  # which counts only while no step is on the devices
+        now[0] += 5.0
+    now[0] += 2.0
+    assert completed_step(timer, images=8)["images_per_second"] == 4.0
+
+
+def test_input_wait_counts_once_for_the_next_step_while_no_step_runs(now):
+    timer, ready = Clock(Progress(), command_start=0.0), threading.Event()
+    step = timer.start_step(lambda: ready.wait(60))
+    now[0] += 4.0
+    timer.add_input_wait(4.0)  # a step is running
+    ready.set()
+    step.completion.result(60)
+    now[0] += 2.0
+    timer.add_input_wait(3.0)  # for two of them the devices were idle
+    timer.add_input_wait(0.5)
+    assert timer.end_step(step, images=8)["input_seconds"] == 0.0
+    assert [completed_step(timer, images=8)["input_seconds"] for _ in range(2)] == [2.5, 2.5]
+    timer.close()
+    with pytest.raises(RuntimeError):
+        timer.start_step(lambda: None)

@@ -21,7 +21,7 @@ from jaxdp.inference.evaluate import Confusion
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.records import read_log
 from jaxdp.training import request_flags
-from jaxdp.training.evaluation import evaluate, make_evaluation_step
+from jaxdp.training.evaluation import ExampleCollector, evaluate, make_evaluation_step
 
 CONFIG = Config(
     data=Data(source="synthetic", image_size=12),
@@ -121,7 +121,7 @@ from jaxdp import models, train
 from jaxdp.data import prefetch
 from jaxdp.models import resnet
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.evaluation import evaluate, make_evaluation_step
+from jaxdp.training.evaluation import ExampleCollector, evaluate, make_evaluation_step
 from jaxdp.training.state import create_state
 resnet.BLOCKS[6] = (1, 1)
 from training.test_evaluation import CONFIG, PIXELS, SOURCE
@@ -211,3 +211,31 @@ def test_evaluate_with_five_classes_reports_no_top5(tiny, tmp_path):
     assert result.top5 is None
     assert not any("top-5" in line for line in screen.lines)
     assert not any("eval_top5" in record for record in read_log(tmp_path / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 15, 16, 17, 100])
+@pytest.mark.parametrize("limit", [1, 2, 5, 16])
+def test_examples_are_spread_evenly_and_collected_with_their_predictions_in_order(total, limit):
+    """Batches may come in any order; padding and images that cannot be read are left out."""
+    collector = ExampleCollector(total, limit)
+    count = min(limit, total)
+    expected = {round(index * (total - 1) / max(1, count - 1)) for index in range(count)}
+    assert collector.selected.tolist() == sorted(expected)
+    unread = {7, total - 1} if total > 2 else set()
+    rows = np.random.default_rng(0).permutation(total)
+    for start in range(0, total, 6):
+        positions = np.append(rows[start : start + 6], 0)  # the last row is padding
+        weights = np.array([position not in unread for position in positions[:-1]] + [False], np.int32)
+        images = np.broadcast_to((positions % 256).astype(np.uint8)[:, None, None, None], (len(positions), 2, 2, 3)).copy()
+        add = collector({"positions": positions, "weights": weights, "labels": positions + 1, "images": images})
+        assert (add is None) == (not expected & {*positions[weights > 0].tolist()})
+        images[:] = 99  # the buffer is used again
+        if add:
+            add(positions + 2)
+    found = sorted(expected - unread)
+    if not found:
+        assert collector.arrays() == []
+    else:
+        images, labels, predicted = collector.arrays()
+        np.testing.assert_array_equal(images, np.array(found, np.uint8)[:, None, None, None] + np.zeros((2, 2, 3), np.uint8))
+        assert (labels.tolist(), predicted.tolist()) == ([p + 1 for p in found], [p + 2 for p in found])
