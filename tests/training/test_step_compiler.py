@@ -11,7 +11,7 @@ from helpers.step import with_parts
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
-from jaxdp.config import Phase, Reduce
+from jaxdp.config import Phase
 from jaxdp.parallel.mesh import AXES
 from jaxdp.planning import make_plan
 from jaxdp.training.step_compiler import StepCompiler, abstract_arguments
@@ -59,16 +59,11 @@ def test_evaluation_batch_has_at_least_one_image(compiler_of, monkeypatch):
 
 
 def test_strategy_is_shown_as_it_is_on_the_mesh(tiny, compiler_of):
-    plain, sharded = Reduce(strategy="psum"), Reduce(strategy="psum", update="sharded")
     (phase, *_) = compiler_of().plan.phases
-    assert compiler_of(with_parts(tiny, reduce={"strategy": "ring"})).shown_strategy(phase) == "ring"
-    for reduction, shown in ((plain, "psum"), (sharded, "psum, sharded update")):
-        compiler = compiler_of(reductions={(2, 2): reduction})
-        assert (compiler.reduction(phase), compiler.shown_strategy(phase)) == (reduction, shown)
-        assert compiler.config_of(phase).reduce == reduction
-        two, one = (replace(phase, vertical=1, horizontal=devices) for devices in (2, 1))
-        assert (compiler.reduction(two), compiler.shown_strategy(two)) == (tiny.reduce, tiny.reduce.strategy)
-        assert compiler.shown_strategy(one) == "none"
+    for reduce, shown in (({"strategy": "ring"}, "ring"), ({"update": "sharded"}, "torus, sharded update")):
+        compiler = compiler_of(with_parts(tiny, reduce={"strategy": "torus"} | reduce))
+        assert compiler.shown_strategy(phase) == shown
+        assert compiler.shown_strategy(replace(phase, vertical=1, horizontal=1)) == "none"
 
 
 def test_phases_of_one_shape_share_mesh_placement_and_programs(compiler_of):
