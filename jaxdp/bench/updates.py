@@ -24,12 +24,12 @@ from jaxdp.xla import options
 
 def time_updates(config: Config, mesh: Mesh, repeats: int) -> dict[str, float]:
     """Median seconds of reduction and update in each form, by form; {} if the update cannot be sharded on this mesh."""
-    strategy, calls = next(name for name in STRATEGIES.builtin if STRATEGIES[name].scatters), dict[str, Callable[[], Any]]()
-    if not (mesh.devices.shape[1] > 1 and OPTIMIZERS[config.optimizer.name].shards):
+    scattering, calls = [name for name, each in STRATEGIES.items() if each.scatters], dict[str, Callable[[], Any]]()
+    if not (scattering and mesh.devices.shape[1] > 1 and OPTIMIZERS[config.optimizer.name].shards):
         return {}
     for update in ("replicated", "sharded"):
-        form = with_fields(config, {"reduce.strategy": strategy, "reduce.update": update})
-        calls[f"{strategy}, {update} update"] = _compile_update(form, models.create(config.model), mesh)
+        form = with_fields(config, {"reduce.strategy": scattering[0], "reduce.update": update})
+        calls[f"{scattering[0]}, {update} update"] = _compile_update(form, models.create(config.model), mesh)
     return timing.agreed_medians(timing.time_alternately(calls, repeats))
 
 
