@@ -1,19 +1,17 @@
 """Checks of a registered all-reduce strategy on the devices of a run, before it trains."""
 
-from collections.abc import Callable
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdp.config import Config
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.errors import ConfigError
 from jaxdp.optim.checks import check_elementwise
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.shards import own_shard
-from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.planning import Plan
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training.step_compiler import mesh_of
 
@@ -23,35 +21,29 @@ CHECKED_ELEMENTS = 1001  # not divisible by most numbers of devices
 def check_reduction(plan: Plan, devices: list[jax.Device], signals: SignalHandler) -> None:
     """Raise ConfigError if a registered strategy does not add up, or a registered optimizer cannot update shards."""
     signals.group.set_activity("compile", detail="checking the reduction")
-    check_registered_strategy(plan, partial(mesh_of, devices=devices), signals.raise_if_stop_agreed)
+    if plan.config.reduce.strategy in STRATEGIES.registered:  # built-in ones have tests
+        for phase in {phase.shape: phase for phase in plan.phases if phase.devices > 1}.values():
+            signals.raise_if_stop_agreed()  # before the collectives
+            _check_sums(plan.config, mesh_of(phase, devices))
     if plan.config.reduce.update == "sharded":
         check_elementwise(plan.config.optimizer)
 
 
-def check_registered_strategy(
-    plan: Plan, mesh_of: Callable[[PlannedPhase], Mesh], before_measuring: Callable[[], None]
-) -> None:
-    """Raise ConfigError if a registered strategy does not return the sum over all devices, or does not scatter as declared.
+def _check_sums(config: Config, mesh: Mesh) -> None:
+    """Raise ConfigError if a strategy does not return the sum over a mesh, or does not scatter as declared.
 
     It is run on a short message of integers.
-
-    Built-in strategies have tests. before_measuring: called on all processes before the collectives.
     """
-    config, name = plan.config, plan.config.reduce.strategy
-    if name not in STRATEGIES.registered:
-        return
-    for phase in {phase.shape: phase for phase in plan.phases if phase.devices > 1}.values():
-        before_measuring()
-        message = jax.ShapeDtypeStruct((CHECKED_ELEMENTS,), "float32")
-        reduction = timing.Reduction(mesh_of(phase), message, name, bucket_bytes=None, compile=config.compile)
-        shape = f"{phase.vertical}x{phase.horizontal}"
-        if not reduction.is_exact(reduction()):
-            reason = f"its stages do not return the sum over all devices of the {shape} mesh"
-            hint = "correct them; jaxdp.first_gradient(config) must equal that of psum"
-            raise ConfigError("reduce.strategy", name, reason=reason, hint=hint)
-        if STRATEGIES[name].scatters and not _leaves_shards(name, mesh_of(phase)):
-            reason = f"before its last stage, the devices of a row of the {shape} mesh do not hold the sum's shards in order"
-            raise ConfigError("reduce.strategy", name, reason=reason, hint="correct its stages, or register without scatters")
+    name, shape = config.reduce.strategy, "x".join(map(str, mesh.devices.shape))
+    message = jax.ShapeDtypeStruct((CHECKED_ELEMENTS,), "float32")
+    reduction = timing.Reduction(mesh, message, name, bucket_bytes=None, compile=config.compile)
+    if not reduction.is_exact(reduction()):
+        reason = f"its stages do not return the sum over all devices of the {shape} mesh"
+        hint = "correct them; jaxdp.first_gradient(config) must equal that of psum"
+        raise ConfigError("reduce.strategy", name, reason=reason, hint=hint)
+    if STRATEGIES[name].scatters and not _leaves_shards(name, mesh):
+        reason = f"before its last stage, the devices of a row of the {shape} mesh do not hold the sum's shards in order"
+        raise ConfigError("reduce.strategy", name, reason=reason, hint="correct its stages, or register without scatters")
 
 
 def _leaves_shards(strategy: str, mesh: Mesh) -> bool:

@@ -114,8 +114,8 @@ class StepCompiler:
         images: np.ndarray | None = None,
         devices: list[jax.Device] | None = None,
     ) -> None:
-        """images: all training images, uint8
-        [N, H, W, 3], if they are resident on the devices. devices: all usable ones, ordered by process."""
+        """images: all training images, uint8 [N, H, W, 3], if they are resident on the devices. devices: all usable ones,
+        ordered by process."""
         self.plan, self.model, self.pixel_stats = plan, model, pixel_stats
         self.images, self.devices = images, devices
         self.evaluation_examples = evaluation_examples
