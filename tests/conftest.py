@@ -11,6 +11,8 @@ from pathlib import Path
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: commands that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; with a handler, the tests still outlast the terminal
+    signal.signal(signal.SIGHUP, lambda *_: None)
 os.environ["JAX_PLATFORMS"] = "cpu"
 # The tests' time is mostly compilation. One LLVM module for a program and XLA's older emitters, which JAX has until 0.10, take
 # less than half of it, and LLVM's level 0 half of the rest; level 1 is for processes that tests start, which train for longer.
