@@ -197,13 +197,15 @@ def test_resume_of_a_sharded_update_with_more_or_fewer_processes_equals_a_replic
 
 
 def test_a_killed_rank_0_is_named_and_a_restart_resumes_bitwise(long_pair, tmp_path):
-    """Rank 0 coordinates the others and writes the log. A killed rank 1: test_own_parts.py."""
+    """Rank 0 coordinates the others and writes the log. JAX aborts rank 1, often before it has printed who failed.
+
+    That rank 1 names rank 0: tests/distributed/test_supervisor.py. A killed rank 1: test_own_parts.py.
+    """
     process = launch(2, tmp_path / "cut", *LONG, restarts=1)
     pids = pids_of(process, 2)
     wait_for_lines(tmp_path / "cut", 40, process)  # several saves have begun, so all ranks know of the first
     os.kill(pids[0], signal.SIGKILL)
     _, err = wait_for_exit(process)
-    assert re.search(r"\[1\] jaxdp: rank 0 on \S+ failed.*killed.*continues from \S+/checkpoints/\d+", err)
     assert "rank 0 failed first, by SIGKILL" in err
     assert "restarting; 0 more restarts after this one" in err
     assert outcome(tmp_path / "cut") == outcome(long_pair)
