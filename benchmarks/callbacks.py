@@ -25,7 +25,8 @@ from jaxdp.bench.environment import provenance
 from jaxdp.config import Checkpoint, Config, Data, Evaluation, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.loggers.console import Quiet
 from jaxdp.records import LOG, scan_log
-from jaxdp.session import Command, run_session
+from jaxdp.session.job import Job
+from jaxdp.session.train import train_job
 from jaxdp.setup.prepare import make_compiler, prepare
 from jaxdp.training import request_flags
 from jaxdp.training.run import open_batches
@@ -68,7 +69,7 @@ def config_of(steps):
 def time_run(config):
     """Seconds of a step, by the run's own log: a callback that measures costs 30 us itself, as one of the user's."""
     with tempfile.TemporaryDirectory() as folder:
-        run_session(config, Path(folder) / "run", command=Command(screen=Quiet()))
+        train_job(Job(config, Path(folder) / "run", screen=Quiet()))
         steps = [record for record in scan_log(Path(folder) / "run" / LOG)[0] if "learning_rate" in record]
     first, last = next(record for record in steps if record["step"] == WARM_UP), steps[-1]
     return (last["wall_seconds"] - first["wall_seconds"]) / (last["step"] - WARM_UP)

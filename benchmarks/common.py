@@ -87,11 +87,12 @@ def trained(config, datasets: tuple | None = None):
     """The result of a run; None if its loss was not finite."""
     import jaxdp
     from jaxdp.loggers.console import Quiet
-    from jaxdp.session import Command, run_session
+    from jaxdp.session.job import Job
+    from jaxdp.session.train import train_job
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return run_session(config, Path(folder) / "run", datasets=datasets, command=Command(screen=Quiet()))
+            return train_job(Job(config, Path(folder) / "run", datasets=datasets, screen=Quiet()))
         except jaxdp.TrainingError:
             return None
 

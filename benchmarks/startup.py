@@ -53,7 +53,7 @@ def measure(checkout: Path) -> dict[str, tuple[float, float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         commands = {
-            "import jaxdp.session": ["-c", "import jaxdp.session"],
+            "import jaxdp.session": ["-c", "import jaxdp.session.train"],
             "jaxdp plan": ["-m", "jaxdp", "plan"],
             "first step, empty cache": ["-c", FIRST_STEP, str(folder / "first")],
             "first step, filled cache": ["-c", FIRST_STEP, str(folder / "second")],

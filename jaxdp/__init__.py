@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # what type checkers see; the names of the table below and `p
     from jaxdp.registration import register_optimizer as register_optimizer
     from jaxdp.registration import register_schedule as register_schedule
     from jaxdp.registration import register_strategy as register_strategy
-    from jaxdp.session import train as train
+    from jaxdp.session.train import train as train
     from jaxdp.training.callback import Callback as Callback
     from jaxdp.training.own_loop import create_state as create_state
     from jaxdp.training.result import TrainResult as TrainResult
@@ -65,7 +65,7 @@ _MODULE_OF = {
     "register_schedule": "jaxdp.registration",
     "register_strategy": "jaxdp.registration",
     "Stopped": "jaxdp.distributed.preemption",
-    "train": "jaxdp.session",
+    "train": "jaxdp.session.train",
     "TrainingError": "jaxdp.errors",
     "TrainResult": "jaxdp.training.result",
 }

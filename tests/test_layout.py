@@ -44,7 +44,7 @@ RINGS = {
         "sizes",
     ],
     "the run": ["distributed", "checkpoint", "training"],
-    "attached": ["cloud", "setup", "callbacks loggers", "trackers", "attached", "session"],
+    "attached": ["cloud", "setup", "loggers", "callbacks", "trackers", "session"],
     "tools": ["inference analysis", "bench", "report doctor", "cli", "__main__"],
 }
 EXCEPTIONS = {
@@ -163,7 +163,7 @@ NOT_IMPORTED = {
     **{f"jaxdp.{name}": ("jax", "flax", "optax") for name in CORE},
     "jaxdp.training.step": ("flax", "jaxdp.models", "jaxdp.data.loader"),  # it knows no network
     **dict.fromkeys(
-        ("jaxdp.session", "jaxdp.data.sources", "jaxdp.inference.load_run", "jaxdp.report.server"),
+        ("jaxdp.session.train", "jaxdp.data.sources", "jaxdp.inference.load_run", "jaxdp.report.server"),
         # what URLs, registered models, single data sources and the reading and writing of checkpoints need
         (
             "jaxdp.cloud",

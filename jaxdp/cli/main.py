@@ -39,36 +39,39 @@ def main(arguments: list[str] | None = None) -> None:
     """`jaxdp COMMAND ...`. Exits with 0 on success, 2 for an invalid command line or configuration, 75 for a run that a
     signal stopped and that can be resumed, 1 for any other error."""
     with _errors_in_one_line():
-        _main(sys.argv[1:] if arguments is None else list(arguments))
+        words = _with_help_last(sys.argv[1:] if arguments is None else list(arguments))
+        if words == ["--version"]:
+            return _version()
+        if words[0] not in COMMANDS:
+            check_no_password(words[0], "command")
+            raise one_of("command", words[0], COMMANDS)
+    run(words[0], words[1:], f"jaxdp {words[0]}")
 
 
-def run(command: str, arguments: list[str], program: str) -> None:
+def run(name: str, arguments: list[str], program: str) -> None:
     """Run one command; known errors become one line on stderr and an exit code."""
+    with command(name, arguments) as words:
+        import_module(f"{cli.__name__}.{name}").run(words, program)
+
+
+@contextmanager
+def command(name: str, arguments: list[str]) -> Iterator[list[str]]:
+    """The words of a command's line. Known errors in the context become one line on stderr and an exit code."""
     with _errors_in_one_line():
-        _run(command, arguments, program)
+        if arguments == ["--version"]:
+            _version()
+            sys.exit()
+        words = _read_words(arguments)
+        with exits_when_signaled() if name in RESUMABLE else nullcontext():
+            yield words
 
 
-def _main(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help") or arguments == ["help"]:
+def _with_help_last(words: list[str]) -> list[str]:
+    """`help COMMAND` as `COMMAND --help`. Prints the help on all commands, and exits, if no command is given."""
+    if not words or words[0] in ("-h", "--help") or words == ["help"]:
         print_safe(_help())
-        sys.exit(0 if arguments else EXIT_CONFIG)
-    if arguments[0] == "help":
-        arguments = [*arguments[1:], "--help"]
-    command, rest = arguments[0], arguments[1:]
-    if command == "--version":
-        return _version()
-    if command not in COMMANDS:
-        check_no_password(command, "command")
-        raise one_of("command", command, COMMANDS)
-    _run(command, rest, f"jaxdp {command}")
-
-
-def _run(command: str, arguments: list[str], program: str) -> None:
-    if arguments == ["--version"]:
-        return _version()
-    arguments = _read_words(arguments)
-    with exits_when_signaled() if command in RESUMABLE else nullcontext():
-        import_module(f"{cli.__name__}.{command}").run(arguments, program)
+        sys.exit(0 if words else EXIT_CONFIG)
+    return [*words[1:], "--help"] if words[0] == "help" else words
 
 
 def _read_words(arguments: list[str]) -> list[str]:

@@ -5,16 +5,42 @@ import dataclasses
 import faulthandler
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from jaxdp.cli import STARTED
+from jaxdp.cli import STARTED, main
 from jaxdp.errors import EXIT_STOPPED, print_safe
 
 if TYPE_CHECKING:
     from jaxdp.distributed.preemption import SignalHandler
+    from jaxdp.session.job import Job
+    from jaxdp.training.result import TrainResult
+
+
+class TrainCommand:
+    """A training command. job: what to train. result: set by the caller, and printed with --json."""
+
+    def __init__(self, job: "Job") -> None:
+        self.job = job
+        self.result: TrainResult | None = None
 
 
 def run(arguments: list[str], program: str) -> None:
+    with _command(arguments, program) as train:
+        from jaxdp.session.train import train_job
+
+        train.result = train_job(train.job)
+
+
+@contextlib.contextmanager
+def command(arguments: list[str], program: str) -> Iterator[TrainCommand]:
+    """The command of a script: `python SCRIPT FLAGS` is then `jaxdp train FLAGS`, also in its errors and exit codes."""
+    with main.command("train", arguments) as words, _command(words, program) as train:
+        yield train
+
+
+@contextlib.contextmanager
+def _command(arguments: list[str], program: str) -> Iterator[TrainCommand]:
     from jaxdp.distributed.preemption import SignalHandler, Stopped, StopTraining, stopped_before_training
     from jaxdp.distributed.supervisor import watch
 
@@ -23,7 +49,8 @@ def run(arguments: list[str], program: str) -> None:
             faulthandler.enable()  # prints the stack of a crash in native code
     with watch(), SignalHandler() as signals:  # first, because a signal can arrive at any time
         try:
-            _train(signals, arguments, program)
+            with _parsed(signals, arguments, program) as train:
+                yield train
         except (Stopped, StopTraining) as stopped:
             from jaxdp.distributed import runtime
 
@@ -39,7 +66,8 @@ def run(arguments: list[str], program: str) -> None:
             os._exit(EXIT_STOPPED)  # without waiting for compilations in threads
 
 
-def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None:
+@contextlib.contextmanager
+def _parsed(signals: "SignalHandler", arguments: list[str], program: str) -> Iterator[TrainCommand]:
     from jaxdp.cli.options import EVERYDAY, ConfigFields, Launch, LaunchFields, Switch, stdout_for_the_document
     from jaxdp.flags import Arg, parse
     from jaxdp.recipes import load_recipe
@@ -78,24 +106,29 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     from jaxdp.distributed import runtime
     from jaxdp.loggers.console import Screen
     from jaxdp.records import to_json
-    from jaxdp.session import Command, run_session
+    from jaxdp.session.job import Job
 
     document = stdout_for_the_document() if options.json else None
-    screen = Screen(sys.stderr if options.json else sys.stdout)
-    notes = [recipe.note] if recipe.note else []
-    result = run_session(
-        config,
-        options.workdir,
-        resume=options.resume,
-        accept_changes=options.accept_changes,
-        callbacks=recipe.callbacks(),
-        schedule_from_now=options.schedule_from_now,
-        command=Command(screen, STARTED, signals, notes, **vars(options.launch)),
+    train = TrainCommand(
+        Job(
+            config,
+            options.workdir,
+            resume=options.resume,
+            accept_changes=options.accept_changes,
+            schedule_from_now=options.schedule_from_now,
+            callbacks=recipe.callbacks(),
+            screen=Screen(sys.stderr if options.json else sys.stdout),
+            started=STARTED,
+            signals=signals,
+            notes=[recipe.note] if recipe.note else [],
+            **vars(options.launch),
+        )
     )
+    yield train
     group = runtime.current_group()
-    if options.json and group.is_rank0:
+    if options.json and group.is_rank0 and train.result is not None:
         try:
-            print_safe(to_json(dataclasses.asdict(result), indent=2), document)
+            print_safe(to_json(dataclasses.asdict(train.result), indent=2), document)
         except OSError:
             group.close()  # the run has ended well: the other processes exit with 0
             raise

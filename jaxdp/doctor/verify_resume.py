@@ -5,7 +5,7 @@ import json
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from jaxdp.doctor.verify_gradients import named_arrays
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
 from jaxdp.records import LOG, TIMING, read_log
-from jaxdp.session import Command, run_session
+from jaxdp.session.job import Job
+from jaxdp.session.train import train_job
 from jaxdp.training.callback import Callback
+from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 
 STEPS, STOP_AFTER = 6, 3
@@ -89,23 +91,23 @@ def _temporary_directory(shared_dir: Path | None, group: ProcessGroup) -> Iterat
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _quiet() -> Command:
-    """Shows nothing, and leaves Ctrl-C to the doctor: its signal handler is not entered."""
-    return Command(screen=Quiet(), signals=SignalHandler(), cluster="none")
+def _train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> TrainResult:
+    """Train without output, and leave Ctrl-C to the doctor: the signal handler is not entered."""
+    return train_job(Job(config, workdir, callbacks=callbacks, screen=Quiet(), signals=SignalHandler(), cluster="none"))
 
 
 def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) -> float:
     """Largest difference of the final states; infinity if logs or results differ."""
     with _temporary_directory(shared_dir, group) as folder:
         uninterrupted, resumed = folder / "uninterrupted", folder / "resumed"
-        run_session(config, uninterrupted, command=_quiet())
+        _train(config, uninterrupted)
         try:
-            run_session(config, resumed, callbacks=[StopAfterStep()], command=_quiet())
+            _train(config, resumed, [StopAfterStep()])
         except Stopped:
             pass
         else:
             raise RuntimeError(f"the run did not stop after step {STOP_AFTER}")
-        result = run_session(config, resumed, command=_quiet())
+        result = _train(config, resumed)
         if (result.sessions, result.steps) != (2, STEPS):
             raise RuntimeError(f"{result.steps} steps in {result.sessions} sessions instead of {STEPS} in 2")
         (expected_arrays, expected_records), (arrays, records) = _outcome(uninterrupted, config), _outcome(resumed, config)

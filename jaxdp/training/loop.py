@@ -1,6 +1,6 @@
-"""The training loop: restore or initialize, then step, evaluate and save until the plan is done.
+"""The parts of the training loop, which `train.py` calls: steps, evaluations and saves until the plan is done.
 
-`fit` is the story of a run. What is not needed to compute the result, such as logs, is a `jaxdp.training.callback.Callback`.
+What is not needed to compute the result, such as logs, is a `jaxdp.training.callback.Callback`.
 """
 
 import dataclasses
@@ -19,64 +19,35 @@ from jaxdp.data.loader import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.distributed.preemption import ForcedStop, StopTraining
 from jaxdp.errors import TrainingError
-from jaxdp.files import RESULT, write_atomically
 from jaxdp.phases import interval_elapsed
 from jaxdp.planning import PlannedPhase
-from jaxdp.records import to_json
 from jaxdp.training import ending, request_flags
 from jaxdp.training.callback import CallbackError
 from jaxdp.training.evaluation import ExampleCollector, evaluate
 from jaxdp.training.result import TrainResult, progress_now, versions
 from jaxdp.training.run import Run, StartedStep, open_batches
-from jaxdp.training.start import StartPoint, restore_or_initialize
 
 ADVICE_AFTER_ERROR = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
 
 
-def fit(run: Run, start: StartPoint) -> TrainResult:
-    """Train to the end of the plan or until a callback stops the run, from its newest checkpoint if there is one.
-
-    Writes result.json. Raises Stopped after a stop signal, TrainingError if the run cannot continue, ConfigError if it cannot
-    start.
-    """
-    with _ending(run):
-        run.signals.raise_if_stop_agreed()
-        restore_or_initialize(run, start)
-        run.has_started = True
-        run.callbacks.on_start(run)
-        run.checkpoints.try_save()
-        if run.progress.evaluates_now:  # the previous session stopped before or during it
-            evaluate_now(run)
-            save_now(run)
-        for phase in run.plan.phases:
-            if run.progress.samples < phase.end and not run.progress.ends_now:
-                _train_phase(run, phase)
-        evaluation = _finish(run)
-        result = TrainResult.collect(run, evaluation)
-        run.callbacks.on_end(run, result)
-    run.processes.set_activity("finish", detail="writing the result")
-    if run.is_rank0:
-        write_atomically(run.workdir / RESULT, to_json(dataclasses.asdict(result), indent=2) + "\n")
-    return result
+def begin(run: Run) -> None:
+    """Start the callbacks of a restored or initialized run, and do what a stopped session has left to do."""
+    run.has_started = True
+    run.callbacks.on_start(run)
+    run.checkpoints.try_save()
+    if run.progress.evaluates_now:  # the previous session stopped before or during it
+        evaluate_now(run)
+        save_now(run)
 
 
-def _train_phase(run: Run, phase: PlannedPhase) -> None:
-    """Take the remaining steps of a phase, and save at its end."""
+@contextmanager
+def open_phase(run: Run, phase: PlannedPhase) -> Iterator[tuple[Callable, DeviceIterator]]:
+    """(compiled step, remaining batches) of a phase. At the end of the context, completes the steps and saves."""
     step = _enter_phase(run, phase)
     with closing(open_batches(run.compiler, run.datasets, phase, first=run.progress.samples)) as batches:
         run.clock.restart()
-        batch = _next_batch(run, batches)
-        run.processes.barrier(f"the first step of phase {phase.index}")
-        second_step = run.progress.steps + 2
-        while batch is not None and not run.progress.ends_now:
-            _begin_step(run, batch)
-            _start_step(run, step, batch)
-            batch = _next_batch(run, batches)
-            complete_steps(run, keep=1)
-            if run.progress.steps == second_step:
-                _prepare_later(run)
-            if run.progress.evaluates_now:
-                evaluate_now(run)
+        run.phase_began = run.progress.steps
+        yield step, batches
         complete_steps(run)
     if phase is not run.plan.phases[-1] and not run.progress.ends_now:
         save_now(run)
@@ -104,7 +75,7 @@ def _prepare_later(run: Run) -> None:
         run.compiler.prepare_evaluation(phase)
 
 
-def _next_batch(run: Run, batches: DeviceIterator) -> dict[str, jax.Array] | None:
+def next_batch(run: Run, batches: DeviceIterator) -> dict[str, jax.Array] | None:
     """The next batch on the devices; None after the last one of the phase."""
     waited, step = batches.wait_seconds, run.progress.steps
     run.processes.set_activity("load", step + 1, "waiting for images")
@@ -114,11 +85,16 @@ def _next_batch(run: Run, batches: DeviceIterator) -> dict[str, jax.Array] | Non
     return batch
 
 
-def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
+def begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     """Do what is due between two steps.
 
     From this check to the start of the step no process may stop alone: the others would wait in a collective forever.
     """
+    taken = run.progress.steps - run.phase_began
+    if taken == 0:
+        run.processes.barrier(f"the first step of phase {run.phase.index}")
+    elif taken == 2:  # the first of them has been computed
+        _prepare_later(run)
     run.signals.raise_if_stop_agreed()
     run.processes.status.begin_iteration("step")
     run.next_record = {}
@@ -127,7 +103,7 @@ def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
         save_now(run)
 
 
-def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
+def start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     """Start a step on the devices; returns before it is complete."""
     progress, phase, plan, before = run.progress, run.phase, run.plan, run.progress.samples
     run.processes.set_activity("step", progress.steps + 1, "starting the step")
@@ -274,8 +250,8 @@ def _wait_for_save(run: Run) -> None:
     _report_save(run)
 
 
-def _finish(run: Run) -> dict[str, Any]:
-    """Evaluate and save after the last step, unless that was done; returns the evaluation of the checkpoint that is the result.
+def finish(run: Run) -> TrainResult:
+    """Evaluate and save after the last step, unless that was done, and end the callbacks; returns the result.
 
     Raises TrainingError if the run has not succeeded.
     """
@@ -289,11 +265,13 @@ def _finish(run: Run) -> dict[str, Any]:
         save_now(run)
     run.processes.set_activity("finish", progress.steps, "waiting for the last save")
     _wait_for_save(run)
-    return ending.result_evaluation(run)
+    run.result = TrainResult.collect(run, ending.result_evaluation(run))
+    run.callbacks.on_end(run, run.result)
+    return run.result
 
 
 @contextmanager
-def _ending(run: Run) -> Iterator[None]:
+def saves_at_the_end(run: Run) -> Iterator[None]:
     """Before a stop signal, unusable data or a callback end the run, save its last step; add how to resume to errors."""
     try:
         with _saving_on_stop(run):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxdp.distributed.preemption import SignalHandler
     from jaxdp.planning import Plan, PlannedPhase
     from jaxdp.training.callback import Callbacks
+    from jaxdp.training.result import TrainResult
     from jaxdp.training.step_compiler import StepCompiler
 
 # Fields that a callback cannot log, also without the prefix that TensorBoard and trackers leave out. run: a column of the CSV.
@@ -100,7 +101,8 @@ class Run:
         self.has_started = False  # whether its callbacks have
         self.state: TrainState
         self.placement: Placement | None = None  # of the state; None while it is as it was restored or initialized
-        self.phase = self.plan.phases[0]
+        self.phase, self.phase_began = self.plan.phases[0], 0  # and the steps before this session's first one in it
+        self.result: TrainResult | None = None
         self.logged: list[dict[str, Any]] = []  # records of the log at the position where this session started
         self.log_every = self.config.logging.every_steps or min(LOG_EVERY, max(1, self.plan.total_steps // FEWEST_LOG_LINES))
         self.example_images: list[np.ndarray] = []

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp import session
 from jaxdp.cli import main
+from jaxdp.session import train
 from jaxdp.validation import from_json
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def test_plan_predicts_hours_from_the_speed_of_a_device(capsys):
 
 def test_train_prints_nothing_about_a_scaled_schedule_before_the_run_starts(capsys, monkeypatch):
     given = []
-    monkeypatch.setattr(session, "run_session", lambda *_, **options: given.extend(options["command"].notes))
+    monkeypatch.setattr(train, "train_job", lambda job: given.extend(job.notes))
     main.main(["train", *SMALL, "--epochs", "1"])
     assert given == ["the recipe's schedule is scaled from 7 epochs to 1: phases, warm-up (--no-scale-schedule keeps it)"]
     assert capsys.readouterr().out == ""
@@ -125,6 +125,7 @@ def test_train_with_a_non_finite_loss_exits_with_1_and_one_line(capsys, tmp_path
 def test_plan_on_a_platform_that_does_not_start_exits_with_2_unless_devices_are_given():
     script = f"""
 from jaxdp.cli import main
+from jaxdp.session import train
 main.main([*{SMALL_PLAN!r}.split(), "--json"])
 main.main(["plan"])
 """
@@ -194,6 +195,7 @@ def test_interrupt_during_an_import_is_one_line():
     script = """
 import signal, sys
 from jaxdp.cli import main
+from jaxdp.session import train
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
         if name == "jaxdp.doctor.devices":

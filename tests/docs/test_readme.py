@@ -141,7 +141,7 @@ def test_documented_training_commands_use_different_directories():
 @pytest.mark.parametrize(("command", "flags"), [*documented_commands("planned")])
 def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch, tmp_path):
     """Parsed and planned, with a small network, without training or compiling."""
-    from jaxdp import session
+    from jaxdp.session import train
     from jaxdp.setup import prepare
 
     monkeypatch.setitem(resnet.BLOCKS, 50, resnet.BLOCKS[resnet.TWO_BLOCKS])
@@ -153,7 +153,7 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
         "open_datasets",
         lambda config, given, **_: opened(config if SOURCES[config.data.source].in_memory else digits, given),
     )
-    monkeypatch.setattr(session, "run_session", lambda config, *_, **__: planned.append(prepare.prepare(config)))
+    monkeypatch.setattr(train, "train_job", lambda job: planned.append(prepare.prepare(job.config)))
     record = {"stopped": False}
     monkeypatch.setattr(
         scaling,

@@ -3,24 +3,24 @@
 import jax
 import pytest
 
+from jaxdp import session
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Compile, Config, Optimizer
 from jaxdp.doctor import verify_resume
 from jaxdp.planning import make_plan
-from jaxdp.training import loop
 from jaxdp.validation import validate
 
 
 @pytest.mark.slow
 def test_proof_of_a_resumed_run_with_other_parameters_fails(tiny, monkeypatch):
-    restore_or_initialize = loop.restore_or_initialize
+    restore_or_initialize = session.restore_or_initialize
 
     def restore_other_parameters(run, start):
         restore_or_initialize(run, start)
         if run.progress.sessions > 1:
             run.state = run.state._replace(params=jax.tree.map(lambda p: p * (1 + 1e-6), run.state.params))
 
-    monkeypatch.setattr(loop, "restore_or_initialize", restore_other_parameters)
+    monkeypatch.setattr(session, "restore_or_initialize", restore_other_parameters)
     proof = verify_resume.proof(Config(), 4, 4)
     assert proof.passed is False
     assert proof.difference > 0

@@ -29,7 +29,7 @@ from jaxdp.records import read_log
 from jaxdp.report import as_text, report
 from jaxdp.report.cards import card
 from jaxdp.report.follow import WatchedRun
-from jaxdp.session import train
+from jaxdp.session.train import train
 
 
 def names(workdir):

@@ -27,7 +27,7 @@ from jaxdp.distributed.preemption import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import list_checkpoints
 from jaxdp.loggers.console import Quiet
-from jaxdp.session import train
+from jaxdp.session.train import train
 
 pytestmark = pytest.mark.slow
 FILES = ("config.json", "metrics.jsonl", "result.json")

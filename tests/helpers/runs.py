@@ -11,7 +11,8 @@ import pytest
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.loggers.console import Quiet
 from jaxdp.records import RECORD_FIELDS, TIMING, read_log
-from jaxdp.session import Command, run_session
+from jaxdp.session.job import Job
+from jaxdp.session.train import train_job
 
 
 class Interrupted(Exception):
@@ -51,7 +52,7 @@ class Acting(Recorder):
 def train_shown(config, workdir, *, screen=None, signals=None, started=None, **options):
     """`jaxdp.train` with the screen, the signals and the start of a command."""
     started = time.monotonic() if started is None else started
-    return run_session(config, workdir, command=Command(screen, started, signals), **options)
+    return train_job(Job(config, workdir, screen=screen, started=started, signals=signals, **options))
 
 
 def train_until(config, workdir, step=None, evaluated=None, **options):

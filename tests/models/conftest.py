@@ -6,7 +6,7 @@ from helpers.runs import Interrupted, Recorder, train_shown
 
 from jaxdp.models import resnet
 from jaxdp.models.weights import named_tensors
-from jaxdp.training import loop
+from jaxdp.session import train
 from jaxdp.training.step_compiler import StepCompiler
 
 
@@ -25,7 +25,7 @@ def start(tmp_path, monkeypatch):
         states.append(run.state)
         raise Interrupted
 
-    monkeypatch.setattr(loop, "_train_phase", cut)
+    monkeypatch.setattr(train, "train_phase", cut)
     monkeypatch.setattr(StepCompiler, "prepare_train", lambda *_: None)
     states = []
 

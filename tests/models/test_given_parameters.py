@@ -20,6 +20,7 @@ from jaxdp import ConfigError, train
 from jaxdp.config import Checkpoint, Finetune, Model, Optimizer, Phase
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.inference.export import export
+from jaxdp.session import train as story
 from jaxdp.setup.run_dir import run_config
 from jaxdp.training import loop
 
@@ -116,7 +117,7 @@ def test_loaded_parameters_work_in_flax_and_start_a_run(tiny, tmp_path, monkeypa
     config = with_net(tiny, kind, weights=str(tmp_path / "w.safetensors"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "_train_phase", saved)
+        patched.setattr(story, "train_phase", saved)
         with pytest.raises(Interrupted):
             train(config, tmp_path / "run")
     variables = jaxdp.load_params(tmp_path / "run" / "checkpoints" / "0")

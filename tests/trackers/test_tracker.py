@@ -28,7 +28,7 @@ from jaxdp.validation import flatten
 def with_tracker(tiny, monkeypatch):
     """with_tracker(target): `tiny` with the tracker of helpers.fake_tracker in place of MLflow; waits are short."""
     monkeypatch.setitem(tracker.CLIENTS, "mlflow", CLIENT)
-    monkeypatch.setattr("jaxdp.session.check_packages", lambda config: None)
+    monkeypatch.setattr("jaxdp.session.preparation.check_packages", lambda config: None)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setattr(tracker, "QUIET_SECONDS", 0.3)
     monkeypatch.setattr(tracker, "STOP_SECONDS", 20.0)

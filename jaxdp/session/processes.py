@@ -1,0 +1,157 @@
+"""The processes of a run: joined, with one handler of stop signals, and with a local copy of a run at a URL."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from jaxdp.distributed import runtime, supervisor
+from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.status import Failure
+from jaxdp.errors import TrainingError
+from jaxdp.files import is_url
+from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.models.weights import NamedTensors
+from jaxdp.session.job import Job, checked
+from jaxdp.setup import run_dir
+from jaxdp.xla import jax_options
+
+if TYPE_CHECKING:
+    from jaxdp.cloud.mirror import Mirror, MirrorFollower
+
+
+@dataclass
+class Session:
+    """One job, from the time when its processes have joined until they leave.
+
+    job: checked. given: the tensors of its `initial_params`. screen: shows nothing except on rank 0. notes: lines to show after
+    the table at the start. workdir, resume: of the job; of a run at a URL, its local copy and how that is resumed. mirror: of a
+    run at a URL, uploads the local copy.
+    """
+
+    job: Job
+    given: NamedTensors | None
+    group: ProcessGroup
+    signals: SignalHandler
+    screen: Screen | Quiet
+    notes: Sequence[str]
+    workdir: Path
+    resume: str | Path
+    mirror: "Mirror | MirrorFollower | None" = None
+
+    @property
+    def location(self) -> str:
+        """Where the run is, for its user: its URL or directory."""
+        return str(self.workdir if self.mirror is None else self.mirror.remote.location)
+
+
+@contextmanager
+def join_processes(job: Job) -> Iterator[Session]:
+    """Check the job and join the processes of its run; an error in the context ends all of them.
+
+    Raises ConfigError for an invalid job, TrainingError if another process has failed, and Stopped after a stop signal.
+    """
+    job, given = checked(job)
+    assert job.screen is not None
+    screen, again = job.screen, job.screen.resume_action
+    screen.outlast_reader()
+    handler = nullcontext(job.signals) if job.signals else SignalHandler(partial(_force_stop, again))
+    with (
+        jax_options.own_options() as set_aside,
+        supervisor.watch(supervisor.limits_from(job.config.guard)),
+        handler as signals,
+        stops_before_training(signals, again),
+    ):
+        group = _join(job, signals)
+        session = Session(
+            job,
+            given,
+            group=group,
+            signals=signals,
+            screen=screen if group.is_rank0 else Quiet(),
+            notes=[*job.notes, jax_options.describe(set_aside)] if set_aside else job.notes,
+            workdir=run_dir.local_workdir(job.workdir, job.config),
+            resume=job.resume,
+        )
+        try:
+            with _local_copy(session) if is_url(job.workdir) else nullcontext():
+                yield session
+            if job.signals is None and (reason := _late_stop_reason(group, signals)):  # a command ignores it
+                message = f"stopped by {reason} after the run in {session.location} had finished"
+                raise Stopped(f"{message}; {again} loads its result and continues the program")
+        except (Stopped, StopTraining):
+            raise
+        except BaseException as error:
+            group.fail(Failure.of(error))
+            raise
+        finally:
+            screen.end()
+
+
+def _join(job: Job, signals: SignalHandler) -> ProcessGroup:
+    assert job.screen is not None
+    url, again = _url(job), job.screen.resume_action
+    open_board = None
+    if url is not None:
+        from jaxdp.cloud.remote_run import Folder
+
+        open_board = partial(Folder, url)
+    group = runtime.join(
+        job.cluster,
+        guard=job.config.guard,
+        while_waiting=signals.raise_if_signaled,
+        directory=run_dir.local_workdir(job.workdir, job.config),
+        open_board=open_board,
+        coordinator=job.coordinator,
+        processes=job.processes,
+        rank=job.rank,
+    )
+    if group.failure is not None:
+        raise TrainingError("the processes of this run have failed before; start all of them again")
+    signals.group = group
+    group.attach(before_exit=job.screen.end, while_waiting=signals.raise_if_stop_agreed)
+    group.set_resume_hint(f"{again} continues from the last checkpoint, if there is one")
+    return group
+
+
+def _url(job: Job) -> str | None:
+    return str(job.workdir).strip().rstrip("/") if is_url(job.workdir) else None
+
+
+@contextmanager
+def _local_copy(session: Session) -> Iterator[None]:
+    """Let the session train in the local copy of its run at a URL, which is uploaded."""
+    from jaxdp.cloud.remote_workdir import open_remote_workdir
+
+    url, storage, signals, info = _url(session.job), session.job.config.storage, session.signals, session.screen.info
+    assert url is not None
+    session.group.set_activity("start", detail=f"opening {url}")
+    start_new = session.resume == "never"
+    lock = partial(run_dir.lock_run_dir, info=info)
+    with open_remote_workdir(url, storage, start_new=start_new, signals=signals, lock=lock, info=info) as mirror:
+        session.workdir, session.mirror = mirror.workdir, mirror
+        session.resume = "auto" if start_new else session.resume
+        yield
+
+
+@contextmanager
+def stops_before_training(signals: SignalHandler, resume_action: str) -> Iterator[None]:
+    """Raise `Stopped` for a stop that reaches the caller before the trainer could save."""
+    try:
+        yield
+    except StopTraining:
+        raise stopped_before_training(signals.stop_reason, resume_action) from None
+
+
+def _force_stop(again: str) -> NoReturn:
+    raise ForcedStop(f"stopped immediately by a second signal; {again} continues from the last checkpoint, if there is one")
+
+
+def _late_stop_reason(group: ProcessGroup, signals: SignalHandler) -> str | None:
+    """The signal that has asked a process to stop after the last step of the run, the same on all processes; else None."""
+    reasons = group.all_gather_object("the end of the run", signals.stop_reason, while_waiting=lambda: None)
+    rank, reason = next(((rank, reason) for rank, reason in enumerate(reasons) if reason), (group.rank, None))
+    return reason if reason is None or rank == group.rank else f"{reason} (rank {rank} on {group.hosts[rank]})"
