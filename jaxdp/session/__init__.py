@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; the names of the table below
     from jaxdp.planning import PlannedPhase as PlannedPhase
+    from jaxdp.session.assembly import open_run as open_run
     from jaxdp.session.directory import open_directory as open_directory
     from jaxdp.session.job import Job as Job
-    from jaxdp.session.open_run import open_run as open_run
     from jaxdp.session.origin import open_origin as open_origin
     from jaxdp.session.preparation import prepare as prepare
     from jaxdp.session.processes import join_processes as join_processes
@@ -32,7 +32,7 @@ _MODULE_OF = {
     "open_origin": "jaxdp.session.origin",
     "prepare": "jaxdp.session.preparation",
     "open_directory": "jaxdp.session.directory",
-    "open_run": "jaxdp.session.open_run",
+    "open_run": "jaxdp.session.assembly",
     "restore_or_initialize": "jaxdp.training.start",
     "begin": "jaxdp.training.loop",
     "open_phase": "jaxdp.training.loop",
