@@ -54,7 +54,7 @@ def _collectives(stages: Sequence[Stage], mesh: AbstractMesh) -> set[tuple[str, 
 
     rows = PartitionSpec(AXES)
     mapped = jax.jit(jax.shard_map(reduce, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
-    traced = mapped.trace(jax.ShapeDtypeStruct((4 * mesh.size**2,), jnp.float32))
+    traced = mapped.trace(jax.ShapeDtypeStruct((mesh.size**2,), jnp.float32))
     sizes = dict(mesh.shape)
     found = find_collectives(traced.jaxpr, sizes)
     return {(collective.operation, tuple(axis for axis in collective.axes if sizes[axis] > 1)) for collective in found}
