@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.collectives import find_collectives
-from jaxdp.parallel.mesh import AXES, abstract_mesh
+from jaxdp.parallel.mesh import abstract_mesh
 from jaxdp.strategies import STRATEGIES, Stage
 
 SLACK = 1 + 2**-18  # for the rounding of the comparison itself, in float32
@@ -52,9 +52,9 @@ def _collectives(stages: Sequence[Stage], mesh: AbstractMesh) -> set[tuple[str, 
             vector = stage(vector)
         return vector
 
-    rows = PartitionSpec(AXES)
-    mapped = jax.jit(jax.shard_map(reduce, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
-    traced = mapped.trace(jax.ShapeDtypeStruct((mesh.size**2,), jnp.float32))
+    everywhere = PartitionSpec()
+    mapped = jax.jit(jax.shard_map(reduce, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))
+    traced = mapped.trace(jax.ShapeDtypeStruct((mesh.size,), jnp.float32))
     sizes = dict(mesh.shape)
     found = find_collectives(traced.jaxpr, sizes)
     return {(collective.operation, tuple(axis for axis in collective.axes if sizes[axis] > 1)) for collective in found}
