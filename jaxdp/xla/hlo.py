@@ -55,8 +55,8 @@ class CompiledCollective:
     dtype: str
     operand_bytes: int
     groups: tuple[tuple[int, ...], ...]
-    count: int = 1
-    asynchronous: bool = False
+    count: int
+    asynchronous: bool
     overlapped_kernels: int = 0
     overlapped_bytes: int = 0
 

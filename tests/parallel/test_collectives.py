@@ -26,7 +26,7 @@ from jaxdp.recipes import load_config
 from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training.step_compiler import trace_train_step
-from jaxdp.xla.hlo import read_schedule, replica_groups
+from jaxdp.xla.hlo import read_schedule
 
 ELEMENTS = 100_001
 ROWS, COLUMNS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))  # devices of a mesh of 2x4
@@ -248,20 +248,6 @@ def test_step_traffic_of_resnet_50_on_a_published_grid_has_the_bytes_of_the_pape
     assert 51_114_064 + 212_488 <= whole <= 51_114_064 + 212_488 + 54 * 4 * 72
     assert sent == {("all-reduce", ("vertical",)): whole / 72, ("all-gather", ("horizontal",)): whole / 72}
     assert traffic.sent_bytes == pytest.approx([2 * (3456 - 1) / 3456 * whole] * 3456)
-
-
-def test_replica_groups_parses_every_form():
-    for form, expected in [
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}, x", ROWS),
-        ("replica_groups=[2,4]<=[8], x", ROWS),
-        ("replica_groups=[4,2]<=[2,4]T(1,0), x", COLUMNS),
-        ("replica_groups=mesh['vertical'=2,'horizontal'=4] {'vertical'}, x", COLUMNS),
-        ("replica_groups=mesh['vertical'=2,'horizontal'=4] {'horizontal'}, x", ROWS),
-        ("replica_groups=mesh['vertical'=2,'horizontal'=4] {'vertical','horizontal'}, x", (tuple(range(8)),)),
-        ("replica_groups={}, x", (tuple(range(8)),)),
-        ("source_target_pairs={{0,1},{1,0}}, x", ((0, 1), (1, 0))),
-    ]:
-        assert replica_groups(form, 8) == expected, form
 
 
 def test_sent_bytes_of_every_operation_are_those_of_its_cheapest_algorithm():

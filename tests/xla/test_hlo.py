@@ -1,8 +1,13 @@
 """A compiled module, counted by hand."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from jaxdp.xla.hlo import read_schedule
+from jaxdp.xla import hlo
+from jaxdp.xla.hlo import read_schedule, replica_groups
+
+ROWS, COLUMNS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))  # devices of a mesh of 2x4
 
 MODULE = """HloModule small, is_scheduled=true
 
@@ -53,3 +58,115 @@ def test_read_schedule_collective_in_loop_of_unknown_length_raises_value_error()
         read_schedule(unknown, 4)
     without = "\n".join(line for line in unknown.splitlines() if "collective-permute" not in line).replace("%moved", "%x")
     assert read_schedule(without, 4).kernels == 3  # counted once
+
+
+# What the module above lacks: a loop in a loop, branches, a call, messages of several tensors, two messages at once.
+NESTED = """HloModule nested, is_scheduled=true
+
+%leaf (p: f32[2]) -> f32[2] {
+  %p = f32[2]{0} parameter(0)
+  ROOT %r = f32[2]{0} all-gather(%p), replica_groups={}
+}
+
+%inner (c: (s32[], f32[2])) -> (s32[], f32[2]) {
+  %c = (s32[], f32[2]{0}) parameter(0)
+  %x = f32[2]{0} get-tuple-element(%c), index=1
+  ROOT %small = f32[2]{0} negate(%x)
+}
+
+%one (x: f64[3]) -> f64[3] {
+  %x = f64[3]{0} parameter(0)
+  ROOT %a = f64[3]{0} negate(%x)
+}
+
+%other (x: f64[3]) -> f64[3] {
+  %x = f64[3]{0} parameter(0)
+  ROOT %b = f64[3]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
+}
+
+%outer (c: (s32[], f32[2])) -> (s32[], f32[2]) {
+  %c = (s32[], f32[2]{0}) parameter(0)
+  %loop = (s32[], f32[2]{0}) while(%c), condition=%less, body=%inner, backend_config={"known_trip_count":{"n":"5"}}
+  %x = f32[2]{0} get-tuple-element(%loop), index=1
+  ROOT %called = f32[2]{0} call(%x), to_apply=%leaf
+}
+
+ENTRY main (a: f32[8], b: bf16[10], c: f64[3]) -> f32[8] {
+  a = f32[8]{0} parameter(0)
+  %b = bf16[10]{0} parameter(1)
+  %c = f64[3]{0} parameter(2)
+  %first = (f32[8]{0}, bf16[10]{0}) all-reduce-start(%a, %b), replica_groups={{0,1}}, to_apply=%add
+  %k1 = u8[5]{0} custom-call(%b), custom_call_target="x"
+  %second = f32[8]{0} collective-permute-start(%a), source_target_pairs={{0,1}}
+  %k2 = pred[7]{0} custom-call(%b, %missing), custom_call_target="x"
+  %first_done = (f32[8]{0}, bf16[10]{0}) all-reduce-done(%first)
+  %k3 = s64[2]{0} custom-call(%c), custom_call_target="x"
+  %second_done = f32[8]{0} collective-permute-done(%second)
+  %branch = f64[3]{0} conditional(%k2, %c, %c), branch_computations={%one, %other}
+  ROOT %loop = (s32[], f32[2]{0}) while(%b), condition=%less, body=%outer, backend_config={"known_trip_count":{"n":"3"}}
+}
+  %outside = f32[999]{0} negate(%a)
+"""
+
+
+def test_read_schedule_of_nested_computations_and_messages_at_once():
+    """`a` has no %, so it is no operand; a name that is defined elsewhere has no bytes."""
+    schedule = read_schedule(NESTED.replace("%a,", "a,"), 2)
+    kernels = {"k1": 5 + 20, "k2": 7 + 20, "k3": 16 + 24, "one": 24 + 24, "small": 3 * 5 * (8 + 8)}
+    assert (schedule.kernels, schedule.kernel_bytes) == (4 + 3 * 5, sum(kernels.values()))
+    both = ((0, 1),)
+    assert schedule.collectives == [
+        hlo.CompiledCollective("all-reduce", "bf16", 20, both, 1, True, 2, kernels["k1"] + kernels["k2"]),
+        hlo.CompiledCollective("collective-permute", "f32", 32, both, 1, True, 2, kernels["k2"] + kernels["k3"]),
+        hlo.CompiledCollective("all-reduce", "f64", 24, both, 1, False, 0, 0),
+        hlo.CompiledCollective("all-gather", "f32", 8, both, 3, False, 0, 0),
+    ]
+    together = read_schedule(NESTED.replace("  a =", "  %a ="), 2).collectives[0]
+    assert (together.dtype, together.operand_bytes) == ("bf16 + f32", 20 + 32)
+
+
+DTYPES = {"pred": "bool", "s": "int", "u": "uint", "f": "float", "bf": "bfloat"}
+
+
+@pytest.mark.parametrize("name", list(hlo.BYTES))
+def test_bytes_are_those_of_the_dtype(name):
+    kind = name.rstrip("0123456789")
+    size = jnp.dtype(DTYPES[kind] + name.removeprefix(kind)).itemsize
+    shape = f"({name}[3,2]{{1,0:T(8,128)}}, {name}[], token[], {name}[0,5])"
+    assert hlo.num_bytes(shape) == 7 * size
+    assert hlo.arrays(shape) == [(name, [3, 2]), (name, []), (name, [0, 5])]
+
+
+def test_unbalanced_parentheses_raise_value_error():
+    with pytest.raises(ValueError, match=r"unbalanced parentheses: add\(%x"):
+        hlo.parse("ENTRY %main (a: f32[]) -> f32[] {\n  %y = f32[] add(%x, (%x)\n}")
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+@pytest.mark.parametrize("chosen", [1, 2, 3])
+def test_replica_groups_of_three_axes_are_those_of_numpy(order, chosen):
+    """The axes of a group vary within it, the last one fastest; the groups follow the other axes."""
+    sizes, axes = (2, 3, 4), list(order[:chosen])
+    ids = np.arange(24).reshape(sizes)
+    others = [axis for axis in range(3) if axis not in axes]
+    expected = ids.transpose(others + axes).reshape(-1, np.prod([sizes[axis] for axis in axes]))
+    mesh = ",".join(f"'{name}'={size}" for name, size in zip("xyz", sizes, strict=True))
+    named = "{" + ",".join(f"'{'xyz'[axis]}'" for axis in axes) + "}"
+    transposed = ",".join(map(str, others + axes))
+    shape = ",".join(map(str, expected.shape))
+    for form in (f"mesh[{mesh}] {named}", f"[{shape}]<=[2,3,4]T({transposed})"):
+        assert replica_groups(f"channel_id=1, replica_groups={form}, x", 24) == tuple(map(tuple, expected.tolist())), form
+
+
+def test_replica_groups_parses_every_form():
+    for form, expected in [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}, x", ROWS),
+        ("replica_groups=[2,4]<=[8], x", ROWS),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), x", COLUMNS),
+        ("replica_groups=mesh['vertical'=2,'horizontal'=4] {'vertical'}, x", COLUMNS),
+        ("replica_groups=mesh['vertical'=2,'horizontal'=4] {'horizontal'}, x", ROWS),
+        ("replica_groups=mesh['vertical'=2,'horizontal'=4] {'vertical','horizontal'}, x", (tuple(range(8)),)),
+        ("replica_groups={}, x", (tuple(range(8)),)),
+        ("source_target_pairs={{0,1},{1,0}}, x", ((0, 1), (1, 0))),
+    ]:
+        assert replica_groups(form, 8) == expected, form
