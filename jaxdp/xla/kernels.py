@@ -55,7 +55,7 @@ def _kernel(
     num_bytes = hlo.num_bytes(instruction.shape) + sum(map(hlo.num_bytes, operands))
     arrays = [sizes for shape in (instruction.shape, *operands) for _, sizes in hlo.arrays(shape)]
     side = max((_side(sizes, batch) for sizes in arrays), default=0)
-    operation = instruction.attributes.partition("op_name=")[2][:200]
+    operation = instruction.attributes.partition('op_name="')[2].partition('"')[0]
     backward = "transpose(" in operation
     inner = [instruction, *(each for name in instruction.called for each in computations.get(name, ()))]
     if hlo.collective_in(computations, instruction):

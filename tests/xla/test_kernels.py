@@ -1,6 +1,8 @@
 """Kernels by kind, counted by hand and, on the real step, against the multiply-adds of the model."""
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,24 +26,30 @@ ENTRY %main (x: bf16[256,56,56,64], w: bf16[64,3,3,64]) -> (bf16[256,56,56,64], 
 """
 
 
-def gradients(images, kernel, matrix):
+def gradients(images, kernel, matrix, stride=1):
     def loss(images, kernel, matrix):
-        y = lax.conv_general_dilated(jnp.tanh(images), kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        y = lax.conv_general_dilated(jnp.tanh(images), kernel, (stride, stride), "SAME", **numbers)
         return jnp.sin(y.reshape(-1, AFTER) @ matrix).sum()
 
     return jax.grad(loss, (0, 1, 2))(images, kernel, matrix)
 
 
-def test_kernels_of_step_counts_convolutions_and_products_by_kind():
-    inputs = jnp.ones((BATCH, SIDE, SIDE, BEFORE)), jnp.ones((3, 3, BEFORE, AFTER)), jnp.ones((AFTER, 7))
-    step_kernels = kernels.kernels_of_step(jax.jit(gradients).lower(*inputs).compile().as_text(), BATCH)
-    one = 2 * BATCH * SIDE**2 * 9 * BEFORE * AFTER + 2 * BATCH * SIDE**2 * AFTER * 7
-    for row in kernels.summarize_by_kind(step_kernels, None, LIMITS):
+@pytest.mark.parametrize(("stride", "before"), [(1, BEFORE), (2, BEFORE), (1, BATCH)])
+def test_kernels_of_step_counts_convolutions_and_products_by_kind(stride, before):
+    """On a large map, and on one whose channels are as many as its images; zeros between strides are not counted."""
+    inputs = jnp.ones((BATCH, stride * SIDE, stride * SIDE, before)), jnp.ones((3, 3, before, AFTER)), jnp.ones((AFTER, 7))
+    compiled = jax.jit(gradients, static_argnums=3).lower(*inputs, stride).compile()
+    step_kernels = kernels.kernels_of_step(compiled.as_text(), BATCH)
+    one = 2 * BATCH * SIDE**2 * 9 * before * AFTER + 2 * BATCH * SIDE**2 * AFTER * 7
+    rows = kernels.summarize_by_kind(step_kernels, None, LIMITS)
+    assert {row["kind"] for row in rows} >= set(kernels.CONVOLUTIONS)
+    for row in rows:
         if row["kind"] in kernels.CONVOLUTIONS:
             assert row["kernels"] == 2
             assert row["flop"] == one
             assert row["least_seconds"] >= one / LIMITS["flops"]
-    assert {one.side for one in step_kernels if one.kind in kernels.CONVOLUTIONS[:2]} == {SIDE}
+    assert {one.side for one in step_kernels if one.kind in kernels.CONVOLUTIONS[:2]} == {SIDE, stride * SIDE}
 
 
 @pytest.mark.parametrize(
@@ -86,11 +94,55 @@ def test_kernels_of_step_product_over_rows_counts_a_tensor_once(name, kind):
     assert gram == kernels.Kernel("gram", 28, kind, 2 * rows * 128 + 4 * 128**3, 2.0 * rows * 128 * 128)
 
 
-def test_kernels_of_step_weights_larger_than_maps_returns_flop():
-    text = CUDNN.replace("256,56,56,64", "32,7,7,512").replace("64,3,3,64", "512,3,3,512")
-    target = 'custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/jvp(ResNet)/conv"}'
-    _, convolution = kernels.kernels_of_step(text.replace("TARGET", target), 32)
-    assert convolution.flop == 2.0 * 32 * 7 * 7 * 9 * 512 * 512
+FORWARD = 'custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/jvp(ResNet)/conv"}'
+
+
+@pytest.mark.parametrize("side", [4, 7])
+def test_kernels_of_step_weights_larger_than_maps_returns_flop(side):
+    text = CUDNN.replace("256,56,56,64", f"32,{side},{side},512").replace("64,3,3,64", "512,3,3,512")
+    _, convolution = kernels.kernels_of_step(text.replace("TARGET", FORWARD), 32)
+    assert convolution.flop == 2.0 * 32 * side**2 * 9 * 512 * 512
+
+
+@pytest.mark.parametrize("filters", [128, 512])
+def test_kernels_of_step_strided_convolution_has_the_flop_of_its_output(filters):
+    """The output has fewer values than the input, or more."""
+    text = CUDNN.replace("(bf16[256,56,56,64]{", "(bf16[256,28,28,FILTERS]{").replace("64,3,3,64", "FILTERS,3,3,64")
+    _, convolution = kernels.kernels_of_step(text.replace("FILTERS", str(filters)).replace("TARGET", FORWARD), 256)
+    assert convolution.flop == 2.0 * 256 * 28**2 * 9 * 64 * filters
+    assert convolution.side == 56
+
+
+# [batch 4, 6, 6, 3] and the same as rows have the side 6. Results and operands count; a tuple moves nothing itself.
+SIDES = {
+    **{"4,6,6,3": 6, "4,6,5,3": 0, "3,6,6,3": 0, "4,1,1,3": 1, "144,3": 6, "16,3": 2, "4,3": 0, "8,3": 0, "145,3": 0},
+    **{"143,3": 0, "144": 0, "12,12,3": 0, "36,4": 3, "": 0, "2,4,6,6,3": 0},
+}
+
+
+@pytest.mark.parametrize("shape", SIDES)
+@pytest.mark.parametrize("operation", ["jvp(R)/tanh", "transpose(jvp(R))/tanh"])
+def test_kernels_of_step_side_and_kind_follow_from_the_largest_feature_map(shape, operation):
+    text = f"""HloModule step
+
+ENTRY %main (x: f32[{shape}]) -> f32[4,1,1,3] {{
+  %x = f32[{shape}]{{0}} parameter(0)
+  %pair = (f32[{shape}]{{0}}, f32[]) tuple(%x, %x)
+  %wait = () custom-call(), custom_call_target="wait", metadata={{op_name="{operation}"}}
+  %sent = f32[4,8,8,3]{{0}} all-reduce-start(%x), to_apply=%add
+  %got = f32[4,8,8,3]{{0}} all-reduce-done(%sent)
+  %twice = f32[{shape}]{{0}} add(%x, %x), metadata={{op_name="jit(step)/{operation}" source_file="transpose(jvp("}}
+  ROOT %out = f32[5]{{0}} negate(%x), metadata={{op_name="jit(step)/{"a" * 300}/{operation}"}}
+}}
+"""
+    size = 4 * int(jnp.prod(jnp.array([int(n) for n in shape.split(",") if n], jnp.int32)))
+    side, kind = SIDES[shape], "rest" if not SIDES[shape] else "backward" if "transpose" in operation else "forward"
+    assert kernels.kernels_of_step(text, 4) == [
+        kernels.Kernel("wait", 0, "rest", 0, 0.0),
+        kernels.Kernel("sent", max(side, 8), "collective", size + 4 * 4 * 8 * 8 * 3, 0.0),
+        kernels.Kernel("twice", side, kind, 2 * size, 0.0),
+        kernels.Kernel("out", side, kind, size + 4 * 5, 0.0),
+    ]
 
 
 def test_profile_kernels_seconds_belong_to_the_kernels():
@@ -117,6 +169,66 @@ def test_summarize_by_kind_divides_the_time_of_a_cuda_graph_by_bytes():
     assert by_kind(seconds) == {"forward": 7.0, "convolution": 5.0, "backward": 6.0, "rest": 2.0 + 6.0}
     del seconds["command_buffer_9"]  # which kernels the other one holds is unknown then
     assert by_kind(seconds) == {"forward": 7.0, "convolution": 5.0, "backward": 0.0, "rest": 0.0}
+
+
+def event(name, nanoseconds, **stats):
+    return SimpleNamespace(name=name, duration_ns=nanoseconds, stats=stats.items())
+
+
+def part(name, **inner):
+    return SimpleNamespace(name=name, **inner)
+
+
+GPU_EVENTS = [event("launch", 2_000, hlo_op="fusion.1"), event("graph", 500), event("launch", 1_000, hlo_op="fusion.1")]
+CPU = part("/host:CPU", lines=[part("thread", events=[event("dot", 3_000)]), part("Stream", events=[event("dot", 1_000)])])
+GPUS = [
+    part("/device:GPU:1", lines=[part("Stream #1", events=[event("other", 9_000)])]),
+    part("/device:GPU:0", lines=[part("Steps", events=[event("1", 9_000)]), part("Stream #1", events=GPU_EVENTS)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("planes", "seconds"), [([CPU], {"dot": 4e-6}), ([CPU, *GPUS], {"fusion.1": 3e-6, "graph": 0.5e-6})], ids=["cpu", "gpu"]
+)
+def test_read_trace_adds_the_events_of_the_newest_file(planes, seconds, tmp_path, monkeypatch):
+    for name in ("2024", "2025"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "host.xplane.pb").touch()
+    files = {str(tmp_path / "2025/host.xplane.pb"): SimpleNamespace(planes=planes)}
+    monkeypatch.setattr(jax.profiler, "ProfileData", SimpleNamespace(from_file=files.__getitem__))
+    assert kernels.read_trace(tmp_path) == pytest.approx(seconds)
+
+
+def test_profile_kernels_returns_the_mean_of_the_calls(monkeypatch):
+    calls, traced = [], []
+    monkeypatch.setattr(jax.profiler, "trace", lambda folder: contextlib.nullcontext(traced.append(str(folder))))
+    monkeypatch.setattr(kernels, "read_trace", lambda folder: {"a": 6.0 * (traced == [str(folder)])})
+    assert kernels.profile_kernels(lambda: calls.append(1), 4) == {"a": 1.5}
+    assert len(calls) == 4
+
+
+def test_rows_have_the_sums_of_each_kind_and_the_least_time_of_bytes_or_flop():
+    """6 bytes and 30 FLOP take 3 s; a kernel that the profile lacks adds no time."""
+    numbers = [("a", "rest", 4, 10.0), ("b", "forward", 2, 0.0), ("c", "rest", 6, 30.0), ("d", "rest", 0, 0.0)]
+    step_kernels = [kernels.Kernel(name, 7, kind, moved, flop) for name, kind, moved, flop in numbers]
+    limits = {"bytes_per_second": 2.0, "flops": 20.0}
+    forward = {"kind": "forward", "kernels": 1, "bytes": 2, "flop": 0.0, "least_seconds": 1.0}
+    rest = {"kind": "rest", "kernels": 3, "bytes": 10, "flop": 40.0, "least_seconds": 2.0 + 3.0 + 0.0}
+    assert kernels.summarize_by_kind(step_kernels, None, limits) == [forward, rest]
+    seconds = {"a": 5.0, "c": 7.0, "b": 1.0}
+    assert kernels.summarize_by_kind(step_kernels, seconds, limits) == [forward | {"seconds": 1.0}, rest | {"seconds": 12.0}]
+
+
+def test_a_graph_whose_kernels_move_at_most_a_byte_has_its_time():
+    few = [kernels.Kernel(name, 0, "rest", moved, 0.0) for name, moved in (("a", 1), ("b", 0), ("c", 9), ("d", 0))]
+    graphs = {"command_buffer_1": 6.0, "c": 2.0, "command_buffer_2": 3.0}
+    assert kernels.divide_graphs(few, graphs) == {"a": 6.0, "b": 0.0, "c": 2.0, "d": 0.0}
+
+
+def test_most_above_least_returns_the_five_kernels_that_lose_most():
+    step_kernels = [kernels.Kernel(str(lost), 7, "rest", 10, 0) for lost in (3, 6, 1, 5, 2, 4, 7)]
+    rows = kernels.most_above_least(step_kernels, {one.name: 1.0 + int(one.name) for one in step_kernels}, LIMITS)
+    assert [row["name"] for row in rows] == ["7", "6", "5", "4", "3"]
 
 
 def test_most_above_least_sorts_by_the_time_lost():
