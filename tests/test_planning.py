@@ -7,7 +7,7 @@ import pytest
 
 from jaxdp.config import Config, Data, Evaluation, Finetune, Mesh, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
-from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan, small_worker_warning
 from jaxdp.recipes import apply_flags, load_config
 from jaxdp.validation import with_fields
@@ -59,20 +59,6 @@ def test_make_plan_with_a_batch_that_the_mesh_cannot_divide_raises_with_the_near
 def test_make_plan_with_2_to_the_32_samples_raises():
     with pytest.raises(ConfigError, match=r"^epochs=4000\.0: 51\d{8} samples .* must be less than 2\^32 samples"):
         make_plan(config_with(Phase(4096), epochs=4000.0), examples=1_281_167, devices=8)
-
-
-@pytest.mark.parametrize(("devices", "shape"), [(1, (1, 1)), (4, (2, 2)), (8, (2, 4)), (7, (1, 7)), (12, (3, 4))])
-def test_choose_shape_on_one_host_is_the_most_square(devices, shape):
-    assert most_square(devices) == shape
-    assert choose_shape(Mesh(), devices) == shape
-
-
-def test_choose_shape_with_sides_or_hosts_follows_them():
-    assert choose_shape(Mesh(vertical=8), 8) == (8, 1)
-    assert choose_shape(Mesh(horizontal=8), 8) == (1, 8)
-    assert choose_shape(Mesh(), 32, hosts=4) == (4, 8)
-    with pytest.raises(ConfigError, match=r"mesh\.vertical=3: must divide the number of devices, 8"):
-        choose_shape(Mesh(vertical=3), 8)
 
 
 def test_make_plan_with_one_side_chooses_the_other_by_the_workers():

@@ -15,7 +15,6 @@ from jaxdp.data import sources
 from jaxdp.data.augment import normalize
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError
-from jaxdp.parallel.mesh import PUBLISHED_GRIDS, default_shape
 from jaxdp.planning import make_plan
 from jaxdp.recipes import find_config, load_config
 from jaxdp.schedules import learning_rate
@@ -65,10 +64,7 @@ def test_recipe_of_mikami_et_al_has_the_papers_phases(name):
             assert phase.shape == shape
 
 
-def test_default_shape_of_published_devices_is_table_4():
-    """Of exp4 each phase uses fewer devices, and has the most square mesh."""
-    assert PUBLISHED_GRIDS == {1024: (32, 32), 2048: (32, 64), 2176: (34, 64), 3456: (48, 72), 4096: (64, 64)}
-    assert [default_shape(gpus) for gpus in PUBLISHED_GRIDS] == list(PUBLISHED_GRIDS.values())
+def test_phases_of_exp4_use_fewer_devices_and_have_the_most_square_mesh():
     shapes = [phase.shape for phase in plan_of("imagenet_sony_exp4", 4096).phases]
     assert shapes == [(34, 64), (34, 64), (40, 68), (56, 68)]
 

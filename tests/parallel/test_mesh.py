@@ -1,10 +1,63 @@
 """Devices of meshes."""
 
+from types import SimpleNamespace
+
 import jax
 import pytest
+from jax.sharding import AxisType
 
 import jaxdp
-from jaxdp.parallel.mesh import devices_of_every_process
+from jaxdp.config import Mesh
+from jaxdp.errors import ConfigError
+from jaxdp.parallel.mesh import AXES, abstract_mesh, choose_shape, default_shape, devices_of_every_process, most_square
+
+TABLE_4 = {1024: (32, 32), 2048: (32, 64), 2176: (34, 64), 3456: (48, 72), 4096: (64, 64)}  # of Mikami et al.
+
+
+def test_default_shape_is_that_of_table_4_or_the_most_square():
+    for devices in [*range(1, 200), *TABLE_4]:
+        shapes = [(side, devices // side) for side in range(1, devices + 1) if devices % side == 0]
+        square = min((shape for shape in shapes if shape[0] <= shape[1]), key=lambda shape: shape[1] - shape[0])
+        assert most_square(devices) == square
+        assert default_shape(devices) == choose_shape(Mesh(), devices) == TABLE_4.get(devices, square)
+    for near in (devices + step for devices in TABLE_4 for step in (-1, 1)):
+        assert default_shape(near) == most_square(near)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 7, 12])
+def test_choose_shape_keeps_the_sides_that_are_set_and_makes_rows_of_hosts(devices):
+    sides = [None, *range(-1, devices + 2)]
+    for vertical, horizontal in ((one, other) for one in sides for other in sides if (one, other) != (None, None)):
+        fitting = [
+            shape
+            for shape in ((y, x) for y in range(1, devices + 1) for x in range(1, devices + 1))
+            if vertical in (None, shape[0]) and horizontal in (None, shape[1])
+            if (shape[0] * shape[1] <= devices if None not in (vertical, horizontal) else shape[0] * shape[1] == devices)
+        ]
+        if fitting:
+            assert [choose_shape(Mesh(vertical=vertical, horizontal=horizontal), devices, hosts=2)] == fitting
+        else:
+            with pytest.raises(ConfigError, match="device"):
+                choose_shape(Mesh(vertical=vertical, horizontal=horizontal), devices)
+    for hosts in range(1, 14):
+        rows = hosts if hosts > 1 and devices % hosts == 0 else most_square(devices)[0]
+        assert choose_shape(Mesh(), devices, hosts) == (rows, devices // rows)
+
+
+def test_errors_of_sides_name_what_does_not_fit():
+    with pytest.raises(ConfigError, match=r"mesh\.vertical=3: must divide the number of devices, 8"):
+        choose_shape(Mesh(vertical=3), 8)
+    with pytest.raises(ConfigError, match=r"mesh\.horizontal=9: 8 devices available"):
+        choose_shape(Mesh(horizontal=9), 8)
+
+
+def test_devices_of_a_process_are_a_row_of_axes_that_jax_partitions(monkeypatch):
+    for mesh in (jaxdp.make_mesh(2, 4), abstract_mesh(2, 4)):
+        assert (mesh.axis_names, mesh.axis_types) == (AXES, (AxisType.Auto,) * 2)
+        assert (AXES, tuple(mesh.shape.values())) == (("vertical", "horizontal"), (2, 4))
+    devices = [SimpleNamespace(process_index=index // 2) for index in range(8)]
+    monkeypatch.setattr(jax, "make_mesh", lambda shape, axes, *, axis_types, devices: (shape, devices))
+    assert jaxdp.make_mesh(devices=devices) == ((4, 2), devices)
 
 
 def test_a_side_that_is_not_given_follows_from_the_devices():
