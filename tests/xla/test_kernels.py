@@ -94,14 +94,27 @@ def test_kernels_of_step_product_over_rows_counts_a_tensor_once(name, kind):
     assert gram == kernels.Kernel("gram", 28, kind, 2 * rows * 128 + 4 * 128**3, 2.0 * rows * 128 * 128)
 
 
+def test_kernels_of_step_forward_convolution_of_a_map_as_large_as_its_taps():
+    """Even if the channels are as many as the images, as in the gradient of weights."""
+    images, kernel = jnp.ones((BATCH, 3, 3, BATCH)), jnp.ones((3, 3, BATCH, AFTER))
+    numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    compiled = jax.jit(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", **numbers)).lower(images, kernel).compile()
+    found = [one for one in kernels.kernels_of_step(compiled.as_text(), BATCH) if one.flop]
+    assert [(one.kind, one.flop) for one in found] == [("convolution", 2 * BATCH * 9 * 9 * BATCH * AFTER)]
+
+
 FORWARD = 'custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/jvp(ResNet)/conv"}'
 
 
-@pytest.mark.parametrize("side", [4, 7])
-def test_kernels_of_step_weights_larger_than_maps_returns_flop(side):
-    text = CUDNN.replace("256,56,56,64", f"32,{side},{side},512").replace("64,3,3,64", "512,3,3,512")
+@pytest.mark.parametrize(("side", "filters"), [(4, 512), (7, 512), (4, 32)])
+def test_kernels_of_step_weights_larger_than_maps_returns_flop(side, filters):
+    """Also with as many filters as images."""
+    text = CUDNN.replace("(bf16[256,56,56,64]{", f"(bf16[32,{side},{side},{filters}]{{").replace(
+        "64,3,3,64", f"{filters},3,3,512"
+    )
+    text = text.replace("256,56,56,64", f"32,{side},{side},512")
     _, convolution = kernels.kernels_of_step(text.replace("TARGET", FORWARD), 32)
-    assert convolution.flop == 2.0 * 32 * side**2 * 9 * 512 * 512
+    assert convolution.flop == 2.0 * 32 * side**2 * 9 * 512 * filters
 
 
 @pytest.mark.parametrize("filters", [128, 512])

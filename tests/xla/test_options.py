@@ -1,11 +1,16 @@
 """Compiler options, and the cache of compiled programs."""
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +20,7 @@ import pytest
 from jaxdp.bench.step_runner import build_step
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.config import Compile
+from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.xla import options
 
@@ -38,7 +44,7 @@ print(json.dumps(counts | {"directory": jax.config.jax_compilation_cache_dir}))
 @pytest.fixture
 def jax_cache(monkeypatch):
     """JAX without a cache directory; the previous settings are restored."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
     yield
@@ -55,6 +61,77 @@ def test_cache_directory_depends_on_processor_type(monkeypatch, tmp_path):
     assert options.cache_directory() == tmp_path / "home/caches/jaxdp/programs" / path.name
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert options.cache_directory() == tmp_path / "home/.cache/jaxdp/programs" / path.name
+
+
+CPUINFO = """processor\t: {number}
+model name\t: {model}
+cpu MHz\t\t: {number}000.5
+flags\t\t: {flags}
+
+"""
+
+
+def test_processors_of_one_model_and_its_instructions_share_programs(monkeypatch, tmp_path):
+    def directory(*processors) -> str:
+        (tmp_path / "cpuinfo").write_text("".join(CPUINFO.format(**one) for one in processors))
+        return options.cache_directory().name
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(options, "Path", {"/proc/cpuinfo": tmp_path / "cpuinfo"}.__getitem__)
+    without = options.cache_directory().name
+    one = {"number": 0, "model": "A", "flags": "sse avx"}
+    name = directory(one)
+    assert directory(one | {"number": 7}, one) == directory(one, one, one) == name
+    others = [name, without, directory(one | {"model": "B"}), directory(one | {"flags": "sse"})]
+    assert len(set(others)) == 4
+    assert all(re.fullmatch(rf"{platform.machine()}-[0-9a-f]{{8}}", other) for other in others)
+    lines = sorted(CPUINFO.format(**one).splitlines())
+    digest = hashlib.sha256("\n".join(line for line in lines if line[:5] in ("model", "flags")).encode()).hexdigest()
+    assert name.endswith(digest[:8])
+
+
+def test_cache_is_used_by_every_program_and_is_there_again_after_it_was_turned_off(jax_cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "deep/er"))
+    for _ in range(2):  # the second time the directory exists
+        options.enable_compilation_cache()
+        assert Path(jax.config.jax_compilation_cache_dir) == options.cache_directory()
+        assert options.cache_directory().is_dir()
+        jax.config.update("jax_compilation_cache_dir", None)
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
+    for enabled in (False, True):
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        with contextlib.suppress(RuntimeError), options.without_compilation_cache():
+            assert not jax.config.jax_enable_compilation_cache
+            raise RuntimeError
+        assert jax.config.jax_enable_compilation_cache == enabled
+
+
+def test_a_home_directory_that_is_unknown_names_the_variable_of_jax(jax_cache, monkeypatch):
+    jax.config.update("jax_compilation_cache_dir", "~/programs")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(ConfigError, match=r"^JAX_COMPILATION_CACHE_DIR='~/programs'"):
+        options.enable_compilation_cache()
+    monkeypatch.setattr(options, "user_cache", lambda: None)
+    assert options.cache_directory() is None
+
+
+def test_options_that_this_release_lacks_are_left_out(monkeypatch):
+    known, other, unknown = ("xla_cpu_enable_fast_math", False), ("xla_cpu_enable_fast_min_max", True), ("xla_cpu_fast", 1)
+    for tuned in ([], [known], [unknown], [known, other], [unknown, known], [known, unknown, other], [unknown, ("xla_no", 2)]):
+        monkeypatch.setattr(options, "TUNED", {"cpu": dict(tuned)})
+        expected = dict(one for one in tuned if one in (known, other))
+        assert options.compiler_options(Compile(), "cpu") == expected
+        assert options.compiler_options(Compile(), "tpu") == {}
+        deterministic = {"xla_gpu_deterministic_ops": True}
+        assert options.compiler_options(Compile(deterministic=True), "cpu") == expected | deterministic
+
+
+def test_tuned_options_leave_collectives_and_operations_in_the_order_of_the_program():
+    """XLA combines no collectives up to 0 bytes, and runs one operation after another, with vectors of 512 bits."""
+    combined = {value for name, value in options.TUNED["gpu"].items() if "combine_threshold_bytes" in name}
+    assert combined == {0}
+    at_once = options.TUNED["cpu"]["xla_cpu_enable_concurrency_optimized_scheduler"]
+    assert (at_once, options.TUNED["cpu"]["xla_cpu_prefer_vector_width"]) == (False, 512)
 
 
 def test_without_a_directory_for_it_there_is_no_cache(jax_cache, monkeypatch, tmp_path):
