@@ -1,5 +1,6 @@
 """Collectives of steps that are traced for abstract meshes, and of one that is compiled."""
 
+import dataclasses
 import io
 import math
 from collections import Counter
@@ -93,6 +94,7 @@ def test_sent_bytes_of_a_registered_strategy_are_those_of_the_devices_that_xla_n
             else:
                 expected[list(group)] += 2 * (len(group) - 1) / len(group) * 4 * ELEMENTS
     found = traffic(EXCHANGES[exchange], (3, 2))
+    assert all(one.sent_bytes > 0 for one in found.collectives)
     assert found.sent_bytes == pytest.approx(expected.tolist())
     if any(one.senders for one in found.collectives):
         console = rich.console.Console(width=200, record=True, file=io.StringIO())
@@ -122,8 +124,20 @@ def test_find_collectives_counts_scans_and_rejects_while_loops():
     def scanned(x):
         return lax.scan(lambda c, _: (lax.pcast(lax.psum(c, AXES), AXES, to="varying"), None), x, None, length=5)[0]
 
+    def twice(x):
+        return lax.scan(lambda c, _: (scanned(scanned(c)), None), x, None, length=3)[0]
+
+    def branches(x):
+        return lax.cond(x[0] > 0, scanned, lambda x: lax.ppermute(x, "horizontal", [(1, 0), (3, 3)]), x)
+
     def looped(x):
         return lax.while_loop(lambda c: c[0] < 3, lambda c: lax.pcast(lax.psum(c, AXES), AXES, to="varying"), x)
+
+    def scan_in_loop(x):
+        return lax.while_loop(lambda c: c[0] < 3, scanned, x)
+
+    def counted_without_messages(x):
+        return scanned(lax.while_loop(lambda c: c[0] < 3, lambda c: c + 1, x))
 
     def traced(function):
         mapped = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(AXES), out_specs=PartitionSpec(AXES))
@@ -132,8 +146,15 @@ def test_find_collectives_counts_scans_and_rejects_while_loops():
     assert collectives.find_collectives(traced(scanned), dict(mesh.shape)) == [
         collectives.Collective("all-reduce", AXES, 4, "float32", 8, 5)
     ]
-    with pytest.raises(ConfigError, match="all-reduce in a while loop: the number of iterations is unknown"):
-        collectives.find_collectives(traced(looped), dict(mesh.shape))
+    all_reduces = collectives.Collective("all-reduce", AXES, 4, "float32", 8, 5)
+    assert collectives.find_collectives(traced(counted_without_messages), dict(mesh.shape)) == [all_reduces]
+    assert collectives.find_collectives(traced(twice), dict(mesh.shape)) == [dataclasses.replace(all_reduces, count=30)]
+    permute = collectives.Collective("collective-permute", ("horizontal",), 4, "float32", 8, 1, (1,))
+    assert set(collectives.find_collectives(traced(branches), dict(mesh.shape))) == {all_reduces, permute}
+    assert collectives.primitives(traced(branches)) >= {"scan", "cond", "psum_invariant", "ppermute"}
+    for function in (looped, scan_in_loop, lambda x: lax.scan(lambda c, _: (scan_in_loop(c), None), x, None, length=2)[0]):
+        with pytest.raises(ConfigError, match="all-reduce in a while loop: the number of iterations is unknown"):
+            collectives.find_collectives(traced(function), dict(mesh.shape))
 
 
 CONFIG = Config(

@@ -78,9 +78,12 @@ def test_reduced_shards_are_the_shards_of_the_sum(mesh_shape, bucket_bytes):
         np.testing.assert_array_equal(np.asarray(ours).ravel()[: values[0].size], values.sum(0).ravel())
 
 
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1), [6, 2, 4, 0, 1, 5, 3], [2, 0], [5, 6]], ids=str)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_sums_of_squares_along_rows_equal_float64(dtype):
-    mesh, whole = make_mesh(2, 4), [tensor.astype(dtype) for tensor in tensors() if tensor.size]
+def test_sums_of_squares_along_rows_equal_float64(dtype, order):
+    """Of vectors and of tensors with more dimensions, in any order."""
+    filled = [tensor.astype(dtype) for tensor in tensors() if tensor.size]
+    mesh, whole = make_mesh(2, 4), filled[order] if isinstance(order, slice) else [filled[place] for place in order]
 
     def squares(whole):
         shards = jax.tree.map(own_shard, whole)
