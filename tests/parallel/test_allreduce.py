@@ -1,5 +1,6 @@
 """Every strategy against the mean in float64, on every mesh of eight devices, for tensors of many shapes."""
 
+import contextlib
 import dataclasses
 import hashlib
 from functools import partial
@@ -13,11 +14,13 @@ from helpers.strategies import set_stages
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxdp.config import Reduce
 from jaxdp.errors import ConfigError
-from jaxdp.parallel import allreduce
-from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel import allreduce, collectives
+from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import own_shard
 from jaxdp.strategies import STRATEGIES
+from jaxdp.xla.hlo import read_schedule
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
 # Buckets: all in one, two of the first three, the matrix alone, the same, and each alone.
@@ -143,9 +146,73 @@ def test_leaf_buckets_wire_dtype_determines_size_and_dtypes_are_separate():
         ("torus", {"bucket_bytes": "64"}, "bucket_bytes='64': must be positive"),
     ],
 )
-def test_all_reduce_mean_invalid_argument_raises_config_error(strategy, options, message):
+@pytest.mark.parametrize("reduce", [allreduce.all_reduce_mean, allreduce.pack_buckets])
+def test_all_reduce_mean_invalid_argument_raises_config_error(reduce, strategy, options, message):
     with pytest.raises(ConfigError, match=message):
-        allreduce.all_reduce_mean({}, strategy, **options)
+        reduce({}, strategy, **options)
+
+
+@pytest.mark.parametrize(("mesh_shape", "allowed"), [((2, 32), True), ((2, 33), False), ((33, 2), False), ((1, 65), False)])
+def test_strategy_is_refused_on_more_devices_than_it_supports(mesh_shape, allowed):
+    mapped = jax.shard_map(
+        lambda x: allreduce.all_reduce_sum(x, "parameter_server"),
+        mesh=abstract_mesh(*mesh_shape),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    devices = mesh_shape[0] * mesh_shape[1]
+    refused = pytest.raises(ConfigError, match=f"cannot run on {devices} devices: parameter_server supports at most 64")
+    with contextlib.nullcontext() if allowed else refused:
+        jax.eval_shape(mapped, jnp.zeros(3))
+
+
+@pytest.mark.parametrize("axes", [(), (HORIZONTAL,), (VERTICAL,), AXES], ids=str)
+def test_values_equal_along_an_axis_are_refused_until_they_are_marked(axes):
+    """Where JAX tracks along which axes the devices may differ."""
+
+    def per_device(x, mark):
+        tree = {"x": mark(x), "y": lax.pcast(jnp.zeros(2), AXES, to="varying")}
+        assert all(jax.typeof(leaf).manual_axis_type.varying == set(AXES) for leaf in allreduce.varying(tree).values())
+        return allreduce.all_reduce_sum(tree)["x"]
+
+    def total(mark):
+        specs = {"in_specs": PartitionSpec(axes), "out_specs": PartitionSpec(), "check_vma": True}
+        mapped = jax.shard_map(partial(per_device, mark=mark), mesh=make_mesh(2, 4), **specs)
+        return jax.jit(mapped)(np.arange(8.0, dtype=np.float32)).sum()
+
+    assert total(allreduce.varying) == 28 * 8 / np.prod([{HORIZONTAL: 4, VERTICAL: 2}[axis] for axis in axes])
+    with contextlib.nullcontext() if axes == AXES else pytest.raises(ConfigError, match="that is equal on all devices"):
+        total(lambda x: x)
+
+
+def test_wire_dtype_is_that_of_the_config():
+    assert allreduce.wire_dtype_of(Reduce()) is None
+    assert {allreduce.wire_dtype_of(Reduce(wire_dtype=name)) for name in ("bfloat16", "float16")} == {
+        *(jnp.dtype(name) for name in ("bfloat16", "float16"))
+    }
+
+
+def test_hierarchical_all_reduces_are_not_merged():
+    """The one along the rows is done before the one along the columns begins."""
+    mapped = jax.shard_map(
+        lambda x: allreduce.all_reduce_sum(x[0], "hierarchical"),
+        mesh=make_mesh(2, 4),
+        in_specs=PartitionSpec(AXES),
+        out_specs=PartitionSpec(),
+    )
+    traced = jax.jit(mapped).trace(jnp.zeros((8, 5)))
+    assert "optimization_barrier" in collectives.primitives(traced.jaxpr)
+    found = read_schedule(traced.lower().compile().as_text(), 8).collectives
+    assert [(one.operation, len(one.groups)) for one in found] == [("all-reduce", 2), ("all-reduce", 4)]
+
+
+def test_reduced_buckets_are_given_to_audits_with_their_tree():
+    tree, sent = {"a": jnp.zeros(3), "b": jnp.zeros(2)}, []
+    specs = {"mesh": make_mesh(1, 1), "in_specs": PartitionSpec(), "out_specs": PartitionSpec(), "check_vma": False}
+    jax.eval_shape(jax.shard_map(partial(allreduce.reduce_tree, strategy=allreduce.psum, sent=sent), **specs), tree)
+    ((given, (bucket,)),) = sent
+    assert (set(given), bucket.indices, bucket.contribution.size) == ({"a", "b"}, [0, 1], 5)
 
 
 NO_FLOAT_ARRAYS = {

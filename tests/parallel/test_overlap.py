@@ -13,7 +13,7 @@ from jaxdp import models, register_model
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.allreduce import Overlap
-from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.mesh import AXES, HORIZONTAL, make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training.step_compiler import trace_train_step
@@ -60,6 +60,24 @@ def test_overlap_wire_dtype_applies_to_messages_only():
     assert {leaf.dtype for leaf in jax.tree.leaves(sums)} == {np.dtype(np.float32)}
     actual, contributed = sums["one"]["w"], inputs["one"]["w"].astype(np.float64).sum(0)
     assert 1e-5 < np.abs(actual - contributed).max() < 0.1
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_overlap_of_a_gradient_that_is_there_sends_its_segments_from_the_last_to_the_first(sharded):
+    """In the same messages; audits get them too. Each device has the sum, or its quarter of it."""
+    sent, gradient = ["earlier"], {name: jnp.arange(8.0) * place for place, name in enumerate("abcd", 1)}
+    segments = [("a",), ("b", "c"), ("d",)]
+
+    def reduce(x):
+        overlap = Overlap("torus", wire_dtype=None, bucket_bytes=1, sharded=sharded, sent=sent)
+        return overlap.reduce(jax.tree.map(lambda leaf: leaf * x[0], gradient), iter(segments))
+
+    specs = {"in_specs": PartitionSpec(AXES), "out_specs": PartitionSpec(HORIZONTAL if sharded else None), "check_vma": False}
+    sums = jax.jit(jax.shard_map(reduce, mesh=make_mesh(2, 4), **specs))(jnp.arange(8.0))
+    jax.tree.map(np.testing.assert_array_equal, sums, jax.tree.map(lambda leaf: 28 * leaf, gradient))
+    assert sent.pop(0) == "earlier"
+    assert [tuple(tree) for tree, _ in sent] == segments[::-1]
+    assert [len(buckets) for _, buckets in sent] == [1, 2, 1]
 
 
 RESNET = Model(depth=6, width=2, stem="small", classes=5)

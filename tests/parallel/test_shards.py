@@ -62,6 +62,16 @@ def test_gathered_tensors_travel_in_the_dtype_in_which_they_are_returned():
     assert [(one.shape, one.dtype) for one in jax.eval_shape(mapped, shards)] == [(one.shape, one.dtype) for one in whole]
 
 
+@pytest.mark.parametrize(("options", "copies"), [({}, 0), ({"in_one_copy": True}, 1)], ids=["apart", "in one copy"])
+def test_parts_of_a_bucket_are_copied_apart_or_at_once(options, copies):
+    """A tensor alone in its bucket has nothing to be joined with."""
+    mesh, shards = abstract_mesh(1, 4), [jnp.zeros(2), jnp.zeros(1), jnp.zeros(20_000)]
+    whole = [jax.ShapeDtypeStruct((4 * shard.size,), jnp.float32) for shard in shards]
+    gather = partial(allreduce.gather_tensors, tensors=whole, strategy="torus", **options)
+    mapped = jax.shard_map(gather, mesh=mesh, in_specs=(EVERYWHERE,), out_specs=EVERYWHERE, check_vma=False)
+    assert str(jax.make_jaxpr(mapped)(shards)).count("optimization_barrier") == copies
+
+
 @pytest.mark.parametrize(("mesh_shape", "bucket_bytes"), [((2, 4), 64), ((1, 8), None), ((8, 1), 64)])
 def test_reduced_shards_are_the_shards_of_the_sum(mesh_shape, bucket_bytes):
     """Integers, so that the sum of NumPy is exact."""
