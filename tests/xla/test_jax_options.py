@@ -24,7 +24,7 @@ from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.records import read_log
 from jaxdp.training.step_compiler import mesh_of, trace_train_step
-from jaxdp.xla.jax_options import OWN, own_options, set_aside
+from jaxdp.xla.jax_options import OWN, REFUSED, check, describe, own_options, set_aside
 
 pytestmark = pytest.mark.usefixtures("own_programs")
 
@@ -167,6 +167,28 @@ def test_own_options_hold_in_a_decorated_function_and_are_undone_after_an_error(
         with pytest.raises(RuntimeError):
             dtype_and_fail()
         assert jax.numpy.ones(()).dtype == np.float64
+
+
+def test_every_option_without_a_context_manager_is_refused_unless_it_has_the_default_of_jax():
+    changed = {"jax_random_seed_offset": 3, "jax_disable_most_optimizations": True}
+    changed |= {f"jax_error_checking_behavior_{kind}": "raise" for kind in ("nan", "divide", "oob")}
+    assert changed.keys() == REFUSED.keys()
+    check()
+    for name, value in changed.items():
+        default = jax.config.values[name]
+        with set_globally({name: value}), pytest.raises(ConfigError, match=rf"{name}=.*use {default!r}, JAX's default"):
+            check()
+
+
+def test_own_options_are_set_inside_alone_and_yield_those_that_they_set_aside():
+    with set_for_this_thread(others()):
+        with own_options() as without_effect:
+            assert without_effect == others()
+            assert set_aside() == {}
+            assert {name: jax.config.values[name] for name in OWN} == OWN
+        assert set_aside() == others()
+    described = describe({"jax_enable_x64": True, "jax_debug_nans": False})
+    assert described.endswith("no effect on a run: jax_enable_x64=True, jax_debug_nans=False")
 
 
 def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(tiny, tmp_path):
