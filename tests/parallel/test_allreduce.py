@@ -186,6 +186,12 @@ def test_values_equal_along_an_axis_are_refused_until_they_are_marked(axes):
         total(lambda x: x)
 
 
+def test_jax_verifies_the_strategies_of_psums_along_axes_alone():
+    verified = {name for name in STRATEGIES if allreduce.check_vma(name)}
+    assert verified == {"psum", "hierarchical", "torus"}
+    assert not any(allreduce.check_vma(other) for other in (allreduce.psum, "no_strategy", None))
+
+
 def test_wire_dtype_is_that_of_the_config():
     assert allreduce.wire_dtype_of(Reduce()) is None
     assert {allreduce.wire_dtype_of(Reduce(wire_dtype=name)) for name in ("bfloat16", "float16")} == {

@@ -1,5 +1,6 @@
 """Timing of reductions: alternation, exact inputs."""
 
+import math
 from types import SimpleNamespace
 
 import jax
@@ -95,6 +96,10 @@ def test_reduction_repetitions_stay_in_the_loop():
     reduction = timing.Reduction(make_mesh(2, 4), jnp.zeros(1000), "psum", repetitions=3)
     body = next(part for part in reduction.compiled.as_text().split("\n\n") if "all-reduce" in part)
     assert "ENTRY" not in body  # not hoisted out of the loop
+
+
+def test_period_of_the_inputs_is_a_prime():
+    assert all(timing.PERIOD % factor for factor in range(2, 1 + math.isqrt(timing.PERIOD)))
 
 
 @pytest.mark.parametrize("devices", [2, 3, 12, 51, 256, 300])
