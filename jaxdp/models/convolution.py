@@ -43,7 +43,7 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: s
     if method == "by_platform":
         product, direct = (partial(convolve, stride=stride, method=form) for form in ("product", "direct"))
         return lax.platform_dependent(images, kernel, cpu=product, default=direct)
-    size = kernel.shape[0]
+    size = len(kernel)
     if method == "product":
         if size == 1:
             return _product(images[:, ::stride, ::stride, :], kernel[0, 0])
@@ -83,7 +83,7 @@ def _used_taps(size: int, stride: int, *, out: int, inside: int) -> list[int]:
 
 def _small_map(images: jax.Array, kernel: jax.Array, stride: int, *, out_shape: tuple[int, int]) -> jax.Array:
     """Patches times kernel, without the taps that only ever see padding."""
-    size, pad = kernel.shape[0], kernel.shape[0] // 2
+    size, pad = len(kernel), len(kernel) // 2
     height, width = out_shape
     rows = _used_taps(size, stride, out=height, inside=images.shape[1])
     columns = _used_taps(size, stride, out=width, inside=images.shape[2])
@@ -93,7 +93,7 @@ def _small_map(images: jax.Array, kernel: jax.Array, stride: int, *, out_shape: 
     return _product(jnp.concatenate(patches, axis=-1), used.reshape(-1, kernel.shape[-1]))
 
 
-def max_pool(images: jax.Array, stride: int = 2, *, custom_vjp: bool = True) -> jax.Array:
+def max_pool(images: jax.Array, stride: int = 2, *, custom_vjp: bool) -> jax.Array:
     """3x3 maximum with padding 1: [B, H, W, C] to [B, ceil(H / stride), ceil(W / stride), C].
 
     The gradient goes to the first maximum of a window. custom_vjp: False leaves the gradient to JAX.
@@ -171,7 +171,7 @@ def _max_pool_backward(stride: int, residuals: tuple[jax.Array, jax.Array], cota
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-def blur(images: jax.Array, stride: int = 1, *, padding: Padding = "constant") -> jax.Array:
+def blur(images: jax.Array, stride: int, *, padding: Padding = "constant") -> jax.Array:
     """Convolve every channel with [1 2 1] x [1 2 1] / 16: [B, H, W, C] to [B, ceil(H / stride), ceil(W / stride), C].
 
     padding: of one pixel on every side, with zeros or the pixel beside the edge. Computed in float32.

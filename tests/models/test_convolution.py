@@ -11,6 +11,7 @@ import pytest
 from jaxdp.config import BlurPool
 from jaxdp.models import convolution
 from jaxdp.models.convolution import average_pool, blur, convolve, max_pool
+from jaxdp.parallel.forward_dtypes import inner_jaxprs
 
 FORMS = get_args(BlurPool)
 SHAPES = [(1, 1), (2, 2), (3, 4), (1, 6), (8, 9)]
@@ -55,6 +56,51 @@ def test_convolve_equals_scipy_in_float64():
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+def jaxpr_equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in inner_jaxprs(equation):
+            yield from jaxpr_equations(inner)
+
+
+def operands_of_products(function, *shapes):
+    """The shapes of both operands of every matrix product of a function; [] if it computes a convolution."""
+    jaxpr = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    found = [[tuple(v.aval.shape) for v in e.invars] for e in jaxpr_equations(jaxpr.jaxpr) if e.primitive.name == "dot_general"]
+    assert bool(found) != ("conv_general_dilated" in str(jaxpr))
+    return found
+
+
+# Kernel, side of an image, stride -> rows or columns of the kernel that reach a pixel; the direct form has no product.
+@pytest.mark.parametrize(
+    ("size", "shape", "stride", "taps"),
+    [
+        *((1, (9, 6), stride, (1, 1)) for stride in (1, 2)),
+        (3, (1, 2), 1, (1, 3)),
+        (3, (1, 2), 2, (1, 2)),
+        (3, (3, 1), 2, (3, 1)),
+        (3, (4, 4), 1, (3, 3)),
+        (3, (8, 7), 2, (3, 3)),
+        *((3, shape, 1, None) for shape in ((5, 1), (1, 5))),
+        (3, (9, 8), 2, None),
+        (5, (4, 4), 1, None),
+    ],
+)
+def test_products_are_of_1x1_kernels_and_of_maps_of_up_to_4x4_without_taps_of_padding(size, shape, stride, taps):
+    found = operands_of_products(partial(convolve, stride=stride, method="product"), (2, *shape, 6), (size, size, 6, 5))
+    positions = 2 * np.prod([-(-n // stride) for n in shape])
+    assert found == ([] if taps is None else [[(positions, 6 * np.prod(taps)), (6 * np.prod(taps), 5)]])
+
+
+@pytest.mark.parametrize("features", [5, 6, 7])
+def test_weight_gradient_of_a_product_has_the_smaller_matrix_on_the_left(features):
+    def gradient(images, kernel, cotangent):
+        return jax.vjp(partial(convolve, method="product"), images, kernel)[1](cotangent)[1]
+
+    (_, (left, _)) = operands_of_products(gradient, (2, 3, 4, 6), (1, 1, 6, features), (2, 3, 4, features))[-2:]
+    assert left == (min(features, 6), 24)
+
+
 def test_convolve_by_platform_is_the_product_on_a_cpu_only():
     images, kernel = np.ones((2, 8, 8, 3), np.float32), np.ones((1, 1, 3, 4), np.float32)
     traced = jax.jit(partial(convolve, stride=2, method="by_platform")).trace(images, kernel)
@@ -83,6 +129,8 @@ def test_max_pool_custom_vjp_equals_the_one_that_jax_derives(shape, dtype, strid
     for a, b in zip(*results, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+    kept = jax.eval_shape(lambda x: jax.vjp(partial(max_pool, stride=stride, custom_vjp=True), x)[1], images)
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept)) == cotangent.size  # a byte of each window
 
 
 @pytest.mark.parametrize("padding", ["constant", "reflect"])
