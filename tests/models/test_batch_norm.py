@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxdp import models
 from jaxdp.config import Model
 from jaxdp.models import resnet
-from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneValue, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import bn_relu, centered_bn_relu, fused_bn_relu, relu_by_sqrt
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
@@ -153,6 +153,34 @@ def test_derivative_of_the_relu_is_zero_at_zero(case, convolution):
     shortcut = None if shortcut is None else jnp.zeros_like(shortcut)
     value, gradient = value_and_gradient(partial(jaxdp_bn_relu, convolution=convolution), terms, shortcut, cotangent)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves((value, gradient)))
+
+
+# The separate masks of one term and of the written output, and the barriers that keep XLA from computing them twice.
+@pytest.mark.parametrize(
+    ("case", "convolution", "expected"),
+    [
+        ("separate", "direct", {"sign", "optimization_barrier"}),
+        ("separate", "product", set()),
+        ("two separate", "direct", {"optimization_barrier"}),
+        ("two separate", "product", {"sqrt", "optimization_barrier"}),
+    ],
+)
+def test_program_of_a_relu_is_that_of_its_platform(case, convolution, expected):
+    terms, shortcut, cotangent = narrow(random_case(*CASES[case]))
+    function = partial(jaxdp_bn_relu, convolution=convolution)
+    jaxpr = jax.make_jaxpr(lambda terms: jax.vjp(lambda terms: function(terms, shortcut), terms)[1](cotangent))(terms).jaxpr
+    assert {e.primitive.name for e in jaxpr_equations(jaxpr)} & {"sign", "sqrt", "optimization_barrier"} == expected
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=str)
+def test_one_value_of_each_channel_names_the_field(shape):
+    layer, x = resnet.BatchNorm(train=True), jnp.ones((*shape, 4))
+    variables = layer.init(jax.random.key(0), x)
+    if x.size > 4:
+        layer.apply(variables, x, mutable=["batch_stats"])
+        return
+    with pytest.raises(OneValue, match=r"^per_worker_batch=1: .* has one value of each channel"):
+        layer.apply(variables, x, mutable=["batch_stats"])
 
 
 def test_relu_by_sqrt_equals_relu_bitwise():
@@ -332,19 +360,26 @@ def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
 def test_fewer_rows_than_channels_are_not_folded(monkeypatch):
     """With two images of 1x1 the variance would be the rounding of the covariance."""
     monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1, 1))
-    model = models.create(Model(depth=50, width=8, classes=5, batch_norm="folded"))
+    config = {"depth": 50, "width": 8, "classes": 5, "batch_norm": "folded"}
+    model = models.create(Model(**config))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
 
-    def folded_convolutions(batch):
-        images = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32)
-        jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=True))(params, stats, images).jaxpr
-        return sum(
+    centered = []
+    monkeypatch.setattr(resnet, "centered_bn_relu", lambda *given: centered.append(given) or centered_bn_relu(*given))
+
+    def folded_convolutions(batch, **options):
+        centered.clear()
+        images, model = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32), models.create(Model(**config, **options))
+        apply = partial(model.apply, train=True, key=jax.random.key(0))
+        jaxpr = jax.make_jaxpr(apply)(params, stats, images).jaxpr
+        return len(centered), sum(
             eqn.primitive.name == "dot_general" and eqn.outvars[0].aval.shape[:1] == eqn.outvars[0].aval.shape[1:]
             for eqn in jaxpr_equations(jaxpr)
         )
 
-    assert folded_convolutions(128) == 9  # 5 last convolutions and 4 shortcuts
-    assert folded_convolutions(2) == 5  # of the stages whose maps have as many rows
+    assert folded_convolutions(128) == (5, 9)  # 5 last convolutions, behind a centered ReLU, and 4 shortcuts
+    assert folded_convolutions(2) == (3, 5)  # of the stages whose maps have as many rows
+    assert folded_convolutions(128, drop_path=0.5) == (1, 5)  # the first block's, whose branch has no factor
 
 
 def test_products_in_float32_state_their_precision():

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,13 +32,14 @@ from helpers.step import (
     step_config,
     with_parts,
 )
+from jax.sharding import PartitionSpec
 
 from jaxdp import models, register_model
 from jaxdp.config import Model, Phase
 from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
 from jaxdp.losses import cross_entropy
-from jaxdp.parallel.mesh import make_mesh
+from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.training.state import create_state
 from jaxdp.training.step import make_train_step
 
@@ -184,6 +186,50 @@ def test_dropout_draws_anew_for_another_key_and_evaluation_drops_nothing(name):
         jax.jit(lambda one=one: one.apply(params, stats, images, train=False)[0])() for one in (model, plain)
     )
     np.testing.assert_array_equal(evaluated, expected)
+
+
+class LinenNorm(nn.Module):
+    axis_name: tuple | None = None
+
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.BatchNorm(use_running_average=not train, axis_name=self.axis_name)(x).mean((1, 2))[:, :2]
+
+
+class NnxNorm(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(x).mean((1, 2))[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("build", "norm", "workers"),
+    [
+        (lambda config: LinenNorm(), "per_worker", 8),
+        (lambda config: LinenNorm(), "synchronized", 1),
+        (lambda config: LinenNorm(AXES), "per_worker", 1),  # the layer's own axes
+        (lambda config, rngs: NnxNorm(rngs), "per_worker", 8),
+        (lambda config, rngs: NnxNorm(rngs), "synchronized", 1),
+    ],
+    ids=["linen", "linen synchronized", "linen axes", "nnx", "nnx synchronized"],
+)
+def test_moments_are_those_of_the_images_of_a_worker_by_numpy(build, norm, workers):
+    """A worker is a device, or all devices in both dimensions of the mesh."""
+    register_model("norm", build)
+    model = models.create(Model(name="norm", classes=2, norm=norm))
+    images = np.random.default_rng(0).normal(2, 3, (16, 5, 4, 3)).astype(np.float32)
+    params, stats = model.init(jax.random.key(0), (5, 4, 3))
+
+    def moments(images):
+        return [leaf[None] for leaf in jax.tree.leaves(model.apply(params, stats, images, train=True)[1])]
+
+    rows = PartitionSpec(AXES)
+    found = jax.jit(jax.shard_map(moments, mesh=make_mesh(2, 4), in_specs=rows, out_specs=rows, check_vma=False))(images)
+    values = images.astype(np.float64).reshape(workers, -1, 3)
+    for ours, expected in zip(found, (values.mean(1), (values**2).mean(1)), strict=True):
+        np.testing.assert_allclose(ours, np.broadcast_to(expected, (8, 3)), rtol=1e-5)
 
 
 class TwoDropouts(nnx.Module):

@@ -15,7 +15,8 @@ from jaxdp.config import Config, Finetune, Model
 from jaxdp.errors import ConfigError
 from jaxdp.models import resnet
 from jaxdp.models.convolution import CONVOLUTIONS
-from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm, ResNet
+from jaxdp.models.folded_batch_norm import Projection
+from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm, Conv, ResNet
 from jaxdp.models.summary import check_image_size, fewest_values, summary
 
 
@@ -48,6 +49,7 @@ def test_classifier_starts_from_the_frequency_of_its_classes():
         ("stem", "deeper", "did you mean deep"),
         ("classes", 0, "must be at least 1"),
         ("momentum", 1.5, "must be from 0 to 1"),
+        ("drop_path", -0.5, "must be from 0 to 1"),
     ],
 )
 def test_module_with_a_value_that_it_does_not_know_is_refused(field, value, message):
@@ -55,14 +57,24 @@ def test_module_with_a_value_that_it_does_not_know_is_refused(field, value, mess
         models.ResNet(**{"depth": 18, "classes": 6} | {field: value})
 
 
-def test_module_updates_running_statistics_as_flax_does():
+def test_module_takes_its_bounds_and_has_the_defaults_of_the_config():
+    for bound in (0, 1):
+        models.ResNet(depth=18, classes=1, width=1, momentum=bound, drop_path=bound)
+    ours = models.create(Model(depth=18, classes=6)).module
+    assert models.ResNet(depth=18, classes=6) == ours.clone(draws=True, convolution=None, momentum=0.9)  # as of PyTorch
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.8}], ids=str)
+def test_module_updates_running_statistics_as_flax_does(options):
+    """By default with the momentum of PyTorch, which Flax writes as 0.9."""
     images = jnp.asarray(np.random.default_rng(1).normal(2, 3, (8, 6, 6, 4)), jnp.float32)
     variables = {
         "params": {"scale": jnp.ones(4), "bias": jnp.zeros(4)},
         "batch_stats": {"mean": jnp.ones(4), "var": jnp.ones(4)},
     }
-    _, ours = BatchNorm(train=True, momentum=0.8).apply(variables, images, mutable=["batch_stats"])
-    _, expected = nn.BatchNorm(use_running_average=False, momentum=0.8).apply(variables, images, mutable=["batch_stats"])
+    _, ours = BatchNorm(train=True, **options).apply(variables, images, mutable=["batch_stats"])
+    peer = nn.BatchNorm(use_running_average=False, **{"momentum": 0.9} | options)
+    _, expected = peer.apply(variables, images, mutable=["batch_stats"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, expected)
 
 
@@ -247,6 +259,44 @@ def test_network_that_takes_images_of_one_size_alone_refuses_others():
     check_image_size(Model(name="products", classes=6), 9, trained=5, field="x")
     with pytest.raises(ConfigError, match=r"^x=4: .*products cannot take images .* \(5\): .*; omit it"):
         check_image_size(Model(name="products", classes=6), 4, trained=5, field="x")
+
+
+@pytest.mark.parametrize(
+    ("train", "custom_vjp", "form", "products", "has_own_gradients"),
+    [
+        (True, True, "direct", 1, True),
+        (True, False, "direct", 1, False),
+        (False, True, "direct", 1, False),  # whose statistics do not depend on the batch
+        (False, False, "product", 2, True),  # of products
+        (False, False, None, 2, True),  # this host's CPU
+    ],
+)
+def test_program_has_the_form_and_the_gradients_of_its_arguments(train, custom_vjp, form, products, has_own_gradients):
+    """The products are the classifier and the 1x1 convolution of a shortcut."""
+    net, images = ResNet(TWO_BLOCKS, 5, 4, "small", convolution=form, custom_vjp=custom_vjp), jnp.ones((2, 10, 12, 3))
+    variables = jax.eval_shape(lambda: net.init(jax.random.key(0), images, train=False))
+    program = str(jax.make_jaxpr(lambda v: net.apply(v, images, train=train, mutable=["batch_stats"]))(variables))
+    assert program.count("= dot_general[") == products
+    assert ("custom_vjp_call" in program) == has_own_gradients
+
+
+@pytest.mark.parametrize(
+    ("stride", "shape", "features", "folds"),
+    [
+        (1, (1, 3, 4, 12), 13, True),
+        (1, (1, 3, 4, 12), 12, False),  # no more features than channels
+        (1, (1, 3, 4, 13), 14, False),  # fewer rows than channels
+        (2, (2, 4, 6, 12), 13, True),
+        (2, (2, 4, 6, 13), 14, False),
+        (1, (1, 32, 16, 512), 513, True),
+        (1, (1, 32, 17, 513), 514, False),  # too many channels
+    ],
+)
+def test_convolution_folds_from_few_channels_to_more_with_at_least_as_many_rows(stride, shape, features, folds):
+    for size, asked in ((1, True), (1, False), (3, True)):
+        conv = Conv(features, size, stride, folds=asked)
+        found, _ = jax.eval_shape(lambda x, conv=conv: conv.init_with_output(jax.random.key(0), x), jnp.zeros(shape))
+        assert isinstance(found, Projection) == (folds and asked and size == 1)
 
 
 @pytest.mark.parametrize(
