@@ -23,11 +23,7 @@ MASKS: dict[str, Callable[[Any], Any]] = {
 
 
 def scale_by_lars_ratio(
-    *,
-    weight_decay: float = 1e-4,
-    trust_coefficient: float = 0.001,
-    eps: float = 1e-6,
-    mask: Any = is_matrix_or_larger,
+    *, weight_decay: float, trust_coefficient: float, eps: float, mask: Any
 ) -> optax.GradientTransformation:
     """g -> t * (g + decay * w) with a trust ratio t per tensor; tensors outside the mask are unchanged.
 

@@ -2,25 +2,30 @@
 
 import argparse
 import gzip
+import hashlib
 import io
 import json
+import pickle
 import re
 import tarfile
 import zipfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import torch_layout
 from helpers.saved_run import STEPS, save_run
+from safetensors.flax import save_file as flax_save_file
 from safetensors.numpy import load_file, save_file
 
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
+from jaxdp.config import Model
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
-from jaxdp.models import weights
+from jaxdp.models import preprocessing, weights
 from jaxdp.models.torch_weights import to_torch_layout, torch_name
 
 pytestmark = pytest.mark.usefixtures("two_blocks")
@@ -75,7 +80,12 @@ def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet,
         ({}, ["--stem", "small"], "--stem='small': .* has stem 'imagenet'"),
         ({"fc.bias": None}, [], "no classifier bias"),
         ({"layer2.0.bn1.weight": None}, [], "1 missing tensor 'layer2.0.bn1.weight'"),
-        ({"n_averaged": np.array(3)}, [], "1 unexpected tensor 'n_averaged'"),
+        (
+            {"layer2.0.bn1.weight": None, "layer2.0.bn2.bias": None},
+            [],
+            "2 missing tensors, 'layer2.0.bn1.weight' first, for a ResNet-18; give a complete file",
+        ),
+        ({"n_averaged": np.array(3)}, [], "1 unexpected tensor 'n_averaged', .*; give a file of the network alone"),
         ({"layer3.0.conv1.weight": np.zeros(2, np.float32)}, [], r"stages of \(1, 1, 1\) basic blocks match no ResNet"),
         ({"bn1.bias": np.zeros(5, np.float32)}, [], r"bn1.bias has shape \(5,\), expected \(4,\)"),
         ({"conv1.weight": np.zeros((4, 3, 5, 5), np.float32)}, [], "unknown stem"),
@@ -138,6 +148,8 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 102469
         ("w.h5", b"\x89HDF\r\n\x1a\n", "it is an HDF5 file, as of Keras"),
         ("model-00001-of-00003.safetensors", b"", "it is one of 3 files: .*; join the files"),
         ("renamed.safetensors", zipped("archive/data.pkl"), "the file is a pickle"),
+        *((f"{protocol}.pkl", pickle.dumps([1], protocol), "the file is a pickle") for protocol in range(2, 6)),
+        *(("no.pkl", data, r"not a safetensors file \(") for data in (b"\x80\x01].", b"a\x02].", b"\x80\x06].")),
     ],
 )
 def test_read_of_another_format_is_rejected(tmp_path, name, content, message):
@@ -162,13 +174,65 @@ def test_the_networks_that_share_the_names_of_a_resnet_are_named(tmp_path, bottl
             weights.read(write(tmp_path / "w.safetensors", tensors, **changed))
 
 
+@pytest.mark.parametrize(
+    ("fields", "params", "naming", "notes", "words"),
+    [
+        ({}, ["fc_bias"], "jaxdp", (), "ResNet-18, 6 classes, with jaxdp's names"),
+        ({"width": 63}, ["fc_bias"], "torchvision", (), "ResNet-18, width 63, 6 classes, with torchvision's and timm's names"),
+        ({"stem": "small", "width": 65}, [], "jaxdp", ("a", "b"), "ResNet-18, width 65, small stem, with jaxdp's names, a, b"),
+    ],
+    ids=str,
+)
+def test_weights_describe_network_names_and_conversions(fields, params, naming, notes, words):
+    model = Model(depth=18, classes=6, **fields)
+    assert weights.Weights("w", model, dict.fromkeys(params), {}, naming, "", notes).describe() == words
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "'a'"), (10, "'i', 'j'"), (11, "'i', 'j' and 1 more"), (13, "'j' and 3 more")]
+)
+def test_first_ten_names_are_listed(count, words):
+    listed = weights.listed(reversed("abcdefghijklm"[:count]))
+    assert listed.startswith("'a'")
+    assert listed.endswith(words)
+
+
+def test_flag_of_a_field_sets_it():
+    given = {"blur_pool": "none", "squeeze_excitation": True}
+    assert [weights.flag_of(*one) for one in given.items()] == ["--model.blur-pool none", "--model.squeeze-excitation"]
+    assert weights.flag_of("squeeze_excitation", False) == "--model.no-squeeze-excitation"
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_16_bits_are_read_exactly_and_a_variance_may_be_zero(tmp_path, dtype):
+    tensors = {name: jnp.asarray(value, dtype) for name, value in torch_layout.random_tensors(1, *BASIC, **SIZES).items()}
+    tensors["bn1.running_var"] = jnp.zeros(4, dtype)
+    flax_save_file(tensors, tmp_path / "w.safetensors")
+    read = weights.read(tmp_path / "w.safetensors")
+    for name, value in weights.named_tensors(read.params, read.batch_stats).items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(to_torch_layout(value), np.asarray(tensors[torch_name(name)], np.float32))
+    assert read.notes == (UNSTATED,)
+
+
+def test_digest_is_of_sorted_names_shapes_and_values():
+    """By its definition, 16 digits of SHA-256."""
+    one, other = np.arange(6, dtype=np.float32), np.ones((2, 1), np.float32)
+    text = b"a (2, 1)\0" + other.tobytes() + b"b (6,)\0" + one.tobytes()
+    assert weights.digest_of({"b": one, "a": other}) == hashlib.sha256(text).hexdigest()[:16]
+
+
 def test_digest_depends_on_weights_only(tmp_path):
     tensors = torch_layout.random_tensors(1, *BASIC, **SIZES)
     file = write(tmp_path / "w.safetensors", tensors)
     main.main(["import", str(file), "--output", str(tmp_path / "ours.safetensors")])
+    with pytest.raises(ConfigError, match=r"ours\.safetensors"):
+        weights.import_file(file, tmp_path / "ours.safetensors")  # which exists
     save_file(dict(reversed(tensors.items())), tmp_path / "copy.safetensors", {"epoch": "3", "source": "elsewhere"})
     digest = weights.read(file).digest
     assert weights.read(tmp_path / "ours.safetensors").digest == weights.read(tmp_path / "copy.safetensors").digest == digest
+    metadata = preprocessing.metadata_of((tmp_path / "ours.safetensors").read_bytes())
+    assert (metadata.pop("source"), metadata.pop("source_digest"), [*metadata]) == ("w.safetensors", digest, ["model"])
     name = "layer2.0.bn2.running_mean"
     assert weights.read(write(tmp_path / "other.safetensors", tensors | {name: tensors[name] + 1e-6})).digest != digest
     doubles = {name: value.astype(np.float64) + 1e-9 for name, value in tensors.items()}

@@ -1,6 +1,7 @@
 """Construction of optimizers from their config."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -202,6 +203,19 @@ def test_updates_have_the_dtype_of_the_parameters_or_of_the_gradient_without_the
     updates, _ = rule.update(gradient, rule.init(params), params if given else None)
     assert updates["a"].dtype == (jnp.float16 if given else jnp.bfloat16)
     np.testing.assert_array_equal(np.asarray(updates["a"], np.float32), -1.0)
+
+
+@pytest.mark.parametrize(("name", "build"), [("lars", lars), ("lamb", lamb)])
+def test_default_hyperparameters_are_those_of_the_papers(name, build):
+    """Of LARS with the decay of a ResNet, and of LAMB. The gradients are as small as both epsilons."""
+    config = SimpleNamespace(weight_decay=1e-4, trust_coefficient=0.001, eps=1e-6, beta2=0.999)
+    random, params, rule = np.random.default_rng(0), {"a": jnp.full((2, 3), 1e-3)}, build(0.3)
+    state, velocity, weight = rule.init(params), 0.0, np.full((2, 3), 1e-3)
+    for _ in range(3):
+        gradient = 1e-6 * random.normal(size=(2, 3))
+        updates, state = rule.update({"a": jnp.asarray(gradient, jnp.float32)}, state, params)
+        expected, velocity = REFERENCES[name](config, 0.3, 0.9, weight=weight, gradient=gradient, velocity=velocity)
+        np.testing.assert_allclose(updates["a"], expected, rtol=1e-4)
 
 
 RULES = {  # of jaxdp.optim, and of a config
