@@ -18,6 +18,7 @@ from jaxdp.models.convolution import CONVOLUTIONS
 from jaxdp.models.folded_batch_norm import Projection
 from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm, Conv, ResNet
 from jaxdp.models.summary import check_image_size, fewest_values, summary
+from jaxdp.parallel.mesh import AXES
 
 
 def initialize(config, size=32, seed=0):
@@ -62,6 +63,8 @@ def test_module_takes_its_bounds_and_has_the_defaults_of_the_config():
         models.ResNet(depth=18, classes=1, width=1, momentum=bound, drop_path=bound)
     ours = models.create(Model(depth=18, classes=6)).module
     assert models.ResNet(depth=18, classes=6) == ours.clone(draws=True, convolution=None, momentum=0.9)  # as of PyTorch
+    for norm, axes in (("per_worker", ()), ("synchronized", AXES)):
+        assert models.create(Model(depth=18, classes=6, norm=norm)).module.axes == axes
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.8}], ids=str)
