@@ -97,8 +97,10 @@ def test_weight_gradient_of_a_product_has_the_smaller_matrix_on_the_left(feature
     def gradient(images, kernel, cotangent):
         return jax.vjp(partial(convolve, method="product"), images, kernel)[1](cotangent)[1]
 
-    (_, (left, _)) = operands_of_products(gradient, (2, 3, 4, 6), (1, 1, 6, features), (2, 3, 4, features))[-2:]
+    shapes = (2, 3, 4, 6), (1, 1, 6, features), (2, 3, 4, features)
+    (_, (left, _)) = operands_of_products(gradient, *shapes)[-2:]
     assert left == (min(features, 6), 24)
+    assert ("optimization_barrier" in str(jax.make_jaxpr(gradient)(*map(jnp.zeros, shapes)))) == (features < 6)
 
 
 def test_convolve_by_platform_is_the_product_on_a_cpu_only():
