@@ -1,4 +1,4 @@
-"""Callbacks: when they are called, what they can ask a run for, and what their errors do."""
+"""Callbacks: when `jaxdp.training.loop` calls them, what they can ask a run for, and what their errors do."""
 
 import dataclasses
 import json

@@ -1,4 +1,5 @@
-"""Resuming: an interrupted run equals an uninterrupted one bit by bit; what cannot be resumed is refused."""
+"""Resuming in `jaxdp.training.loop`: an interrupted run equals an uninterrupted one bit by bit; what cannot be resumed is
+refused."""
 
 import dataclasses
 import json
