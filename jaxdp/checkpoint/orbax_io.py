@@ -22,6 +22,7 @@ from jaxdp.checkpoint.manifest import (
     Manifest,
     UnreadableCheckpoint,
     part_folder,
+    state_files,
     verify_files,
 )
 from jaxdp.errors import first_line, plural
@@ -100,6 +101,12 @@ def _divide(arrays: Iterable[tuple[Sequence[int], Any]], parts: int) -> list[int
     return numbers
 
 
+def _part_of_each(manifest: Manifest) -> dict[str, int]:
+    """The part of each array of a checkpoint, by its path."""
+    numbers = _divide([(shape, dtype) for dtype, shape, _ in manifest.arrays.values()], manifest.parts)
+    return dict(zip(manifest.arrays, numbers, strict=True))
+
+
 def _name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
@@ -135,18 +142,24 @@ def verify_checkpoint(manifest: Manifest) -> None:
     Raises CorruptCheckpoint, and UnreadableCheckpoint if Orbax cannot read it.
     """
     verify_files(manifest)
-    depth = 1 if manifest.parts == 1 else 2  # see `part_folder`
-    folders = {"/".join(name.split("/")[:depth]) for name in manifest.files}
+    part_of = _part_of_each(manifest)
+    parts = sorted({*part_of.values()})
+    for name in (name for part in parts for name in state_files(manifest.path, part, manifest.parts)):
+        if name not in manifest.files:
+            raise CorruptCheckpoint(f"{manifest.path / name} is corrupt: {MANIFEST} does not name it")
     try:
-        trees = [_read_arrays((manifest.path / folder).absolute()) for folder in folders]
+        trees = [_read_arrays((manifest.path / part_folder(part, manifest.parts)).absolute()) for part in parts]
     except Exception as error:  # as in `load_state`
         reason = f"cannot be read although its checksums match: {first_line(error)}"
         raise UnreadableCheckpoint(f"{manifest.path / STATE} {reason}") from None
-    found = Counter(str(description) for tree in trees for description in describe_arrays(tree).values())
+    found = Counter(
+        (part, str(array)) for part, tree in zip(parts, trees, strict=True) for array in describe_arrays(tree).values()
+    )
     for name, description in manifest.arrays.items():
-        if not found[str(description)]:
+        array = part_of[name], str(description)
+        if not found[array]:
             raise CorruptCheckpoint(f"{manifest.path / STATE} is corrupt: the checksum of the array {name} does not match")
-        found[str(description)] -= 1
+        found[array] -= 1
     if extra := found.total():
         raise CorruptCheckpoint(
             f"{manifest.path / STATE} is corrupt: it holds {plural(extra, 'array')} that {MANIFEST} does not name"
@@ -186,8 +199,7 @@ def _restore(manifest: Manifest, abstract_state: Any) -> Any:
 
     if manifest.parts == 1:
         return abstract_state._replace(**read(0, read_fields)) if partial else read(0, abstract_state)
-    numbers = _divide([(shape, dtype) for dtype, shape, _ in manifest.arrays.values()], manifest.parts)
-    part_of, trees = dict(zip(manifest.arrays, numbers, strict=True)), defaultdict[int, dict[str, Any]](dict)
+    part_of, trees = _part_of_each(manifest), defaultdict[int, dict[str, Any]](dict)
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state):
         trees[part_of[jax.tree_util.keystr(path)]][_name(path)] = leaf
     arrays = {name: array for part, tree in trees.items() for name, array in read(part, tree).items()}

@@ -15,6 +15,7 @@ from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.checksums import describe_arrays
 from jaxdp.checkpoint.manifest import (
+    CheckpointError,
     CorruptCheckpoint,
     Manifest,
     UnreadableCheckpoint,
@@ -89,11 +90,19 @@ def test_fields_that_are_none_are_not_read_from_any_number_of_parts(tmp_path, pa
         with pytest.raises(CorruptCheckpoint, match=rf"the checksum of the array {re.escape(name)} does not match"):
             load_state(dataclasses.replace(manifest, arrays=changed), abstract)
         fewer = {other: description for other, description in manifest.arrays.items() if other != name}
-        with pytest.raises(CorruptCheckpoint, match=r"holds 1 array that manifest\.json does not name"):
+        one_more = r"holds 1 array that manifest\.json does not name"  # without which the others may be in other parts
+        with pytest.raises(CorruptCheckpoint, match=one_more if parts == 1 else f"{one_more}|does not match"):
             verify_checkpoint(dataclasses.replace(manifest, arrays=fewer))
     twice = manifest.arrays | {".params['d']": manifest.arrays[".params['a']"]}
     with pytest.raises(CorruptCheckpoint, match=r"the array .params\['[ad]'\] does not match"):
         verify_checkpoint(dataclasses.replace(manifest, arrays=twice))
+    for name in files:  # which an upload would leave out
+        fewer = {other: checksum for other, checksum in files.items() if other != name}
+        with pytest.raises(CorruptCheckpoint, match=rf"{re.escape(name)} is corrupt: manifest\.json does not name it"):
+            verify_checkpoint(dataclasses.replace(manifest, files=fewer))
+    for number in {1, 2, 3, 5, 10**6} - {parts}:
+        with pytest.raises(CheckpointError):
+            verify_checkpoint(dataclasses.replace(manifest, parts=number))
     with pytest.raises(CheckpointMismatch, match=r"holds float32 of shape .* but the run expects nothing"):
         load_state(manifest, State({"a": abstract.params["a"]}, None))
 
