@@ -61,8 +61,8 @@ def part_checksums(tree: Any) -> dict[str, str]:
 
 def minority(values: dict) -> list:
     """The keys whose value differs from the most common value; all keys if no value is held by more than half."""
-    common, count = next(iter(Counter(values.values()).most_common(1)), (None, 1))
-    return [key for key, value in values.items() if value != common or 2 * count <= len(values)]
+    counts = Counter(values.values())
+    return [key for key, value in values.items() if 2 * counts[value] <= len(values)]
 
 
 @dataclass

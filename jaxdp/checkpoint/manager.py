@@ -153,7 +153,7 @@ class CheckpointManager:
             raise self._rejection
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
         if self.group.is_rank0 and not self.is_saving:
             self._clean_up()
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -65,6 +67,22 @@ def test_diverged_devices_with_one_flipped_bit_returns_its_device():
     x = jax.make_array_from_single_device_arrays((3,), NamedSharding(mesh, PartitionSpec()), copies)
     tree = {"x": x, "y": replicate(mesh, **values)["y"]}
     assert diverged_devices(tree) == [mesh.devices.flat[6]]
+
+
+def test_copies_of_all_replicas_to_the_host_start_before_the_first_is_read():
+    events = []
+
+    class Data(SimpleNamespace):
+        def copy_to_host_async(self):
+            events.append("copy")
+
+        def __array__(self, *arguments, **options):
+            events.append("read")
+            return np.zeros(2, np.float32)
+
+    tree = [SimpleNamespace(addressable_shards=[SimpleNamespace(index=0, device=n, data=Data(itemsize=4))]) for n in range(2)]
+    assert diverged_devices(tree) == []
+    assert events == ["copy", "copy", "read", "read"]
 
 
 @pytest.mark.parametrize(("leaf", "column"), [(leaf, column) for leaf in range(2) for column in range(4)])
