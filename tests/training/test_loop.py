@@ -1,11 +1,13 @@
 """Complete runs on four virtual devices: log, schedule, result and errors."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,11 +15,13 @@ import pytest
 from helpers.runs import outcome, outcome_of_whole_run, read_records, train_shown
 from helpers.step import with_parts
 
-from jaxdp import Stopped, TrainingError, TrainResult, train
-from jaxdp.config import Config, Phase
+from jaxdp import Callback, Stopped, TrainingError, TrainResult, train
+from jaxdp.config import Config, Phase, Schedule
 from jaxdp.data import prefetch
 from jaxdp.data.sampler import sample_ids
 from jaxdp.data.sources import open_datasets
+from jaxdp.distributed import process_group
+from jaxdp.distributed.status import ProcessStatus
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.planning import make_plan
@@ -285,3 +289,59 @@ def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns
     with pytest.raises(Stopped, match=f"stopped by SIGTERM after the run in {tmp_path} had finished; the same command"):
         train_shown(tiny, tmp_path, screen=StopAtTheEnd())
     assert train_shown(tiny, tmp_path, screen=Quiet()).steps == 15
+
+
+def test_what_a_run_waits_for_is_announced_before_it_waits(tiny, tmp_path, monkeypatch):
+    """Two phases of two steps each, the second of which ends with an evaluation. Others read it if the run stops moving."""
+    events = []
+
+    def record(owner, name, event):
+        real = getattr(owner, name)
+
+        def recording(self, *arguments, **options):
+            events.append(event(*arguments, **options))
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, recording)
+
+    record(process_group.ProcessGroup, "barrier", lambda name: f"barrier: {name}")
+    record(ProcessStatus, "set_activity", lambda *arguments, **options: (*arguments, *options.values()))
+    record(ProcessStatus, "begin_iteration", lambda name: f"begin: {name}")
+    config = dataclasses.replace(tiny, batch=(Phase(8, 0.3), Phase(16)), epochs=0.9, schedule=Schedule(warmup_epochs=0.0))
+    train(with_parts(config, evaluation={"every_epochs": None}, checkpoint={"every_epochs": None}), tmp_path)
+
+    def load(step):
+        return [("load", step, "waiting for images"), ("step", step - 1, "waiting for the results of the previous step")]
+
+    def phase(number, first):
+        steps = [["begin: step", ("step", step, "starting the step"), *load(step + 1)] for step in (first, first + 1)]
+        begin = [("compile",), f"barrier: phase {number}", *load(first), f"barrier: the first step of phase {number}"]
+        return begin + steps[0] + steps[1]
+
+    restoring = ("load", "restoring the newest checkpoint, if there is one")
+    assert events[events.index(restoring) + 1 :] == [
+        ("compile",),  # of the state
+        *phase(0, 1),
+        ("save", 2, "waiting for the previous save"),
+        *phase(1, 3),
+        ("compile", 4, "waiting for the evaluation program"),
+        *[("evaluate",), "barrier: evaluation", *["begin: evaluate", ("evaluate", "a batch")] * 2],
+        ("evaluate", "writing the log"),
+        ("save", 4, "waiting for the previous save"),
+        ("finish", 4, "waiting for the last save"),
+        *[("finish", "writing the result"), ("finish",), ("outside",)],
+    ]
+
+
+def test_time_of_a_step_is_the_host_s_wait_for_it(tiny, tmp_path, monkeypatch):
+    """By a clock of the loop that goes on by one second whenever it is read: the start takes one, and then the results."""
+    seconds, times = itertools.count(), []
+
+    class Times(Callback):
+        def after_step(self, run, metrics):
+            times.append(run.step_times)
+            assert run.step_times[1] == run.progress.training_seconds
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    train(tiny, tmp_path, callbacks=[Times()])
+    assert [waited for waited, _ in times] == [2.0] * 15

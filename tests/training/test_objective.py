@@ -2,13 +2,14 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from helpers.step import PIXELS, linear_config, make_batch, with_parts
 
 from jaxdp import models
 from jaxdp.data import augment, policies
-from jaxdp.training.objective import mean_loss, training_examples
+from jaxdp.training.objective import accuracy, mean_loss, training_examples
 
 CONFIG = with_parts(
     linear_config(seed=3),
@@ -33,6 +34,8 @@ def test_images_are_cropped_changed_normalized_erased_and_mixed_in_this_order(no
         np.testing.assert_array_equal(found.mix[1], share)
     np.testing.assert_allclose(found.images, x, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(found.labels, batch["labels"])
+    expected = augment.worker_key(seed, positions, augment.MODEL_KEY)
+    np.testing.assert_array_equal(jax.random.key_data(found.key), jax.random.key_data(expected))
 
 
 def test_the_loss_is_the_mean_over_the_images(normalized_linear):
@@ -42,3 +45,5 @@ def test_the_loss_is_the_mean_over_the_images(normalized_linear):
     log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True, dtype=np.float64))
     target = 0.9 * np.eye(7)[batch["labels"]] + 0.1 / 7
     assert float(mean_loss(config, logits, examples)) == pytest.approx(-(target * log_softmax).sum(1).mean(), rel=1e-5)
+    found = accuracy(logits, examples)
+    assert (found.dtype, float(found)) == ("float32", np.float32((logits.argmax(1) == batch["labels"]).mean()))

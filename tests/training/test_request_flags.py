@@ -12,6 +12,7 @@ from jaxdp.data import prefetch
 from jaxdp.distributed import process_group
 from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.request_flags import BATCH_KEY, NONE, SAVE, STOP
 from jaxdp.training.state import create_state
@@ -90,3 +91,14 @@ def test_requests_change_no_bit(normalized_linear, make, strategy):
 
 def test_numbers_of_requests_are_those_of_the_process_group():
     assert (NONE, SAVE, STOP) == (process_group.NONE, process_group.SAVE, process_group.STOP)
+
+
+def test_a_batch_s_requests_have_one_number_for_each_device():
+    """In the sharding of the rows of a batch, and as programs are compiled for them."""
+    mesh = make_mesh(*SHAPE)
+    for request, found in ((STOP, request_flags.on_devices(STOP, mesh)), (NONE, request_flags.none(mesh)[BATCH_KEY])):
+        np.testing.assert_array_equal(found, np.full(8, request))
+        assert found.sharding == prefetch.batch_sharding(mesh)
+        expected = request_flags.abstract(mesh)
+        assert (found.shape, found.dtype, found.sharding) == (expected.shape, expected.dtype, expected.sharding)
+    assert request_flags.on_devices(STOP, mesh) is request_flags.on_devices(STOP, mesh)

@@ -131,7 +131,7 @@ def test_integers_that_a_signed_number_of_64_bits_holds_stay_exact_in_the_log(ti
     assert run.record is None
 
 
-@pytest.mark.parametrize("field", [*RECORD_FIELDS, "accuracy", "request", "run", "own"])
+@pytest.mark.parametrize("field", [*RECORD_FIELDS, "top5", "examples", "request", "run", "own"])
 def test_no_field_of_a_record_can_be_logged_again(tiny, run_of, field):
     run, record = run_of(tiny), {"own": 1}
     for hook in (lambda run: run.log(**{field: 1.0}), lambda run: run.log(fine=2.0, **{field: 1.0})):
