@@ -11,6 +11,7 @@ from jaxdp.relations import check_classes, check_targets
 from jaxdp.validation import validate, with_fields
 
 FOLDER = {"data.source": "folder", "data.directory": "/images"}
+LINEAR = {"model.name": "normalized_linear"}
 CROPS = {"data.augmentation": "random_resized_crop"}
 
 
@@ -90,6 +91,8 @@ def checked(fields: dict) -> Config:
             "schedule.boundaries",
         ),
         ({"finetune.weights": "gs://bucket/w"}, {"finetune.weights": "w"}, "finetune.weights"),
+        (LINEAR | {"finetune.frozen_stages": 1}, {"finetune.frozen_stages": 0}, "finetune.frozen_stages"),
+        (LINEAR | {"finetune.head_multiplier": 2.0}, {"finetune.head_multiplier": 1.0}, "finetune.head_multiplier"),
         ({"data.source": "folder"}, {"data.directory": "/images"}, "data.directory"),
         ({"data.train_split": "fit", "data.eval_split": "tast"}, {"data.eval_split": "test"}, "data.eval_split"),
         ({"data.train_split": "fits"}, {"data.train_split": "fit"}, "data.train_split"),
@@ -98,7 +101,7 @@ def checked(fields: dict) -> Config:
         ({"reduce.strategy": "ring", "reduce.update": "sharded"}, {"reduce.strategy": "torus"}, "reduce.update"),
     ],
 )
-def test_relation_is_refused_by_its_field_and_accepted_just_inside(fields, also, refused):
+def test_relation_is_refused_by_its_field_and_accepted_just_inside(normalized_linear, fields, also, refused):
     checked(fields | also)
     with pytest.raises(ConfigError) as error:
         checked(fields)
