@@ -255,9 +255,8 @@ def _value_types(annotation: Any) -> tuple[tuple, bool, tuple]:
         return (names, False, ()) if names else _value_types(arguments[0])
     if origin in (Union, UnionType):
         parts = [_value_types(part) for part in arguments]
-        repeated = any(several for _, several, _ in parts)
-        alone = tuple(kind for kinds, several, _ in parts if repeated and not several for kind in kinds)
-        return tuple(kind for kinds, _, _ in parts for kind in kinds), repeated, alone
+        alone = tuple(kind for kinds, several, _ in parts if not several for kind in kinds)
+        return tuple(kind for kinds, _, _ in parts for kind in kinds), any(several for _, several, _ in parts), alone
     if origin is Literal:
         return arguments, False, ()
     if origin is tuple:

@@ -45,6 +45,7 @@ COMMANDS = [[name] for name in main.COMMANDS] + [["bench", name] for name in BEN
         ("train --model.depth 20", "--model.depth='20': invalid choice; choose from 18, 34, 50, 101, 152"),
         ("train --seed 1.5", "--seed='1.5': expected an integer"),
         ("train --config", "--config: missing value; expected: Recipe: a name in configs/, a .py file with config(), or "),
+        ("train --data.directory", "--data.directory: missing value; expected: Directory of the image folder"),
         ("plan --json=yes", "--json='yes': takes no value"),
         ("export --workdir a", "--output: required; for example --output digits.safetensors, or --card README.md"),
         ("plan --epochs many --help", "--epochs='many': expected a number"),
@@ -164,7 +165,7 @@ def test_options_have_the_values_of_their_words_and_defaults_otherwise(words, fi
     [
         ("--of x", "NAME: required; see `made --help`"),
         ("a", "--of: required; for example --of x"),
-        ("a b --of x", "NUMBERS='b': expected an integer"),
+        ("a b --of x", "NUMBERS='b': expected an integer\n"),
         ("a --of x --level high", "--level='high': expected 1, auto or a number or None"),
         ("a --of x --level", "--level: missing value; expected 1, auto or a number or None"),
         ("a --of", "--of: missing value; expected: "),
@@ -182,7 +183,7 @@ def test_options_have_the_values_of_their_words_and_defaults_otherwise(words, fi
 def test_word_that_cannot_be_parsed_is_named(words, message):
     with pytest.raises(ConfigError) as error:
         parse(Made, words.split(), "made")
-    assert str(error.value).startswith(message)
+    assert f"{error.value}\n".startswith(message)
 
 
 def test_help_of_options_without_groups_is_whole(capsys, monkeypatch):
