@@ -262,7 +262,7 @@ def erased_box(key: jax.Array, size: tuple[int, int]) -> tuple[jax.Array, ...]:
     tall, wide = jnp.where(fits.any(), tall[first], 0), wide[first]
     down, right = jax.random.split(corner)
     top = jax.random.randint(down, (), 0, height - tall + 1, jnp.int32)
-    return top, jax.random.randint(right, (), 0, jnp.maximum(width - wide, 0) + 1, jnp.int32), tall, wide
+    return top, jax.random.randint(right, (), 0, width - wide + 1, jnp.int32), tall, wide
 
 
 def erase_one(image: jax.Array, key: jax.Array, *, ranges: Augment) -> jax.Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp.config import Augment, Config, Data
 from jaxdp.data import pixel_operations, policies
 from jaxdp.data.augment import augment, keys_for
@@ -90,6 +91,8 @@ def test_increasing_magnitudes_are_clipped_to_their_range():
     assert factors.min() == pytest.approx(0.1)
     assert factors.max() == pytest.approx(1.9)
     assert (np.abs(factors - 1) > 0.899).mean() == pytest.approx(0.5, abs=0.1)  # half of the normal numbers are above 10
+    values = drawn(config_of("rand_augment_increasing", magnitude=0.0), 3000)
+    assert (values.value[values.kind == Kind.BRIGHTNESS] == 1).mean() == pytest.approx(0.5, abs=0.1)
 
 
 def test_magnitudes_are_31_even_steps_from_none_to_the_strongest():
@@ -100,6 +103,12 @@ def test_magnitudes_are_31_even_steps_from_none_to_the_strongest():
         expected |= {Kind.POSTERIZE: 8 - np.round(space.bits * np.arange(31) / 30)}
         for operation, values in expected.items():
             np.testing.assert_allclose(policies.magnitudes(policy, operation, 224), values, rtol=1e-6, atol=1e-5)
+
+
+def test_steps_of_magnitudes_are_pytorchs_to_the_bit():
+    torch = pytest.importorskip("torch", reason="needs the extra peers")
+    for start, end in ((0.0, 0.3), (0.0, 0.9), (0.0, 0.99), (0.0, 135.0), (255.0, 0.0), *((0.0, n / 7) for n in range(1, 200))):
+        np.testing.assert_array_equal(policies.linspace(start, end), torch.linspace(start, end, 31).double().numpy())
 
 
 @pytest.mark.parametrize(("interpolation", "cubic"), [("nearest", False), ("bilinear", False), ("bicubic", True)])
@@ -153,17 +162,31 @@ def test_pixels_of_a_crop_on_the_device_are_rounded_and_clipped():
 
 
 def test_places_outside_have_the_published_color(monkeypatch):
-    """A large shift of a white image: black as in torchvision, the mean as in timm. Operations on values are left out."""
+    """A shift of a white image: black as in torchvision, the mean as in timm. Operations on values are left out.
+
+    Only those of TrivialAugment may leave nothing of so small an image, whatever the size of the batch.
+    """
     white, positions = np.full((200, SIZE, SIZE, 3), 255, np.uint8), np.arange(200, dtype=np.uint32)
     monkeypatch.setattr(policies, "DRAWS", 1)
     monkeypatch.setattr(pixel_operations, "change_values", lambda image, kind, value: image)
     for config, color in (
         (config_of("trivial_augment"), (0, 0, 0)),
+        (config_of("rand_augment"), (0, 0, 0)),
         (config_of("rand_augment_increasing", operation_interpolation="nearest"), (124, 116, 104)),
     ):
         pixels = np.asarray(jax.jit(functools.partial(policies.change_pixels, config, mean=MEAN))(white, positions))
         colored = (pixels == color).all(-1).any((1, 2))
         assert 0.1 < colored.mean() < 0.6
+        assert config.data.auto_augment == "trivial_augment" or (pixels == 255).all(-1).any((1, 2)).all()
+
+
+def test_a_registered_policy_gets_each_image_with_the_key_of_its_seed_and_position():
+    jaxdp.register_augmentation("noise", lambda image, key: image + jax.random.uniform(key, image.shape))
+    config, images, positions = config_of("noise", seed=4), jnp.zeros((3, 2, 2, 3)), jnp.arange(3, dtype=jnp.uint32)
+    for seed, own in ((None, 4), (9, 9)):
+        keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(own), n), policies.POLICY_KEY) for n in range(3)]
+        changed = policies.change_pixels(config, images, positions, mean=MEAN, seed=seed)
+        np.testing.assert_allclose(changed / 255, [jax.random.uniform(key, (2, 2, 3)) for key in keys], rtol=1e-5)
 
 
 def test_jitter_factors_are_uniform_in_their_range():
@@ -231,3 +254,22 @@ def test_erasing_replaces_by_the_mean_with_the_probability():
     erased = (changed == 0).all(-1)
     assert np.isin(changed, [0, 1]).all()
     assert erased.any((1, 2)).mean() == pytest.approx(0.25, abs=0.07)
+
+
+@pytest.mark.parametrize("size", [(24, 10), (9, 30), (1, 40)])
+def test_erasing_replaces_the_drawn_rectangle_alone(size):
+    """None in an image of one row, which no rectangle is lower than."""
+    ranges, keys = Augment(erase_probability=1.0), keys_for(2, jnp.arange(60, dtype=jnp.uint32))
+
+    @jax.jit
+    @jax.vmap
+    def both(key):
+        box = policies.erased_box(jax.random.split(key, 3)[1], size)
+        return policies.erase_one(jnp.ones((*size, 3)), key, ranges=ranges), jnp.stack(box)
+
+    changed, boxes = map(np.asarray, both(keys))
+    expected = np.ones(changed.shape)
+    for image, (top, left, tall, wide) in zip(expected, boxes, strict=True):
+        image[top : top + tall, left : left + wide] = 0
+    np.testing.assert_array_equal(changed, expected)
+    assert (boxes[:, 2].max() == 0) == (expected.min() == 1) == (size[0] == 1)
