@@ -113,8 +113,9 @@ def test_help_of_every_command_has_examples(capsys, monkeypatch, tmp_path, comma
 
 @pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"]])
 def test_version_flag_prints_the_version(capsys, arguments):
-    main.main(arguments)
-    assert capsys.readouterr().out == "jaxdp 0.1.0\n"
+    with pytest.raises(SystemExit) as ended:
+        main.main(arguments)
+    assert (ended.value.code, capsys.readouterr().out) == (None, "jaxdp 0.1.0\n")
 
 
 @dataclasses.dataclass

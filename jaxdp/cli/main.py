@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxdp import cli
 from jaxdp.distributed import memory
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     with _errors_in_one_line():
         words = _with_help_last(sys.argv[1:] if arguments is None else list(arguments))
         if words == ["--version"]:
-            return _version()
+            _version()
         if words[0] not in COMMANDS:
             check_no_password(words[0], "command")
             raise one_of("command", words[0], COMMANDS)
@@ -60,7 +60,6 @@ def command(name: str, arguments: list[str]) -> Iterator[list[str]]:
     with _errors_in_one_line():
         if arguments == ["--version"]:
             _version()
-            sys.exit()
         words = _read_words(arguments)
         with exits_when_signaled() if name in RESUMABLE else nullcontext():
             yield words
@@ -165,10 +164,11 @@ def _flush() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _version() -> None:
+def _version() -> NoReturn:
     from jaxdp import __version__
 
     print_safe(f"jaxdp {__version__}")
+    sys.exit()
 
 
 def _help() -> str:
