@@ -1,9 +1,11 @@
+import faulthandler
 import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,10 +16,10 @@ from helpers.step import with_parts
 
 from jaxdp import Callback, train
 from jaxdp.config import Guard
-from jaxdp.distributed import stack_traces
+from jaxdp.distributed import stack_traces, status, verdict
 from jaxdp.distributed import supervisor as supervisor_module
 from jaxdp.distributed.launchers import Cluster
-from jaxdp.distributed.status import Failure, ProcessStatus, Verdict
+from jaxdp.distributed.status import Directory, Failure, ProcessStatus, Verdict
 from jaxdp.distributed.supervisor import Follower, Supervisor
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
@@ -36,7 +38,7 @@ with watch(limits):
         process.begin_iteration("step")
         process.set_activity("step", step)
         time.sleep(0.02)
-print("outside", flush=True)
+print("outside")  # written by the end, which flushes
 time.sleep(2)
 with watch(limits) as supervisor:
     supervisor.resume_hint = "do this"
@@ -138,12 +140,16 @@ def test_rank_0_whose_end_ends_the_others_waits_longer_for_them_if_the_directory
     assert supervisor.exit_seconds == 5.0
     follower._write()
     assert supervisor.exit_seconds == 17.0
+    follower.board = SimpleNamespace(write=lambda name, text: board.sleep(9.0))
+    follower._write()
+    assert supervisor.exit_seconds == 30.0  # at most
+    follower.board = board
     follower.write_last()
     assert follower._records.alive[1].left
 
 
 class FailingBoard:
-    """A board in memory that answers with an error while `fails` is set."""
+    """A board in memory that answers with an error while `fails` is set; "write": only to writes."""
 
     name, period_seconds = "runs/a", 0.0
 
@@ -151,11 +157,12 @@ class FailingBoard:
         self.texts, self.fails = {} if texts is None else texts, False
 
     def write(self, name, text):
-        self.read(name)
+        if self.fails:
+            raise PermissionError(13, "Permission denied")
         self.texts[name] = text
 
     def read(self, name):
-        if self.fails:
+        if self.fails is True:
             raise PermissionError(13, "Permission denied")
         return self.texts.get(name)
 
@@ -257,6 +264,10 @@ def sets(**fields):
     return lambda processes: vars(processes).update(fields)
 
 
+def leaves(rank):
+    return lambda processes: processes.followers[rank].supervisor.update(left=True)
+
+
 def fails(rank, **fields):
     return lambda processes: processes.followers[rank].supervisor.update(failure=Failure("no", **fields))
 
@@ -286,6 +297,13 @@ GONE = "rank {0} on node{0} failed in step 7: exited without a message"
     [
         (in_turn(passes(200)), {}, {}),
         (in_turn(fails(1, code=2), passes(9)), dict.fromkeys(range(3), (7, 2, "rank 1 on node1 failed in step 7: no")), {}),
+        (in_turn(leaves(0), passes(2), passes(99, suspended=[0])), {}, {}),
+        (in_turn(leaves(1), passes(2), passes(99, suspended=[1])), {}, {}),
+        (  # its own file is old, so it judges nobody
+            in_turn(boards("write", 0), passes(60)),
+            dict.fromkeys((1, 2), (26, 1, SILENT.format(0, 20))),
+            {0: (NO_BOARD,)},
+        ),
         (in_turn(passes(40, suspended=[0])), dict.fromkeys((1, 2), (26, 1, SILENT.format(0, 20))), {}),
         (in_turn(passes(40, suspended=[1])), dict.fromkeys((0, 2), (22, 1, SILENT.format(1, 15))), {}),
         (in_turn(on_one_host, passes(2), sets(dead={1}), passes(9)), dict.fromkeys((0, 2), (9, 1, GONE.format(1))), {}),
@@ -416,7 +434,11 @@ def test_rank_0_waits_two_seconds_for_the_reason_of_a_stop_and_names_the_process
         clock[0] = 0.0
         assert run.followers[rank].stop_reason_of_others() == "a signal to another process"
         assert clock[0] == pytest.approx(waits, abs=0.06)
-    run.followers[2].set_stop_reason("SIGTERM")
+    due = run.followers[2]._due
+    for reason, is_due in (("SIGTERM", True), ("SIGTERM", False)):  # written at once
+        due.clear()
+        run.followers[2].set_stop_reason(reason)
+        assert due.is_set() == is_due
     run.pass_time(2)
     clock[0] = 0.0
     assert (run.followers[0].stop_reason_of_others(), clock[0]) == ("SIGTERM (rank 2 on node2)", 0.0)
@@ -441,18 +463,28 @@ def test_a_process_begins_at_once_without_a_file_and_looks_twice_at_one_of_an_ea
 
 
 def test_five_errors_in_a_row_of_a_watching_thread_end_the_run(monkeypatch):
-    for fails, is_ended in (("xxxx.xxxx", False), (".xxxxx", True)):
-        supervisor, ended, left = Supervisor(Limits()), [], iter(fails)
+    for fails, is_exiting, is_ended in (("xxxx.xxxx", False, False), (".xxxxx", False, True), ("xxxxx", True, False)):
+        supervisor, ended, printed, waits, left = Supervisor(Limits()), [], [], [], iter(fails)
+        supervisor.is_exiting = is_exiting
         monkeypatch.setattr(supervisor, "end", ended.append)
-        monkeypatch.setattr(stack_traces, "print_lines", lambda lines: None)
+        monkeypatch.setattr(stack_traces, "print_lines", printed.extend)
 
         def watches(left=left, supervisor=supervisor):
             if (look := next(left, None)) is None:
                 supervisor.stopped.set()
-            assert look != "x"
+            if look == "x":
+                raise KeyError("no\nmore")
 
-        supervisor.repeat(watches, lambda: None)
-        assert len(ended) == is_ended
+        supervisor.repeat(watches, partial(waits.append, 1))
+        reason = f"the thread {threading.current_thread().name} raised KeyError: 'no\\nmore'"
+        assert (len(waits), len(printed)) == (len(fails) + 1, fails.count("x"))
+        assert all(line.startswith(f"{reason}; ") and "watches" in line for line in printed)
+        said = [f"failed during start-up: {printed[-1]}"] * is_ended  # with the place
+        assert [f"{found.reason}; {found.place}" for found in ended] == said
+    supervisor.repeat(lambda: ended.append("after the end"), lambda: None)
+    stopping = Supervisor(Limits())
+    stopping.repeat(lambda: ended.append("after the end"), stopping.stop)
+    assert not ended
 
 
 @pytest.mark.parametrize(
@@ -503,13 +535,108 @@ def test_a_process_ends_with_the_code_of_the_verdict(monkeypatch, capsys, found,
     supervisor = follower.supervisor
     monkeypatch.setattr(supervisor_module.os, "_exit", lambda number: done.append(number))
     monkeypatch.setattr(supervisor_module.faulthandler, "dump_traceback", lambda **_: done.append("stacks"))
-    timer = SimpleNamespace(start=lambda: None)
-    monkeypatch.setattr(supervisor_module.threading, "Timer", lambda seconds, *_: done.append(seconds) or timer)
+    timer = SimpleNamespace(start=lambda: done.append(timer.daemon))
+    monkeypatch.setattr(supervisor_module.threading, "Timer", lambda *arguments: done.append(arguments) or timer)
     monkeypatch.setattr(follower, "write_last", lambda: done.append("last"))
     supervisor.before_exit, supervisor.resume_hint = lambda: done.append("before"), "do this"
     Supervisor.end(supervisor, found)
-    assert done == [10.0, "before", *["stacks"] * has_stacks, "last", code]
+    assert done == [(10.0, os._exit, [code]), True, "before", *["stacks"] * has_stacks, "last", code]
     assert capsys.readouterr().err.splitlines()[-1] == f"jaxdp: {found}; do this"
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1)])
+def test_only_a_process_that_waits_alone_is_told_that_the_variables_of_its_launcher_may_be_left_over(monkeypatch, ranks):
+    run = Processes(monkeypatch)
+    run.start(*ranks)
+    run.pass_time(99)
+    for text in (*run.printed[0], run.ended[0][1]):
+        assert text.endswith(verdict.lone("jax")) == (ranks == (0,))
+    assert verdict.lone("jax")
+
+
+def test_a_silent_process_of_this_host_is_asked_for_its_stacks_which_show_its_place(monkeypatch, tmp_path):
+    """Only once it is silent, only on the same host, and only if both see the same directory."""
+    killed, dumps, dump = [], [], 'Thread 0x1 (most recent call first):\n  File "user.py", line 3 in f\n'
+    clock = with_clock(monkeypatch)
+    monkeypatch.setattr(supervisor_module, "_is_running", lambda pid: True)
+    monkeypatch.setattr(Supervisor, "dump_stacks_on_signal", lambda supervisor, file: file.close())
+
+    def kill(pid, number):
+        killed.append((pid, number, (tmp_path / "1.stacks").read_text()))
+        (tmp_path / "1.stacks").write_text(dumps[-1])
+
+    monkeypatch.setattr(supervisor_module.os, "kill", kill)
+    for machine, silent, board, text, place in (
+        ("m", 16, Directory(tmp_path), dump, stack_traces.place_of_dump(dump)),
+        ("m", 16, Directory(tmp_path), "", "before"),
+        ("m", 15, Directory(tmp_path), dump, "before"),
+        ("another", 16, Directory(tmp_path), dump, "before"),
+        ("m", 16, FailingBoard(), dump, "before"),
+    ):
+        supervisor = Supervisor(Limits(silence_seconds=15.0))
+        supervisor.status = ProcessStatus()
+        supervisor.stop()  # its threads end at once
+        supervisor.update(machine="m")
+        follower = Follower(supervisor, Cluster("jax", "node0", 1, 0, 2), board)
+        assert (tmp_path / "0.stacks").exists()
+        for count in (1, 2, 2, 2, 2):
+            follower._add(1, replace(supervisor.record, rank=1, pid=7, machine=machine, count=count), 0.0)
+        (tmp_path / "1.stacks").write_text("of an earlier signal")
+        supervisor.status.tick(silent)
+        clock[0] = 0.0
+        dumps.append(text)
+        asked = machine == "m" and silent > 15 and isinstance(board, Directory)
+        assert follower._placed(Verdict("no", 1, "node1", place="before")).place == place != ""
+        assert (killed, clock[0]) == ([(7, signal.SIGUSR2, "")] * asked, 0.2 * asked)
+        assert follower._placed(Verdict("no", place="none")).place == "none"
+        killed.clear()
+
+
+@pytest.mark.parametrize("has_handler", [True, False])
+def test_the_signal_for_stacks_writes_them_and_calls_the_handler_of_a_user_if_there_is_one(tmp_path, has_handler):
+    calls = []
+    before = signal.signal(signal.SIGUSR2, (lambda *_: calls.append(1)) if has_handler else signal.SIG_DFL)
+    with open(tmp_path / "stacks", "wb", buffering=0) as file:
+        try:
+            Supervisor(Limits()).dump_stacks_on_signal(file)
+            os.kill(os.getpid(), signal.SIGUSR2)
+        finally:
+            faulthandler.unregister(signal.SIGUSR2)
+            signal.signal(signal.SIGUSR2, before)
+    assert len(calls) == has_handler
+    assert "in test_the_signal_for_stacks_writes_them" in (tmp_path / "stacks").read_text()
+
+
+def test_a_watch_lasts_as_long_as_its_outermost_context(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_current", None)
+    monkeypatch.setattr(status, "_current", process := ProcessStatus())
+    monkeypatch.setattr(Supervisor, "start", lambda supervisor: started.append(supervisor))
+    limits, started, process.training_thread = Limits(late_seconds=3), [], None
+    with supervisor_module.watch(limits) as outer:
+        process.step = 4
+        assert (process.activity, process.training_thread, started) == ("start", threading.get_ident(), [outer])
+        assert outer.limits == outer._judge.limits == limits
+        process.set_activity("load")
+        with supervisor_module.watch() as inner:
+            assert (inner, inner.limits) == (outer, Limits())
+        assert (process.activity, process.step, outer.stopped.is_set()) == ("load", 4, False)
+        assert supervisor_module.current() is supervisor_module.current() is outer
+    assert (process.activity, process.step, outer.is_watching) == (status.OUTSIDE, None, False)
+    assert outer.is_exiting
+    assert outer.stopped.is_set()
+    assert supervisor_module.current() is not outer
+    assert not faulthandler.unregister(signal.SIGUSR2)  # it was
+
+
+def test_a_process_ends_its_threads_in_a_watch_only_if_it_follows_no_others(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_current", supervisor := Supervisor(Limits()))
+    monkeypatch.setattr(supervisor, "start", lambda: None)
+    supervisor.status, supervisor.follower = ProcessStatus(), SimpleNamespace()
+    with supervisor_module.watch():
+        pass
+    assert not supervisor.stopped.is_set()
+    assert supervisor_module.current() is supervisor
+    assert faulthandler.unregister(signal.SIGUSR2)
 
 
 def test_a_process_that_has_ended_does_not_run_though_its_parent_has_not_noticed():
