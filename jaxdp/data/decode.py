@@ -296,9 +296,9 @@ def random_resized_crop(image: np.ndarray, out: np.ndarray, *, ranges: Augment, 
     if interpolation == "random":
         interpolation = "bilinear" if 2 * random[0] % 1 < 0.5 else "bicubic"
     if interpolation in OPENCV_FILTERS:
-        cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=OPENCV_FILTERS[interpolation])
+        cv2.resize(crop, out.shape[1::-1], dst=out, interpolation=OPENCV_FILTERS[interpolation])
     else:
-        out[:] = np.asarray(Image.fromarray(crop).resize((out.shape[1], out.shape[0]), FILTERS[interpolation]))
+        out[:] = np.asarray(Image.fromarray(crop).resize(out.shape[1::-1], FILTERS[interpolation]))
     if ranges.flip and random[0] < 0.5:
         cv2.flip(out, 1, dst=out)
 
@@ -334,7 +334,7 @@ def crop_and_resize(image: np.ndarray, out: np.ndarray, *, share: float) -> None
     side = max(int(share * min(height, width)), 1)
     top, left = (height - side) // 2, (width - side) // 2
     crop = image[top : top + side, left : left + side]
-    cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_AREA)
+    cv2.resize(crop, out.shape[1::-1], dst=out, interpolation=cv2.INTER_AREA)
 
 
 def center_crop(image: np.ndarray, out: np.ndarray, short_side: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data import progress
@@ -142,8 +144,7 @@ class TfdsSource:
             raise StorageError(error.strerror or first_line(error), self.name(index)) from error
         except Exception as error:  # RuntimeError, DecodeError, ..., by reader
             raise ImageError(f"cannot read the record ({type(error).__name__}: {first_line(error)})") from None
-        image = example["image"]
-        return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
+        return np.asarray(example["image"], object).item(), int(example["label"])  # bytes, or an array of them
 
     def name(self, index: int) -> str:
         """The record's number, data set and split."""

@@ -3,9 +3,12 @@
 import errno
 import io
 import os
+import runpy
 import struct
+import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -54,7 +57,17 @@ def test_decode_16_bits_takes_the_upper_eight(suffix, channels):
     written, data = cv2.imencode(f".{suffix}", deep[..., ::-1] if channels else deep)
     assert written
     expected = np.broadcast_to((deep >> 8).reshape(20, 30, -1), (20, 30, 3))
-    np.testing.assert_array_equal(decode.decode(data.tobytes()), expected)
+    pixels = decode.decode(data.tobytes())
+    assert pixels.dtype == np.uint8
+    np.testing.assert_array_equal(pixels, expected)
+
+
+def test_a_png_of_known_chunks_is_decoded_without_pillow_which_is_slower(monkeypatch):
+    files = [encode(noise(9, 12), "PNG", mode=mode) for mode in ("L", "P", "RGB")]
+    expected = [decode.decode(data) for data in files]
+    monkeypatch.setattr(decode.Image, "open", None)
+    for data, pixels in zip(files, expected, strict=True):
+        np.testing.assert_array_equal(decode.decode(data), pixels)
 
 
 @pytest.mark.parametrize(("form", "options"), [("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})])
@@ -99,8 +112,25 @@ def test_decode_damaged_jpeg_raises_instead_of_filling_in(progressive, damage):
 
 @pytest.mark.parametrize("data", [b"", b"no image", b"\xff\xd8\xff"])
 def test_decode_data_that_are_no_image_raises(data):
-    with pytest.raises(ImageError):
+    with pytest.raises(ImageError, match=r"^(damaged or truncated JPEG: .*|not an image of a known format)$"):
         decode.decode(data)
+
+
+def test_decode_names_the_damage_of_a_known_format():
+    data = encode(noise(60, 80), "BMP")
+    with pytest.raises(ImageError, match="truncated"):
+        decode.decode(data[: len(data) // 2])
+
+
+def test_pillows_warnings_of_sizes_and_metadata_are_not_printed():
+    odd = {"message": "odd metadata", "category": UserWarning, "filename": "file.py", "lineno": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runpy.run_path(decode.__file__)
+        Image.open(io.BytesIO(claim("PNG", 10_000, 10_000)))
+        warnings.warn_explicit(**odd, module="PIL.TiffImagePlugin")
+        with pytest.raises(UserWarning):
+            warnings.warn_explicit(**odd, module="jaxdp.data")
 
 
 CHROMA = ((1, 1), (1, 1))
@@ -180,11 +210,14 @@ def test_decode_accepts_sizes_up_to_both_limits(form, monkeypatch):
 def test_decode_into_a_buffer_of_the_thread_gives_the_same_pixels_and_large_images_their_own(monkeypatch):
     scratch, largest = decode.Scratch(), (20, 30)
     monkeypatch.setattr(decode.Scratch, "MAX_BYTES", 20 * 30 * 3)
+    decode.decode(encode(smooth_image(*largest)), scratch)
+    memory = scratch.memory
     for size in ((10, 10), largest, (5, 7), (21, 30)):
         data = encode(smooth_image(*size))
         pixels = decode.decode(data, scratch)
         np.testing.assert_array_equal(pixels, decode.decode(data))
         assert np.shares_memory(pixels, scratch.memory) == (size != (21, 30))
+    assert scratch.memory is memory
     assert scratch.memory.size == 20 * 30 * 3
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(lambda: scratch.memory.size).result() == 0
@@ -253,18 +286,25 @@ def test_decode_refuses_a_png_whose_complete_stream_lacks_a_row(size, color, cha
             decode.decode(png(rows[:count]))
 
 
-@pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end", "cut", "no header", "only end", "short header"])
+@pytest.mark.parametrize(
+    "damage", ["length", "IDAT", "checksum", "no end", "cut", 28, 29, "no header", "only end", "short header"]
+)
 def test_decode_refuses_damaged_or_truncated_png_on_one_line(damage, capfd):
     data = bytearray(encode(smooth_image(), "PNG"))
     if damage in ("no end", "cut"):
         del data[{"no end": -12, "cut": -300}[damage] :]
+    elif damage in (28, 29):
+        del data[damage:]
     elif damage in ("no header", "only end"):
         del data[8 : {"no header": 33, "only end": -12}[damage]]
     elif damage == "short header":
         data[8:33] = png_chunk(b"IHDR", data[16:24])
     else:
         data[{"length": 33, "IDAT": 60, "checksum": -13}[damage]] ^= 1
-    with pytest.raises(ImageError, match=r"^damaged or truncated PNG: .*$") as raised:
+    reasons = {"IDAT": "wrong checksum of a chunk", "checksum": "wrong checksum of a chunk"}
+    reasons |= dict.fromkeys(("length", "no end", "cut", 29), "it has no end")
+    reason = reasons.get(damage, "it has no header")
+    with pytest.raises(ImageError, match=rf"^damaged or truncated PNG: {reason}$") as raised:
         decode.decode(bytes(data))
     assert "\n" not in str(raised.value)
     assert capfd.readouterr() == ("", "")
@@ -370,6 +410,9 @@ def test_random_numbers_are_unique_to_seed_and_position():
     assert len(np.unique(rows)) == rows.size  # none comes twice
     assert (rows >= 0).all()
     assert (rows < 1).all()
+    key = np.array([3, 2**63 + 5], np.uint64)  # a block of 256 positions, so that resumed runs see what they would have seen
+    block = np.random.Generator(np.random.Philox(key=key)).random((256, 3 + 2 * 10))
+    assert decode.random_numbers(3, 5 * 256 + 7) == block[7].tolist()
     assert decode.random_numbers(1, 5) != decode.random_numbers(0, 5)
     epoch = np.random.Generator(np.random.Philox(key=[0, 3])).random(3 + 2 * decode.CROP_ATTEMPTS)
     assert not np.isin(decode.random_numbers(0, 3 * decode.BLOCK), epoch).any()  # nor are they those that shuffle
@@ -397,7 +440,7 @@ def test_read_errors_that_may_pass_say_nothing_about_the_image(monkeypatch, numb
     assert slept == list(decode.RETRY_DELAYS)
     monkeypatch.setattr(decode, "read_regular", Failing(number, 99))
     with pytest.raises(StorageError) as raised:  # which no setting of --data.on-bad-image skips
-        decode.read_image("a.png")
+        decode.read_image(Path("a.png"))
     assert (raised.value.filename, raised.value.strerror) == ("a.png", os.strerror(number))
 
 

@@ -114,17 +114,31 @@ def test_items_and_gray_arrays_become_images_of_one_size():
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state(8), "state: an instance of int is no state of a loader"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS - 1), 8), "row 0 of training has the label -1; labels are whole numbers"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS + 2**40), 8), r"row 0 of training has the label \d+; labels are"),
-        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, seed=2**64), r"seed=\d+: must be a whole number"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, seed=2**63), r"seed=\d+: must be a whole number"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, seed=-1), "seed=-1: must be a whole number, at least 0"),
+        (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, start=-1), "start=-1: must be a whole number, at least 0"),
         (lambda: jaxdp.data.Loader((IMAGES, LABELS), 8, mesh=jax.make_mesh((8,), ("x",))), "mesh=.*must have the axes"),
         (
-            lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state({"seed": 0, "examples": 30, "samples": -8}),
-            "samples=-8: must be a whole number, at least 0",
+            lambda: jaxdp.data.Loader((IMAGES, LABELS), 8).set_state({"seed": 0, "examples": 30, "samples": -1}),
+            "samples=-1: must be a whole number, at least 0",
         ),
     ],
 )
 def test_invalid_arguments_are_errors(make, message):
     with pytest.raises(jaxdp.ConfigError, match=message):
         make()
+
+
+def test_a_closed_loader_stays_closed_and_a_new_state_stops_what_was_read_for_the_old_one():
+    with jaxdp.data.Loader((IMAGES, LABELS), 8, seed=2**63 - 1) as loader:
+        first, before = labels_of(loader, 1), loader.batches
+        loader.set_state(loader.get_state() | {"samples": 0})
+        with pytest.raises(Exception, match=r"shutdown|^$"):  # of the pool, or of a cancelled future
+            before.next()
+        assert labels_of(loader, 1) == first
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"shutdown|^$"):
+            next(loader)
 
 
 class WithBatch:

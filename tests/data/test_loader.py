@@ -1,6 +1,7 @@
 """Batches of decoded images from sources of single items."""
 
 import itertools
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ from helpers.images import encode, folder_config, smooth_image
 from PIL import Image
 
 from jaxdp.data import decode, loader, progress, sources
-from jaxdp.data.loader import DataError, DecodedImages
+from jaxdp.data.loader import ArraySource, DataError, DecodedImages
 
 
 def center(image, out, _):
@@ -86,10 +87,15 @@ def test_evaluation_batch_is_center_crop_at_any_position(pictures):
     np.testing.assert_array_equal(first[0][0], out)
 
 
-@pytest.mark.parametrize("pixels", [np.zeros((3, 8, 8), np.float32), np.zeros((3, 8, 8), np.uint8)])
-def test_batch_with_pixels_of_another_kind_says_what_to_return(pixels):
-    source = DecodedImages([(pixels, 0)], transform=center, size=8, classes=2)
-    with pytest.raises(DataError, match=r"\(3, 8, 8\); return uint8 \[H, W, 3\], without ToTensor and Normalize; jaxdp norm"):
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8, 3), (8, 8, 2), (8, 8, 4), (8,), (8, 8, 3, 1)])
+def test_batch_with_pixels_of_another_kind_says_what_to_return(shape, dtype):
+    source = DecodedImages([(np.zeros(shape, dtype), 0)], transform=center, size=8, classes=2)
+    if (shape, dtype) == ((8, 8, 3), np.uint8):
+        return
+    with pytest.raises(
+        DataError, match=rf"{re.escape(str(shape))}; return uint8 \[H, W, 3\], without ToTensor and Normalize; jaxdp norm"
+    ):
         source.batch(np.array([0]), np.array([0]))
 
 
@@ -105,8 +111,9 @@ def test_batch_skipping_damaged_images_takes_next_and_lists_them(pictures):
 
 
 def test_batch_without_any_good_image_raises_even_if_skipping():
-    source = DecodedImages([(b"broken", 0)] * 3, transform=center, size=8, classes=2, on_bad_image="skip")
-    with pytest.raises(DataError, match="no image of the data set can be used"):
+    source = DecodedImages([(b"broken", 0)] * 5, transform=center, size=8, classes=2, on_bad_image="skip")
+    reasons = "; ".join(["not an image of a known format"] * 3)
+    with pytest.raises(DataError, match=f"^no image of the data set can be used; the first reasons: {reasons}$"):
         source.batch(np.array([1]), np.array([0]))
 
 
@@ -185,14 +192,39 @@ def test_batch_with_raising_source_names_the_image():
         source.batch(np.array([2]), np.array([0]))
 
 
+class Lazy:
+    """Pixels that NumPy reads by its protocol, of an array whose rows are not contiguous."""
+
+    def __init__(self, pixels):
+        self.pixels = pixels
+
+    def __array__(self, dtype=None, copy=None):
+        return self.pixels[:, ::-1][:, ::-1]
+
+
+def test_arrays_in_memory_have_the_types_of_batches_and_their_own_table_of_bad_images():
+    bad = {"a.png": "broken"}
+    source = ArraySource(np.full((2, 4, 4, 3), 7), np.array([1.0, 0.0]), bad)
+    assert (source.images.dtype, source.labels.dtype, len(source)) == (np.uint8, np.int32, 2)
+    assert source.bad_images == bad
+    assert source.bad_images is not bad
+
+
 def test_batch_accepts_dicts_pillow_images_and_buffers():
     pixels = smooth_image(12, 12)
     data = encode(pixels, "PNG")
     palette = Image.fromarray(pixels).convert("P")
     items = [{"image": pixels, "label": 1}, (Image.fromarray(pixels), np.int64(1)), (bytearray(data), np.array([1]))]
-    source = DecodedImages([*items, (memoryview(data), 1), (palette, 1)], transform=center, size=12, classes=2)
-    images, labels = source.batch(np.arange(5), np.arange(5))
+    items += [(memoryview(data), 1), (palette, 1), (Lazy(pixels), 1), (Lazy(pixels.transpose(1, 0, 2)), 1)]
+
+    def copy(image, out, _):
+        assert image.flags.c_contiguous
+        out[:] = image
+
+    images, labels = DecodedImages(items, transform=copy, size=12, classes=2).batch(np.arange(7), np.arange(7))
     for image in images[:4]:
         np.testing.assert_array_equal(image, pixels)
     np.testing.assert_array_equal(images[4], np.asarray(palette.convert("RGB")))
-    assert labels.tolist() == [1] * 5
+    np.testing.assert_array_equal(images[5], pixels)
+    np.testing.assert_array_equal(images[6], pixels.transpose(1, 0, 2))
+    assert labels.tolist() == [1] * 7

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,7 +68,34 @@ def test_open_reads_examples_and_slices_without_tensorflow(imagenet):
     assert seen == expected
     half = open_split("imagenet2012", str(imagenet), "train[:50%]")
     assert [half[n] for n in range(10)] == [source[n] for n in range(10)]
+    assert len(open_split("imagenet2012", str(imagenet), "train[:1]")) == 1
     assert source.name(3) == "record 3 of imagenet2012, train"
+    for image in (b"pixels\0", np.array(b"pixels\0", object)):  # by release of tensorflow-datasets
+        source.features = SimpleNamespace(
+            deserialize_example_np=lambda *_, image=image, **__: {"image": image, "label": np.int64(2)}
+        )
+        assert source[0] == (b"pixels\0", 2)
+
+
+def test_errors_of_a_data_set_at_a_url_name_the_url(imagenet, tmp_path):
+    local, url, asked = tmp_path / "local", "s3://bucket/sets", []
+    shutil.copytree(imagenet, local)
+    records = local / "imagenet2012/5.1.0/imagenet2012-train.array_record-00000-of-00001"
+    urls = {str(records): f"{url}/records"}
+    remote = SimpleNamespace(directory=local, url=url, urls=urls, copied=lambda files: asked.append(files) or files)
+    config = Config(data=Data(source="imagenet2012", directory=url))
+    splits = tfds.PreparedSplits(config, remote)
+    assert splits.names() == ["train", "validation"]
+    source = splits.open("train")
+    assert asked == [source.instructions]
+    assert source[3] == open_split("imagenet2012", str(imagenet), "train")[3]
+    records.write_bytes(b"no records")
+    with pytest.raises(ConfigError, match=rf"^data.directory='{url}/records': damaged file: "):
+        splits.open("train")
+    records.unlink()
+    assert len(splits.describe("train")) == 20  # without its files
+    with pytest.raises(ConfigError, match=rf"data.source='imagenette': not prepared in {url}/imagenette"):
+        tfds.TfdsSource("imagenette", url, "train", field="data.train_split", remote=remote)
 
 
 class Failing:
@@ -164,6 +192,7 @@ def test_open_metadata_that_is_a_pipe_raises_and_does_not_wait_for_a_writer(imag
     ("name", "split", "message"),
     [
         ("imagenet2012", "train[90%:10%]", "imagenet2012 has no examples there"),
+        ("imagenet2012", "train[5:5]", "imagenet2012 has no examples there"),
         ("imagenet2012", "trian", r"data.train_split='trian': not a split of imagenet2012 .*; give train, validation"),
         ("imagenette", "train", r"data.source='imagenette': not prepared in .*`jaxdp data prepare imagenette`"),
     ],
@@ -174,8 +203,21 @@ def test_open_missing_data_set_raises_one_line(imagenet, name, split, message):
     assert "\n" not in str(error.value)
 
 
-def test_prepare_leaves_prepared_data_unchanged(imagenet):
-    assert tfds.prepare("imagenet2012", str(imagenet)) == str(imagenet / "imagenet2012/5.1.0")
+def test_prepare_leaves_prepared_data_unchanged(imagenet, monkeypatch):
+    monkeypatch.setenv("HOME", str(imagenet))
+    for directory in (str(imagenet), "~"):
+        assert tfds.prepare("imagenet2012", directory) == str(imagenet / "imagenet2012/5.1.0")
+    for options, flag in (({"directory": "s3://a"}, "--directory"), ({"manual_directory": "s3://a"}, "--manual-directory")):
+        with pytest.raises(ConfigError, match=f"{flag}='s3://a'"):
+            tfds.prepare("imagenet2012", **options)
+
+
+def test_another_error_of_a_reader_is_damage_of_the_split(imagenet, monkeypatch):
+    source = open_split("imagenet2012", str(imagenet), "train")
+    monkeypatch.setitem(tfds.READERS, source.file_format, lambda files: 1 / 0)
+    message = r"^data.directory='.*/5\.1\.0': a file of imagenet2012, train, is damaged \(division by zero\); prepare it again$"
+    with pytest.raises(ConfigError, match=message):
+        source.read()
 
 
 def test_prepare_names_the_archives_that_must_be_downloaded_by_hand(tmp_path, monkeypatch):
