@@ -127,16 +127,19 @@ def test_augment_passes_the_configs_ranges_on(monkeypatch):
         np.testing.assert_allclose(out, images, atol=1e-3)
 
 
-def test_random_resized_crop_without_fitting_draw_takes_center_square():
+@pytest.mark.parametrize("axis", [0, 1])
+def test_random_resized_crop_without_fitting_draw_takes_center_square(axis):
     """In an image of 10x100 no crop of at least 90 % of the area has the ratio."""
     ranges = Augment(min_area=0.9, flip=False)
     transform = jax.jit(functools.partial(augment.random_resized_crop, size=10, ranges=ranges))
-    crop = np.asarray(transform(ramp(10, 100), jax.random.key(0)))
-    np.testing.assert_allclose(crop[:, 0, 0], np.arange(10), atol=1e-3)
-    np.testing.assert_allclose(crop[0, :, 1], np.arange(45, 55), atol=1e-3)
+    crop = np.asarray(transform(ramp(*((100, 10) if axis == 0 else (10, 100))), jax.random.key(0)))
+    across, along = np.moveaxis(crop, axis, 0)[:, 0, axis], np.moveaxis(crop, axis, 1)[:, 0, 1 - axis]
+    np.testing.assert_allclose(across, np.arange(45, 55), atol=1e-3)
+    np.testing.assert_allclose(along, np.arange(10), atol=1e-3)
 
 
 def test_pad_and_crop_returns_a_crop_of_the_padded_image(monkeypatch):
+    assert augment.PADDING == 4  # He et al.; here fewer, of which all crops come soon
     monkeypatch.setattr(augment, "PADDING", 2)
     image = np.random.default_rng(0).integers(0, 256, (6, 6, 3)).astype(np.uint8)
     padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))
@@ -249,6 +252,10 @@ def test_random_numbers_of_different_uses_are_different():
     """The crops split the key of a position into numbers 0 to 2."""
     uses = [0, augment.MIX_KEY, augment.MODEL_KEY, policies.POLICY_KEY, policies.JITTER_KEY, policies.ERASE_KEY]
     assert len(set(uses)) == len(uses)
+    for use in uses[1:3]:
+        expected = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 40), use)
+        found = augment.worker_key(7, jnp.array([40, 41, 45], jnp.uint32), use)
+        np.testing.assert_array_equal(*map(jax.random.key_data, (found, expected)))
 
 
 def test_mixed_loss_weighs_both_smoothed_targets(normalized_linear):

@@ -102,6 +102,32 @@ def test_increasing_operations_on_values_equal_pillows_at_every_level():
         assert difference(result, expected) <= 1, (name, level, sign)
 
 
+@pytest.mark.parametrize("size", [(20, 33), (33, 9)])
+def test_operations_on_values_of_images_that_are_not_square_equal_pillows(size):
+    image = np.ascontiguousarray(picture()[: size[0], : size[1]])
+    amounts = dict.fromkeys(policies.BLENDS, 0.3) | {Kind.POSTERIZE: 3, Kind.SOLARIZE: 100, Kind.SOLARIZE_ADD: 60}
+    kinds = [kind for kind in Kind if kind is not Kind.NONE]
+    values = [amounts.get(kind, 0) for kind in kinds]
+    run = jax.jit(jax.vmap(functools.partial(pixel_operations.change_values, jnp.asarray(image))))
+    ours = run(jnp.array(kinds, jnp.int32), jnp.array(values, jnp.float32))
+    for result, kind, value in zip(np.asarray(ours), kinds, values, strict=True):
+        assert difference(result, pillow_operations.apply(Image.fromarray(image), kind, value)) <= 1, kind
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_transforms_of_images_that_are_not_square_equal_pillows(interpolation):
+    image, rows = np.ascontiguousarray(picture()[:20]), [[[1, 0.25, -3.5], [0.125, 1, 2.5]], [[1, 0, 7], [0, 1, -4]]]
+    resample = Image.Resampling[interpolation.upper()]
+    for matrix in np.array(rows, np.float64):
+        centered = matrix.copy()
+        centered[:, 2] += matrix[:, :2].sum(1) / 2
+        fixed = pixel_operations.fixed_point(centered, nearest=interpolation == "nearest")
+        run = jax.jit(functools.partial(pixel_operations.transform, interpolation=interpolation, fill=jnp.array(FILL)))
+        ours = run(jnp.asarray(image), fixed, jnp.bool_(interpolation == "bicubic"))
+        theirs = Image.fromarray(image).transform((33, 20), Image.Transform.AFFINE, matrix.ravel(), resample, fillcolor=FILL)
+        assert difference(ours, theirs) <= 1
+
+
 def test_equalize_and_autocontrast_of_few_values_equal_pillows():
     flat, two, ramp = np.full((32, 32, 3), 90), np.full((32, 32, 3), 10), np.arange(32 * 32 * 3).reshape(32, 32, 3) % 256
     two[:3] = 200

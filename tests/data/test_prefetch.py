@@ -1,6 +1,8 @@
 """Batches on their way to the devices: order, chunks, padding, memory."""
 
 import itertools
+import threading
+from concurrent.futures import CancelledError
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +32,9 @@ def test_device_iterator_in_chunks_returns_the_same_batches(mesh_shape, chunk_ro
             np.testing.assert_array_equal(one[name], expected[name])
             np.testing.assert_array_equal(other[name], expected[name])
             assert other[name].sharding == one[name].sharding
+            assert other[name].dtype == one[name].dtype == expected[name].dtype
+        parts = {shard.device: np.asarray(shard.data) for shard in one["labels"].addressable_shards}
+        np.testing.assert_array_equal(np.concatenate([parts[device] for device in mesh.devices.flat]), expected["labels"])
     assert whole.next() is None
     assert chunked.next() is None
 
@@ -54,6 +59,7 @@ def test_repeated_images_are_on_different_workers_with_positions_of_their_own(me
     for batch, rows in zip(batches, indices, strict=True):
         np.testing.assert_array_equal(batch["images"], source.images[rows["indices"]])
         np.testing.assert_array_equal(batch["positions"], rows["positions"])
+        assert (batch["positions"].dtype, rows["indices"].dtype, rows["positions"].dtype) == (np.uint32, np.int32, np.uint32)
     resumed = prefetch.DeviceIterator(source, mesh, first=2 * size, **run).next()
     np.testing.assert_array_equal(resumed["images"], batches[2]["images"])
 
@@ -81,6 +87,7 @@ def test_each_rank_evaluates_its_rows_and_padding_and_ignored_examples_have_no_w
     found = {name: np.concatenate([part[name] for batch in batches for part in batch]) for name in parts[0][0]}
     expected = [0, 1, 2, 3, 4, 0, 5, 6, 7, 8, 9, 0, 10, 0, 0, 0, 0, 0]
     np.testing.assert_array_equal(found["positions"], expected)
+    assert [found[name].dtype for name in ("positions", "seen", "weights")] == [np.uint32, np.int32, np.int32]
     np.testing.assert_array_equal(found["images"][:, 0, 0, 2], expected)
     np.testing.assert_array_equal(found["labels"], np.maximum(labels[expected], 0))
     seen = np.array([1, 1, 1, 1, 1, 0] * 2 + [1, 0, 0, 0, 0, 0])
@@ -110,6 +117,16 @@ def test_prefetcher_takes_as_many_items_ahead_as_it_has_threads_and_counts_its_w
     assert closed == [True]
 
 
+def test_closing_a_prefetcher_waits_for_nothing_and_ends_it():
+    released, finished = threading.Event(), []
+    feed = prefetch.Prefetcher(lambda n: released.wait(60) and finished.append(n), range(6), threads=2)
+    feed.close()
+    assert not finished
+    released.set()
+    with pytest.raises((RuntimeError, CancelledError)):  # of the pool, or of what no thread had begun
+        [feed.next() for _ in range(2)]
+
+
 def test_a_source_at_a_network_is_told_each_image_of_a_batch_once_in_order_and_is_stopped():
     class Far(list):
         def read_ahead(self, order):
@@ -124,6 +141,11 @@ def test_a_source_at_a_network_is_told_each_image_of_a_batch_once_in_order_and_i
     orders = [sample_ids(3, np.arange(first, first + 4), 10).tolist() for first in (4, 8)]
     assert items.told == [list(dict.fromkeys(order)) for order in orders] != orders
     assert not hasattr(items, "stopped")
+    feed.close()
+    assert items.stopped
+    del items.stopped
+    feed = prefetch.evaluation_prefetcher(source, batch_size=4, rows=np.arange(2, 5))  # of 0 to 4, the last one padding
+    assert items.told == [[2, 3, 0], [6, 7, 0], [0]]
     feed.close()
     assert items.stopped
 
