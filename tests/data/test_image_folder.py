@@ -11,7 +11,7 @@ from helpers.remote_data import at_url
 from jaxdp.cloud.remote_folder import RemoteFolder
 from jaxdp.cloud.source import Source
 from jaxdp.config import Storage
-from jaxdp.data import image_folder, sources
+from jaxdp.data import image_folder, progress, sources
 from jaxdp.data.datasets import similar_splits
 from jaxdp.data.image_folder import find_images
 from jaxdp.data.loader import DecodedImages
@@ -141,6 +141,8 @@ def test_links_from_a_class_are_followed_but_not_to_what_contains_it(tmp_path):
     names = [source.name(index).partition("/train/")[2] for index in range(len(source))]
     assert names == ["a/1.png", "a/below/2.png", "a/linked/4.png", "a/linked/deep/5.png", "b/3.png"]
     assert source.warnings == []
+    (tmp_path / "alias").symlink_to(split)
+    assert len(image_folder.ImageFolder.open(tmp_path / "alias")) == 5
     for target in (split, tmp_path):
         (split / "c").symlink_to(target)
         with pytest.raises(ConfigError, match=r"class folder '.*/train/c' has no images"):
@@ -215,7 +217,7 @@ def test_open_class_name_not_utf8_raises(tmp_path):
         image_folder.ImageFolder.open(tmp_path / "train")
 
 
-def test_image_files_follows_links_and_reports_unreadable_files(tmp_path):
+def test_image_files_follows_links_and_reports_unreadable_files(tmp_path, monkeypatch):
     """Links are followed, also where they lead back; what is hidden is left out, and what cannot be read is named."""
     inside, other = tmp_path / "inside", tmp_path / "other"
     for path in (inside / "a.png", inside / ".hidden.png", inside / ".trash" / "b.png", other / "deep" / "c.png"):
@@ -225,10 +227,21 @@ def test_image_files_follows_links_and_reports_unreadable_files(tmp_path):
     (inside / "loop").symlink_to(inside)
     (inside / "gone.png").symlink_to(tmp_path / "nowhere")
     (inside / "itself").symlink_to(inside / "itself")
+    (inside / "notes.txt").touch()
+    (tmp_path / "alias").symlink_to(inside)
     os.mkfifo(inside / "pipe.png")
+    listed = []
+    monkeypatch.setattr(progress, "listener", lambda: listed.append(1))
     found, left_out, bad = find_images([inside])
+    assert len(listed) == 3
     assert found == [str(inside / "a.png"), str(inside / "linked" / "deep" / "c.png")]
-    assert left_out == []
+    assert left_out == [str(inside / "notes.txt")]
+    assert [len(part) for part in find_images([tmp_path / "alias"])] == [2, 1, 3]
+    monkeypatch.setenv("HOME", str(inside))
+    assert find_images(["~/notes.txt", inside / "a.png"]) == ([str(inside / "notes.txt"), str(inside / "a.png")], [], {})
+    for missing, message in (("gone", "no such file or folder"), ("s3://a/b.png", "images=")):
+        with pytest.raises(ConfigError, match=message):
+            find_images([missing])
     assert bad == {
         str(inside / "gone.png"): "dangling link",
         str(inside / "itself"): "dangling link",

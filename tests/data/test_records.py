@@ -28,6 +28,13 @@ def test_tfrecord_and_array_record_return_equal_examples(imagenet, imagenet_tfre
         other[len(other)]
 
 
+def test_array_records_may_need_more_open_files_than_the_limit(imagenet, monkeypatch):
+    needed = []
+    monkeypatch.setattr(records, "allow_open_files", needed.append)
+    open_split("imagenet2012", str(imagenet), "train")
+    assert needed == [1]
+
+
 def test_open_tfrecord_with_missing_records_raises(imagenet_tfrecord):
     file = imagenet_tfrecord / "imagenet2012/5.1.0/imagenet2012-train.tfrecord-00001-of-00002"
     data = file.read_bytes()
@@ -106,6 +113,8 @@ def test_check_array_record_truncated_anywhere_raises(tmp_path):
     records.check_array_record(str(file), 200)
     with pytest.raises(ConfigError, match=r"damaged file: 200 records, expected 100; prepare it again$"):
         records.check_array_record(str(file), 100)
+    with pytest.raises(OSError, match="regular file|directory"):  # nor would a pipe be waited for
+        records.check_array_record(str(tmp_path), 200)
     data = file.read_bytes()
     for length in (0, 1, 70_000, len(data) // 2, len(data) - 65_536, len(data) - 1):
         file.write_bytes(data[:length])

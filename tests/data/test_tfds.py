@@ -12,7 +12,7 @@ import pytest
 from helpers.images import encode, smooth_image
 from helpers.tfds_miniature import open_split, prepare_miniature
 
-from jaxdp.config import Config, Data, Model
+from jaxdp.config import Config, Data, Model, Storage
 from jaxdp.data import decode, sources, tfds
 from jaxdp.data.decode import ImageError
 from jaxdp.errors import ConfigError, StorageError
@@ -131,10 +131,12 @@ def test_errors_of_the_files_are_retried_and_say_nothing_about_the_record_but_da
             source[index]
 
 
-def test_size_of_a_published_data_set_is_known_without_it_and_otherwise_that_of_its_split(imagenet):
+def test_size_of_a_published_data_set_is_known_without_it_and_otherwise_that_of_its_split(imagenet, tmp_path):
     size = tfds.Prepared().size
     assert size(Config(data=Data(source="imagenet2012"))) == (1_281_167, 1000)
     assert size(Config(data=Data(source="imagenet2012", directory=str(imagenet)))) == (20, 1000)
+    at_url = Data(source="imagenet2012", directory=f"file://{imagenet}")
+    assert size(Config(data=at_url, storage=Storage(directory=str(tmp_path)))) == (20, 1000)
     part = Data(source="imagenet2012", directory=str(imagenet), train_split="validation[:3]")
     assert size(Config(data=part)) == (3, 1000)
     assert tfds.Prepared().data_set(Config(data=part)).names() == ["train", "validation"]
