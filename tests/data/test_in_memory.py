@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from helpers.step import with_parts
 
-from jaxdp.config import Config, Data, Model
+from jaxdp.config import Config, Data, Model, Phase
 from jaxdp.data import augment
 from jaxdp.data.digits import FILE
-from jaxdp.data.sources import open_datasets
+from jaxdp.data.sources import open_datasets, source_of
 from jaxdp.data.synthetic import SyntheticSource
+from jaxdp.errors import ConfigError
 
 
 def open_digits(**options):
@@ -60,6 +62,48 @@ def test_synthetic_images_depend_on_seed_split_and_index_only():
     assert not np.array_equal(other_seed[7][0], other_split[7][0])
     with pytest.raises(IndexError):
         source[100]
+
+
+def test_synthetic_images_are_the_same_in_every_release():
+    """Since checkpoints of runs that saw them go on."""
+    source = SyntheticSource(100, 8, 5, seed=3, split=1)
+    colors = np.random.Generator(np.random.Philox(key=[7, 5])).integers(0, 128, (5, 3), np.uint8)
+    for index in (0, 42):
+        random = np.random.Generator(np.random.Philox(key=[3 * 256 + 1, index]))
+        label = random.integers(5, dtype=np.int32)
+        image = random.integers(0, 128, (8, 8, 3), np.uint8) + colors[label]
+        for found in (source[index], [rows[0] for rows in source.batch(np.array([index]))]):
+            assert (found[0].dtype, found[1].dtype) == (np.uint8, np.int32)
+            np.testing.assert_array_equal(found[0], image)
+            assert found[1] == label
+    with pytest.raises(IndexError):
+        source[-1]
+
+
+@pytest.mark.parametrize("source", ["digits", "synthetic"])
+def test_phases_of_another_size_have_the_training_images_at_that_size_and_labels_the_order_of_the_run(source):
+    data = Data(source=source, image_size=8, train_examples=30, eval_examples=20)
+    config = Config(model=Model(classes=10), data=data, batch=(Phase(8), Phase(8, image_size=12)))
+    opened = open_datasets(config)
+    assert list(opened.resized) == [12]
+    assert source_of(config).size(config) == (len(opened.train), 10)
+    indices = np.arange(30)
+    images, labels = opened.resized[12].batch(indices, indices)
+    np.testing.assert_array_equal(labels, opened.train.batch(indices, indices)[1])
+    assert images.shape == (30, 12, 12, 3)
+    names = tuple("0123456789")
+    again = open_datasets(config, trained=names if source == "digits" else ())
+    np.testing.assert_array_equal(again.train.batch(indices, indices)[1], labels)
+    if source == "digits":
+        turned = open_datasets(config, trained=names[::-1])
+        np.testing.assert_array_equal(turned.train.batch(indices, indices)[1], 9 - labels)
+        assert (turned.classes, turned.class_count, turned.train.labels.dtype) == (names[::-1], 10, np.int32)
+        fit = with_parts(config, data={"train_split": "fit"})
+        assert source_of(fit).size(fit) == (len(open_datasets(fit).train), 10)
+    else:
+        with pytest.raises(ConfigError, match=r"the training set is of other classes: its numbers stand in another order"):
+            open_datasets(config, trained=names[::-1])
+        assert source_of(config).size(with_parts(config, model={"classes": None})) == (30, 1000)
 
 
 def test_synthetic_images_are_the_color_of_their_class_in_every_split_under_noise_of_128_levels():

@@ -113,7 +113,7 @@ def test_check_array_record_truncated_anywhere_raises(tmp_path):
     records.check_array_record(str(file), 200)
     with pytest.raises(ConfigError, match=r"damaged file: 200 records, expected 100; prepare it again$"):
         records.check_array_record(str(file), 100)
-    with pytest.raises(OSError, match="regular file|directory"):  # nor would a pipe be waited for
+    with pytest.raises(OSError, match=r"regular file|directory"):  # nor would a pipe be waited for
         records.check_array_record(str(tmp_path), 200)
     data = file.read_bytes()
     for length in (0, 1, 70_000, len(data) // 2, len(data) - 65_536, len(data) - 1):
