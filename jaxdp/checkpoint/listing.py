@@ -1,6 +1,7 @@
 """The checkpoints in a folder: lists and chooses them, decides which ones are kept, and renames corrupt ones."""
 
 import contextlib
+import itertools
 import math
 import os
 import shutil
@@ -112,7 +113,7 @@ def named_checkpoints(manifests: list[Manifest], metric: str) -> dict[str, int]:
 
 def quarantine(path: Path, suffix: str = "corrupt") -> Path:
     """Rename a checkpoint to NAME.SUFFIX (NAME.SUFFIX-2, ...), so that it is no longer used. Returns the new path."""
-    names = (path.with_name(f"{path.name}.{suffix}{'' if n == 1 else f'-{n}'}") for n in range(1, 10_000))
+    names = (path.with_name(f"{path.name}.{suffix}{'' if n == 1 else f'-{n}'}") for n in itertools.count(1))
     target = next(name for name in names if not os.path.lexists(name))
     path.rename(target)
     return target
