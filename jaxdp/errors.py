@@ -150,7 +150,7 @@ def printable(text: object, limit: int = 200) -> str:
 def printable_lines(text: object) -> str:
     """`printable` for messages that quote untrusted text: keeps line breaks and does not truncate."""
     lines = str(text).split("\n")
-    return "\n".join(line if line.isprintable() else printable(line, sys.maxsize - 1) for line in lines)
+    return "\n".join(line if line.isprintable() else printable(line, sys.maxsize) for line in lines)
 
 
 def print_safe(text: object, file: IO[str] | None = None) -> None:

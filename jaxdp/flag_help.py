@@ -155,7 +155,7 @@ def _default_text(flag: "Flag") -> str:
 
 
 def _first_clause(text: str) -> str:
-    return re.split(r"(?<=\w)\.(?:\s|$)|; ", " ".join(text.split()))[0]
+    return re.split(r"(?<=[\w)])\.(?:\s|$)|; ", " ".join(text.split()))[0]
 
 
 def _width() -> int:

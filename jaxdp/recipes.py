@@ -177,23 +177,23 @@ def scale_schedule(config: Config, flags: list[str]) -> Config:
         ratio = float(flag_value(flags, "--epochs") or config.epochs) / config.epochs
     except ValueError:  # the parser reports it
         return config
-    if keep or ratio == 1 or not 0 < ratio < math.inf:
+    if keep or not 0 < ratio < math.inf:
         return config
 
     ignored = SCHEDULES.ignored_fields(config.schedule.name)
 
     def scaled(field: str, epochs: Any) -> Any:
-        if flag_value(flags, f"--{field}") is not None or epochs is None or field.replace("-", "_") in ignored:
+        if flag_value(flags, f"--{field}") is not None or epochs is None or field in ignored:
             return epochs
         return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
 
     batch = tuple(
-        dataclasses.replace(phase, until_epoch=scaled(f"batch.{index}.until-epoch", phase.until_epoch))
+        dataclasses.replace(phase, until_epoch=scaled(f"batch.{index}.until_epoch", phase.until_epoch))
         for index, phase in enumerate(config.batch)
     )
     schedule = dataclasses.replace(
         config.schedule,
-        warmup_epochs=scaled("schedule.warmup-epochs", config.schedule.warmup_epochs),
+        warmup_epochs=scaled("schedule.warmup_epochs", config.schedule.warmup_epochs),
         boundaries=scaled("schedule.boundaries", config.schedule.boundaries),
     )
     return dataclasses.replace(config, batch=batch, schedule=schedule)

@@ -110,7 +110,7 @@ def _adapter() -> TypeAdapter[Config]:
 
 def _config_error(error: ValidationError) -> ConfigError:
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # pydantic adds the type in a union
+    field = ".".join(str(part) for part in first["loc"] if not re.search(r"\[|^(int|float)$", str(part)))  # types of a union
     reason = re.sub(r"^(Input|String) should ", "must ", first["msg"])
     bound = next(iter(first.get("ctx", {}).values()), None)
     if bound == SMALLEST and first["input"] <= 0:

@@ -59,6 +59,27 @@ def test_from_json_of_to_json_returns_an_equal_config():
         ("schedule.boundaries", [3.0, 2.0], "schedule.boundaries=(3.0, 2.0): not used with schedule.name='cosine'"),
         ("data.directory", "/images", "data.directory='/images': not used with data.source='digits'; use --data.source fol"),
         ("batch", [], "batch=(): needs at least one phase"),
+        ("epochs", 0, "epochs=0: must be greater than 0"),
+        ("epochs", 1e-16, "epochs=1e-16: must be greater than or equal to 1e-15"),
+        ("optimizer.momentum", 1.0, "optimizer.momentum=1.0: must be less than 1"),
+        ("optimizer.momentum", 0.99999999, "optimizer.momentum=0.99999999: must be less than or equal to 0.9999999"),
+        ("optimizer.weight_decay", 1e16, "optimizer.weight_decay=1e+16: must be less than or equal to 1e+15"),
+        ("data.image_size", 5000, "data.image_size=5000: must be less than or equal to 4096"),
+        ("batch.0.global_bath", 3, "batch.0.global_bath: unknown field; did you mean global_batch? choose from "),
+        ("optimizer.loss_scale", "x", "optimizer.loss_scale='x': must be 'none' or 'dynamic'"),
+        ("data.eval_resize", "x", "data.eval_resize='x': must be a valid "),  # an integer or a float
+        (
+            "data.mix_alpha",
+            0.2,
+            "data.mix_alpha=0.2: not used with data.mix='none'; use --data.mix mixup (or cutmix, mixup_or_cutmix), "
+            "or omit data.mix_alpha (default: 1.0)",
+        ),
+        (
+            "schedule.boundaries",
+            [3.0],
+            "schedule.boundaries=(3.0,): not used with schedule.name='cosine'; use --schedule.name goyal (or sony_b), "
+            "or omit schedule.boundaries (default: empty)",
+        ),
     ],
 )
 def test_from_json_with_an_invalid_value_raises_one_line_with_field_value_and_reason(path, value, message):
@@ -101,6 +122,7 @@ def test_changes_lists_changed_fields_except_resume_safe_ones():
         batch=(Phase(until_epoch=3.0), Phase(global_batch=256)),
     )
     assert changes(TWO_PHASES, other) == ["batch.1.global_batch: 512 -> 256", "seed: 0 -> 7"]
+    assert changes(Config(), TWO_PHASES) == ["batch.0.until_epoch: None -> 3", "batch.1.global_batch: None -> 512"]
 
 
 def test_changes_lists_the_epochs_without_the_schedule_that_they_scale():
@@ -112,6 +134,11 @@ def test_changes_lists_the_epochs_without_the_schedule_that_they_scale():
     schedule = dataclasses.replace(new.schedule, warmup_epochs=0.123456)
     listed = changes(old, dataclasses.replace(new, schedule=schedule))
     assert "schedule.warmup_epochs: " + f"{old.schedule.warmup_epochs:.4g} -> 0.1235" in listed
+    without_end = dataclasses.replace(new, batch=(dataclasses.replace(new.batch[0], until_epoch=None), *new.batch[1:]))
+    assert any(line.startswith("batch.0.until_epoch: ") for line in changes(old, without_end))
+    for boundaries in ((6.0, 12.0, 15.0), ()):
+        other = with_fields(new, {"schedule.boundaries": boundaries})
+        assert any(line.startswith("schedule.boundaries: ") for line in changes(old, other))
     assert changes(Config(epochs=1.0), Config(epochs=1.000001)) == ["epochs: 1.0 -> 1.000001"]
 
 

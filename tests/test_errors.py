@@ -73,6 +73,7 @@ def test_printable_truncates_long_text():
     assert printable("x" * 201) == "x" * 197 + "..."
     assert printable("\x1b" * 10**6, 40) == (r"\x1b" * 10)[:37] + "..."
     assert len(printable("\n" * 30, 50)) == 50
+    assert [printable("xxxx", limit) for limit in range(5)] == ["", ".", "..", "...", "xxxx"]
 
 
 def test_first_line_of_a_message_that_begins_with_an_empty_one_is_what_it_says():
@@ -104,6 +105,8 @@ def test_exit_codes_are_the_documented_ones():
 
 def test_storage_error_is_one_line_with_its_url():
     assert [StorageError("gone", "s3://a/b", permanent=permanent).permanent for permanent in (False, True)] == [False, True]
+    assert not StorageError("gone", "s3://a/b").permanent
+    assert not TrainingError("it failed").says_how_to_continue
     assert str(StorageError("gone", "s3://a/b")) == "s3://a/b: gone"
 
 
@@ -140,10 +143,17 @@ def test_plural(number, noun, spec, words):
 
 @pytest.mark.parametrize(
     ("code", "package"),
-    [("import absent_a.b", "absent_a"), ("1 / 0", "outer_h"), ("import json\njson.loads('')", "outer_h")],
+    [
+        ("import absent_a.b", "absent_a"),
+        ("1 / 0", "outer_h"),
+        ("import json\njson.loads('')", "outer_h"),
+        ("import inner_h.part", "inner_h"),
+    ],
 )
 def test_not_imported_is_the_package_that_is_missing_or_whose_import_failed(code, package, tmp_path, monkeypatch):
     (tmp_path / "outer_h.py").write_text(code)
+    (tmp_path / "inner_h").mkdir()
+    (tmp_path / "inner_h/part.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Exception, match=r"absent_a|division|Expecting value") as error:
         importlib.import_module("outer_h")

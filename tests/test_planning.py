@@ -28,6 +28,11 @@ def test_make_plan_with_two_phases_has_their_steps_and_meshes():
     assert [plan.phase_at(s) for s in (0, 3456, 3552, 9000)] == [0, 0, 1, 1]
 
 
+def test_phase_inside_the_last_step_of_the_one_before_is_left_out():
+    plan = make_plan(config_with(Phase(400, 1.1), Phase(100, 1.2), Phase(50), epochs=2.0), examples=1000, devices=1)
+    assert [(phase.index, phase.first_sample, phase.steps) for phase in plan.phases] == [(0, 0, 3), (2, 1200, 16)]
+
+
 def test_training_hours_follow_from_the_devices_that_each_phase_uses():
     plan = make_plan(config_with(Phase(100, 1.0), Phase(50), epochs=3.0), examples=1000, devices=4)
     assert [phase.devices for phase in plan.phases] == [4, 2]
@@ -354,6 +359,7 @@ UP = {"learning_rate": 1e13, "boundaries": (2.005, 5.0), "factor": 1e5}
         (UP | {"from_epoch": 2.0}, (Phase(128),), "5e+17 at epoch 4.12"),
         ({"from_epoch": 2.0}, (Phase(512),), "2e+15 at epoch 2.00"),
         ({"warmup_epochs": 1.0}, (Phase(512),), "2e+15 at epoch 1.00"),
+        ({"warmup_epochs": 20.0}, (Phase(1024),), "2.35e+15 at epoch 9.00"),  # the last step of a warm-up longer than the run
         ({}, (Phase(128, 3.0), Phase(512)), "2e+15 at epoch 3.00"),
         (UP | {"boundaries": tuple(2 + n / 1024 for n in range(1, 90))}, (Phase(128),), "inf at epoch 2.12"),
     ],
@@ -392,3 +398,29 @@ def test_warning_of_small_workers_is_for_what_the_plan_divides_or_averages(field
         assert ("or --data.image-size" in warning) == ("64x64" in expected)
     only_divided = phase.per_worker_batch is None
     assert (small_worker_warning(plan, has_batch_norm=False) is None) == (only_divided or expected is None)
+
+
+VALUES = "batch normalization averages over"
+FEW, WORKER = "each, few for batch normalization; set a larger", "--batch.0.per-worker-batch"
+BOTH, SYNCHRONIZED = f"--batch.0.global-batch and {WORKER}", ", or --model.norm synchronized"
+
+
+@pytest.mark.parametrize(
+    ("size", "phase", "devices", "norm", "expected"),
+    [
+        (32, Phase(16, per_worker_batch=4), 4, "per_worker", f"workers of 4 images {FEW} {WORKER}{SYNCHRONIZED}"),
+        (32, Phase(4, per_worker_batch=4), 1, "per_worker", f"workers of 4 images {FEW} {BOTH}"),
+        (32, Phase(4), 1, "per_worker", f"workers of 4 images {FEW} --batch.0.global-batch"),
+        (32, Phase(6, per_worker_batch=1), 6, "synchronized", f"{VALUES} 6 values of each channel; set a larger {BOTH}"),
+        (
+            64,
+            Phase(4, image_size=64, per_worker_batch=1),
+            4,
+            "per_worker",
+            f"{VALUES} 4 values of each channel, with images of 64x64; set a larger {WORKER}, or --batch.0.image-size{SYNCHRONIZED}",
+        ),
+    ],
+)
+def test_warning_of_few_values_names_every_flag_that_helps(size, phase, devices, norm, expected):
+    plan = make_plan(small(size, phase, norm=norm), examples=5000, devices=devices)
+    assert small_worker_warning(plan, has_batch_norm=True) == f"batch.0: {expected}"

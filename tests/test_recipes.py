@@ -9,7 +9,16 @@ import jaxdp
 from jaxdp.config import Config, Optimizer, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.files import known_recipes
-from jaxdp.recipes import adapt, find_config, is_rank0, load_config, load_recipe, register_from, reset_for_network
+from jaxdp.recipes import (
+    adapt,
+    find_config,
+    is_rank0,
+    load_config,
+    load_recipe,
+    register_from,
+    reset_for_network,
+    scale_schedule,
+)
 from jaxdp.validation import to_json, with_fields
 
 ROOT = Path(__file__).parent.parent
@@ -29,12 +38,13 @@ def test_load_config_with_numbers_in_the_flags_is_that_with_their_text():
     assert load_config("digits", ["--epochs", 3]) == load_config("digits", ["--epochs", "3"])
 
 
-def test_load_config_by_name_and_by_path_are_equal(tmp_path):
+def test_load_config_by_name_and_by_path_are_equal(tmp_path, monkeypatch):
     by_name = load_config("digits")
     assert by_name == load_config(find_config("digits"))
     saved = tmp_path / "config.json"
     saved.write_text(to_json(by_name))
-    assert load_config(saved) == by_name
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_config(saved) == load_config("~/config.json") == by_name
 
 
 def test_load_config_with_flags_overrides_the_recipe():
@@ -137,9 +147,11 @@ def test_only_train_and_plan_print_the_notes_of_a_recipe_file_that_calls_load_co
     recipe.write_text("import jaxdp\n\ndef config():\n    return jaxdp.load_config('digits', ['--epochs', '14'])\n")
     register_from(str(recipe))
     load_recipe(["--config", str(recipe)], "digits")
+    load_recipe(["--config", str(recipe), "--rank", "1"], "digits", notes=True)
     assert capsys.readouterr().err == ""
-    load_recipe(["--config", str(recipe)], "digits", notes=True)
-    assert capsys.readouterr().err.startswith("the recipe's schedule is scaled")
+    for rank in ([], ["--rank", "0"]):
+        load_recipe(["--config", str(recipe), *rank], "digits", notes=True)
+        assert capsys.readouterr().err.startswith("the recipe's schedule is scaled")
 
 
 def test_recipe_chosen_by_omission_warns_of_own_images():
@@ -219,6 +231,12 @@ def test_flag_scales_exactly_what_no_other_flag_gives(tmp_path, capsys, flags, p
     if not by_recipe and scaled and len(flags) == 2:
         with pytest.raises(ConfigError, match="must end before the run"):
             load_config(tmp_path / "mine.json", flags)
+
+
+@pytest.mark.parametrize("epochs", ["0", "-3.5", "nan", "inf", "many"])
+def test_schedule_is_not_scaled_by_a_number_of_epochs_that_the_parser_refuses(epochs):
+    config = load_config("digits")
+    assert scale_schedule(config, ["--epochs", epochs]) is config
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from jaxdp import records as module
 from jaxdp.records import is_plausible, read_events, read_log, scan_log, to_json
 
 
@@ -59,6 +60,15 @@ def test_events_of_a_long_file_are_its_last_whole_ones(tmp_path):
     (tmp_path / "events.jsonl").write_text("".join(lines))
     events = read_events(tmp_path / "events.jsonl")
     assert events == [json.loads(line) for line in lines[-(256 * 1024 // len(lines[0])) :]]
+
+
+def test_log_of_at_most_the_limit_is_read(tmp_path, monkeypatch):
+    (path := tmp_path / "metrics.jsonl").write_text('{"samples": 1}\n')
+    monkeypatch.setattr(module, "LARGEST", 15)
+    assert read_log(path) == [{"samples": 1}]
+    monkeypatch.setattr(module, "LARGEST", 14)
+    with pytest.raises(OSError, match="File too large"):
+        read_log(path)
 
 
 def test_sparse_log_that_claims_a_terabyte_is_refused_without_reading_it(tmp_path):
