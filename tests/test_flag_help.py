@@ -6,11 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from typing import Annotated, Literal
 
 import pytest
+from typing_extensions import Doc
 
 from jaxdp.cli import main
 from jaxdp.cli.options import EVERYDAY, Launch
+from jaxdp.flag_help import asks_for_help, rows
+from jaxdp.flags import Arg, parse
 from jaxdp.recipes import load_config
 from jaxdp.validation import to_json
 
@@ -87,3 +91,145 @@ def test_help_has_characters_that_a_terminal_lacks_as_escapes():
     done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\\xfc" in done.stdout
+
+
+@dataclasses.dataclass
+class Oven:
+    """Heat, and how long; not read here. Nor here."""
+
+    degrees: Annotated[int | None, Doc("Heat (in Celsius). Measured inside")] = None
+    modes: tuple[Literal["fan", "grill"], ...] = ("fan", "grill")
+    """Where the heat
+    comes from"""
+    is_clean: bool = True
+    """State"""
+
+
+@dataclasses.dataclass
+class Bake:
+    """Bakes a cake of several layers in
+    an oven.
+
+    It takes an hour.
+
+    Examples:
+    bake cherry --slices 12 --oven.degrees 180 --dry
+    bake plum
+    """
+
+    fruit: Annotated[str, Arg(positional=True)]
+    """Fruit to put in"""
+    slices: Annotated[int, Arg(metavar="A|B")]
+    """Number of pieces; each is as large as the others"""
+    dry: Annotated[bool, Arg(negatable=False)] = False
+    """Without milk"""
+
+
+@dataclasses.dataclass
+class BakeInOven(Bake):
+    """Bakes.
+
+    Examples:
+    bake plum
+    """
+
+    oven: Oven = dataclasses.field(default_factory=Oven)
+
+
+ABOUT = """\
+  Bakes a cake of several layers in an
+  oven.
+
+  It takes an hour.
+
+Examples:
+  bake cherry --slices 12 \\
+      --oven.degrees 180 --dry
+  bake plum
+"""
+SLICES = """\
+  --slices A|B
+      Number of pieces; each is as large
+      as the others (required)
+"""
+OVEN = """\
+oven: Heat, and how long.
+  --oven.degrees INT
+      Heat (in Celsius). Measured inside
+  --oven.modes {fan,grill}
+      Where the heat comes from
+      (default: fan grill)
+  --oven.is-clean, --oven.no-is-clean
+      State (default: True)
+"""
+OVERVIEW = """\
+usage: bake [OPTIONS]
+       bake --help GROUP
+
+  Bakes.
+
+Examples:
+  bake plum
+
+Everyday options:
+  --slices A|B
+      Number of pieces
+  --dry
+      Without milk
+  --oven.degrees INT
+      Heat (in Celsius)
+  --oven.modes STR
+      Where the heat comes from: fan,
+      grill (default: fan grill)
+
+Groups of options (--help GROUP):
+  general     Options of the command;
+              name, seed and length of
+              the run
+  oven        Heat, and how long
+  all         All options
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "expected"),
+    [
+        (
+            Bake,
+            "--help",
+            f"usage: bake [OPTIONS] STR\n\n{ABOUT}\nArguments:\n  STR\n      Fruit to put in (required)\n\nOptions:\n{SLICES}"
+            "  --dry\n      Without milk\n",
+        ),
+        (BakeInOven, "--help", OVERVIEW),
+        (BakeInOven, "--help oven", f"usage: bake [OPTIONS]\n\n{OVEN}"),
+    ],
+)
+def test_help_is_laid_out_for_the_width_of_the_terminal(options, words, expected, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    everyday = ("--oven.degrees", "--oven.modes", "--of-another-command")
+    with pytest.raises(SystemExit):
+        parse(options, words.split(), "bake", everyday=everyday)
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(("columns", "width"), [(10, 40), (57, 57), (58, 58), (1000, 100)])
+def test_lines_are_as_wide_as_the_terminal_from_40_to_100_columns(columns, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for word in ("x", "xx", "xxx"):
+        fit = (width - 14 + 1) // (len(word) + 1)
+        assert rows({"--name": f"{word} " * 2 * fit}) == "\n".join(
+            [f"  --name{' ' * 6}{' '.join([word] * fit)}", f"{' ' * 14}{' '.join([word] * fit)}"]
+        )
+
+
+def test_names_wider_than_half_of_the_terminal_are_above_their_texts(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    half, wider = "x" * 27, "x" * 28
+    assert rows({half: "Text", "y": ""}) == f"  {half} Text\n  y{' ' * 27}"
+    assert rows({wider: "Text", "y": ""}) == f"  {wider}\n      Text\n  y\n      "
+    assert rows({"y": "Text"}, below=True) == "  y\n      Text"
+
+
+def test_help_is_asked_for_by_whole_words():
+    assert [words for words in ("-h", "--help", "a --help=data") if not asks_for_help(words.split())] == []
+    assert [words for words in ("", "a", "--helpful", "-hx", "help") if asks_for_help(words.split())] == []

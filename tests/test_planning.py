@@ -417,7 +417,8 @@ BOTH, SYNCHRONIZED = f"--batch.0.global-batch and {WORKER}", ", or --model.norm 
             Phase(4, image_size=64, per_worker_batch=1),
             4,
             "per_worker",
-            f"{VALUES} 4 values of each channel, with images of 64x64; set a larger {WORKER}, or --batch.0.image-size{SYNCHRONIZED}",
+            f"{VALUES} 4 values of each channel, with images of 64x64; set a larger {WORKER}, or --batch.0.image-size"
+            f"{SYNCHRONIZED}",
         ),
     ],
 )
