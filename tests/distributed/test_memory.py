@@ -18,7 +18,7 @@ def test_out_of_memory_or_threads_exits_with_1_and_one_line_with_the_limits(caps
     def fails(arguments):
         raise error
 
-    monkeypatch.setattr(main, "_main", fails)
+    monkeypatch.setattr(main, "_with_help_last", fails)
     with pytest.raises(SystemExit) as exit_:
         main.main([])
     assert exit_.value.code == 1

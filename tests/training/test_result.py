@@ -106,7 +106,7 @@ def test_the_present_progress_has_the_times_and_bad_images_up_to_now():
 
 
 def test_versions_are_those_of_the_installed_packages():
-    found = versions()
+    found = dict(versions())
     assert found.pop("python") == platform.python_version()
     assert found == {
         name: importlib.import_module(name.replace("-", ".")).__version__
