@@ -5,6 +5,9 @@ import io
 import json
 import os
 import pwd
+import resource
+import stat
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,10 +23,13 @@ from jaxdp.data.tfds import prepare
 from jaxdp.errors import ConfigError
 from jaxdp.files import (
     NotRegularError,
+    allow_open_files,
     check_no_password,
     check_output,
     create_atomically,
+    discard_output,
     expand_user,
+    is_url,
     known_recipes,
     no_directory_reason,
     open_regular,
@@ -67,10 +73,26 @@ def test_open_regular_of_a_pipe_device_or_directory_raises(tmp_path):
 def test_open_regular_appends_and_follows_links(tmp_path):
     with open_regular(tmp_path / "new", "ab") as file:
         file.write(b"one ")
+        assert (tmp_path / "new").read_bytes() == b"one "  # at once
+    os.umask(mask := os.umask(0))
+    assert stat.S_IMODE(os.stat(tmp_path / "new").st_mode) == 0o666 & ~mask
     with open_regular(tmp_path / "new", "ab") as file:
         file.write(b"two")
     (tmp_path / "link").symlink_to("new")
     assert read_regular(tmp_path / "link") == b"one two"
+    with open_regular(tmp_path / "new") as file:
+        assert isinstance(file, io.BufferedReader)
+
+
+def test_file_that_becomes_a_pipe_before_it_is_opened_is_refused_and_closed(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    before, opened = os.stat(tmp_path / "file"), os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda path: before)
+        with pytest.raises(NotRegularError):
+            open_regular(tmp_path / "pipe")
+    assert len(os.listdir("/proc/self/fd")) == len(opened)
 
 
 def test_images_that_are_not_regular_files_raise_image_error(tmp_path):
@@ -133,6 +155,7 @@ def test_write_atomically_takes_text_bytes_or_a_file_and_syncs_what_it_wrote(tmp
     for data in ("\u00e9", "\u00e9".encode(), io.BytesIO("\u00e9".encode())):
         write_atomically(tmp_path / "x", data, sync=sync)
         assert (tmp_path / "x").read_bytes() == b"\xc3\xa9"
+    write_atomically(tmp_path / "x", b"")
     assert synced == [2, 2, 2] * sync
 
 
@@ -150,7 +173,7 @@ def test_a_write_that_fails_names_the_file_and_leaves_nothing(tmp_path):
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
-def test_check_output_accepts_what_write_output_can_write(tmp_path):
+def test_check_output_accepts_what_write_output_can_write(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("file")
@@ -165,6 +188,11 @@ def test_check_output_accepts_what_write_output_can_write(tmp_path):
         check_output("", True, "--csv")
     write_output(tmp_path / "a/b/new", b"x")
     assert (tmp_path / "a/b/new").read_bytes() == b"x"
+    modes = []
+    monkeypatch.setattr(os, "access", lambda folder, mode: modes.append(mode))  # root may write anywhere
+    with pytest.raises(ConfigError, match="is not a writable directory"):
+        check_output(tmp_path / "a/c/new", overwrite=False)
+    assert modes == [os.W_OK | os.X_OK]
 
 
 def test_why_a_directory_cannot_be_created(tmp_path):
@@ -211,6 +239,7 @@ def test_write_output_goes_through_links_and_into_pipes(tmp_path):
         ("http://user:secret@host:9000/x", "http://...@host:9000/x"),
         ("https://secret@host/x", "https://...@host/x"),
         ("simplecache::s3://KEY:secret@bucket", "simplecache::s3://...@bucket"),
+        (" s3://KEY:secret@bucket/x\n", "s3://...@bucket/x"),
         ("https://host/x?a=1&X-Amz-Signature=secret&b=2", "https://host/x?a=1&X-Amz-Signature=...&b=2"),
         ("https://host/x?sig=secret", "https://host/x?sig=..."),
         ("https://me:secret@host/?key=secret#token=secret", "https://...@host/?key=...#token=..."),
@@ -225,10 +254,20 @@ def test_a_url_with_a_password_is_refused_without_showing_it(url, shown):
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("protocol", ["s3a", "simplecache::S3"])
-def test_a_password_of_s3_is_refused_with_the_variables_of_aws(protocol):
-    with pytest.raises(ConfigError, match="; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
-        check_no_password(f"{protocol}://KEY:secret@bucket/x", "--workdir")
+@pytest.mark.parametrize(
+    ("protocol", "field", "hint"),
+    [
+        ("s3a", "--workdir", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        ("simplecache::S3", "--workdir", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        ("gs", "--workdir", "set GOOGLE_APPLICATION_CREDENTIALS to a file"),
+        ("https", "--workdir", "give the URL without it"),
+        ("https", "--logging.mlflow", "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        ("https", "logging.mlflow", "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+    ],
+)
+def test_a_password_is_refused_with_the_variables_that_hold_it(protocol, field, hint):
+    with pytest.raises(ConfigError, match=f"; {hint}"):
+        check_no_password(f"{protocol}://KEY:secret@bucket/x", field)
 
 
 @pytest.mark.parametrize(
@@ -349,3 +388,41 @@ def test_without_a_home_directory_there_is_no_cache_and_copies_need_a_directory(
 
 def test_run_without_a_home_directory_trains(homeless, tiny, tmp_path):
     assert train_shown(tiny, tmp_path / "run", screen=Quiet()).steps > 0
+
+
+def test_urls_are_those_of_a_protocol_and_a_slash():
+    assert [url for url in ("s3://b", "file:/x", " gs://b", "simplecache::s3://b", "A+b.c-1:/x") if not is_url(url)] == []
+    assert [path for path in ("x", "", "a:b", "/s3://b", "C:\\x", "1s://b", "runs/a:/b", Path("s3")) if is_url(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "count", "expected"),
+    [
+        ((1024, 4096), 512, None),
+        ((1024, 4096), 513, (1025, 4096)),
+        ((1024, 1500), 1024, (1500, 1500)),
+        ((1024, resource.RLIM_INFINITY), 10**6, (10**6 + 512, resource.RLIM_INFINITY)),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 10**6, None),
+    ],
+)
+def test_limit_of_open_files_is_raised_as_far_as_it_can_be_and_never_lowered(limits, count, expected, monkeypatch):
+    changes = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: changes.append(pair))
+    allow_open_files(count)
+    assert changes == ([] if expected is None else [expected])
+
+
+def test_output_that_cannot_be_written_goes_nowhere_and_is_named(tmp_path, monkeypatch):
+    """Of stdout and stderr alone; beside them, nothing is opened or stays open."""
+    opened, calls = len(os.listdir("/proc/self/fd")), []
+    monkeypatch.setattr(os, "dup2", lambda null, number: calls.append((os.fstat(null).st_rdev, number)))
+    for number, name in ((1, "stdout"), (2, "stderr"), (7, "mine")):
+        stream = types.SimpleNamespace(name="mine", fileno=lambda number=number: number, flush=lambda: calls.append("flushed"))
+        line = f"{name} cannot be written (Broken pipe); the run continues without it"
+        assert discard_output(stream, BrokenPipeError(32, "Broken pipe")) == line
+    null = os.stat(os.devnull).st_rdev
+    assert calls == [(null, 1), "flushed", (null, 2), "flushed"]
+    assert len(os.listdir("/proc/self/fd")) == opened
+    line = "output cannot be written (full); the run continues without it"
+    assert discard_output(io.StringIO(), OSError("full")) == line

@@ -107,13 +107,14 @@ class Oven:
 
 @dataclasses.dataclass
 class Bake:
-    """Bakes a cake of several layers in
-    an oven.
+    """Bakes one cake of several layers
+    in an oven.
 
-    It takes an hour.
+    It takes an hour or less, or two hours: see.
 
     Examples:
-    bake cherry --slices 12 --oven.degrees 180 --dry
+    bake cherry --slices 9 --oven 18 --dry
+    bake cherry --slices 9 --oven 180
     bake plum
     """
 
@@ -137,14 +138,17 @@ class BakeInOven(Bake):
 
 
 ABOUT = """\
-  Bakes a cake of several layers in an
+  Bakes one cake of several layers in an
   oven.
 
-  It takes an hour.
+  It takes an hour or less, or two
+  hours: see.
 
 Examples:
-  bake cherry --slices 12 \\
-      --oven.degrees 180 --dry
+  bake cherry --slices 9 --oven 18 \\
+      --dry
+  bake cherry --slices 9 --oven \\
+      180
   bake plum
 """
 SLICES = """\

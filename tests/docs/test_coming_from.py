@@ -19,6 +19,8 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ("--mixup 0.2", "--data.mix mixup --data.mix-alpha 0.2"),
         ("--model=resnet50.a1_in1k", "--model.depth 50"),
         ("--model resnet50d.ra2_in1k", "--model.depth 50 --model.stem deep --model.shortcut pooled"),
+        ("--model resnetblur50", "--model.depth 50 --model.blur-pool activations"),
+        ("--model resnet34c", "--model.depth 34 --model.stem deep"),
         ("--model seresnet152d", "--model.depth 152 --model.stem deep --model.shortcut pooled --model.squeeze-excitation"),
         ("--model vit_base_patch16_224", "--model.depth, for example --model.depth 50"),
         ("-a resnet20", "--model.depth, for example --model.depth 50"),
@@ -30,7 +32,9 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ("--amp", "--model.dtype bfloat16"),
         ("--fp16", "--model.dtype float16 --optimizer.loss-scale dynamic"),
         ("--amp-dtype float16", "--model.dtype float16 --optimizer.loss-scale dynamic"),
+        ("--amp-dtype bfloat16", "--model.dtype bfloat16"),
         ("--bn-momentum 0.01", "--model.norm-momentum 0.99"),
+        ("--bn-momentum low", "--model.norm-momentum, for example --model.norm-momentum 0.9"),
         ("--nproc-per-node 2", "jaxdp launch --processes 2 -- jaxdp train"),
         ("--nproc-per-node gpu", "jaxdp launch --processes, for example jaxdp launch --processes 2 -- jaxdp train"),
         ("--model.ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
@@ -38,11 +42,19 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ("--model-ema-warmup", "--optimizer.average-start warmup --optimizer.average-decay 0.9999"),
         ("--optimizr sgd", "--optimizer.name sgd"),
         ("--dataset tfds/cifar10", "--data.source cifar10"),
+        ("--dataset cifar10", "--data.source cifar10"),
+        ("--dataset torch/mnist", "--data.source, for example --data.source imagenet2012"),
+        ("--crop-pct 0.95", "--data.eval-resize 0.95"),
+        ("--crop-pct 95", "--data.eval-resize, for example --data.eval-resize 0.95"),
         ("--hflip 0.5", "--augment.flip"),
         ("--auto-augment ta_wide", "--data.auto-augment trivial_augment"),
         ("--aa rand-m6-mstd0.5-inc1", "--data.auto-augment rand_augment_increasing --augment.magnitude 6"),
         ("--aa rand-mstd0.5-inc1", "--data.auto-augment rand_augment_increasing --augment.magnitude 10"),
-        ("--aa rand-m6-inc1", "--data.auto-augment, for example --data.auto-augment rand_augment"),
+        ("--aa rand-n2-inc1-m6-mstd0.5", "--data.auto-augment rand_augment_increasing --augment.magnitude 6"),
+        *[
+            (f"--aa rand-{words}", "--data.auto-augment, for example --data.auto-augment rand_augment")
+            for words in ("m6-inc1", "m6-mstd0.5", "m6-n3-mstd0.5-inc1", "m6-mstd0.5-inc1-p1")
+        ],
         ("--output 'my runs'", "--workdir 'my runs'"),
         ("--workers many", "--data.threads"),
     ],
@@ -59,6 +71,8 @@ def test_directory_of_the_output_is_not_that_of_the_run_that_a_command_reads(com
 def test_flag_without_counterpart_is_explained(failing):
     name, reason = next(iter(NO_COUNTERPART.items()))
     assert failing("train", f"--{name}", "1") == f"--{name}: unknown flag; {reason}"
+    assert "--batch-size: unknown flag; not needed: a run evaluates as many" in failing("evaluate", "--batch-size", "8")
+    assert "did you mean --data.threads 8 " in failing("evaluate", "--workers", "8")
 
 
 WITH_EXAMPLE = [each for each in dict.fromkeys(COUNTERPARTS.values()) if (each.example or each.form) and not each.command]

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,6 +146,38 @@ def test_without_locks_a_process_of_another_user_or_container_is_seen(tmp_path, 
         patch.setattr(os, "readlink", lambda path: "pid:[1]")  # where the number belongs to no process, or to another one
         with locks.hold_record(tmp_path / ".in_use") as other:
             assert not other
+
+
+@pytest.mark.parametrize(("writes_after", "watch", "held"), [(0.9, 1.0, True), (1.2, 1.0, False), (0.9, 0.0, False)])
+def test_process_that_cannot_be_seen_holds_a_record_if_it_writes_while_it_is_watched(
+    tmp_path, monkeypatch, writes_after, watch, held
+):
+    now, record = [0.0], tmp_path / "x.other"
+    record.write_text(json.dumps({"host": "another"}))
+
+    def sleep(seconds):
+        now[0] += seconds
+        if now[0] >= writes_after:
+            record.write_text(json.dumps({"host": "another", "refreshed": now[0]}))
+
+    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    assert locks.record_is_held(tmp_path / "x", **({"watch_seconds": watch} if watch else {})) is held
+    assert now[0] == pytest.approx(writes_after if held else watch, abs=0.1)
+    assert record.exists()
+
+
+def test_file_system_is_that_of_the_innermost_and_last_mount(tmp_path, monkeypatch):
+    lines = ["rootfs / ext4 rw 0 0", "a /absent xfs rw 0 0", r"b /absent/my\040runs lustre rw 0 0", "c /absent nfs4 rw 0 0"]
+    monkeypatch.setattr(locks, "Path", lambda name: {"/proc/self/mounts": tmp_path / "mounts"}.get(name) or Path(name))
+    assert locks.file_system("/absent/x") == "the file system / (unknown)"
+    (tmp_path / "mounts").write_text("\n".join(lines))
+    (tmp_path / "link").symlink_to("/absent/x")
+    monkeypatch.chdir(tmp_path)
+    found = {"/absent/x": "/absent (nfs4)", "/absent/my runs/x": "/absent/my runs (lustre)", "/absents": "/ (ext4)"}
+    found |= {"link": "/absent (nfs4)", "x": "/ (ext4)"}
+    assert {path: locks.file_system(path) for path in found} == {
+        path: f"the file system {words}" for path, words in found.items()
+    }
 
 
 def test_without_locks_a_tracker_waits_for_the_sender_before(tmp_path, without_locks):
