@@ -7,7 +7,7 @@ a dataclass, which `Choices.read` names.
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
@@ -26,8 +26,9 @@ class Choice:
     """
 
     help: str
-    implementation: Callable[[], Any] | None = dataclasses.field(default=None, kw_only=True)
-    like: str = dataclasses.field(default="", kw_only=True)
+    _: KW_ONLY
+    implementation: Callable[[], Any] | None = None
+    like: str = ""
 
 
 class LazyModule:
@@ -139,7 +140,7 @@ class Choices(Mapping[str, Entry]):
         Raises TypeError for an unknown choice, and for one that `like` names but that has no record.
         """
         likes = {entry.like for entry in self.entries.values() if entry.like}
-        if unknown := sorted((records.keys() - self.entries.keys()) | (likes - records.keys())):
+        if unknown := sorted((records.keys() - self.entries) | (likes - records.keys())):
             raise TypeError(f"{self.field} has no {', '.join(unknown)}")
         record_of = {name: records.get(entry.like or name) for name, entry in self.entries.items()}
         read = {name: [part.name for part in dataclasses.fields(record)] for name, record in record_of.items() if record}
@@ -156,4 +157,4 @@ class Choices(Mapping[str, Entry]):
 
     def ignored_fields(self, name: str) -> list[str]:
         """The fields SECTION.FIELD that the choice `name` ignores and another choice reads, sorted."""
-        return sorted(self.readers.keys() - set(self.read_fields(name)))
+        return sorted(self.readers.keys() - self.read_fields(name))

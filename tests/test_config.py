@@ -356,6 +356,7 @@ def test_fields_of_a_section_that_do_not_fit_are_refused_by_name(fields, refused
 def test_evaluation_resizes_as_the_fields_say(fields, size, side, share, is_set):
     data = Data(image_size=224, **fields)
     assert (data.evaluated_size, data.evaluation_side, data.evaluation_share) == (size, side, pytest.approx(share))
+    assert type(data.evaluation_side) is int
     assert (data.sets_evaluation, data.eval_filter) == (is_set, fields.get("eval_interpolation", "bilinear"))
 
 

@@ -86,6 +86,7 @@ def test_words_name_what_is_on_and_nothing_else(words, fields, expected):
             "lamb, beta2 0.999, weight decay 0.0001, evaluation of averaged parameters with decay 0.9, start warmup",
         ),
         ({"name": "my_rule", "momentum": 0.95}, "my_rule"),  # which of the fields it reads is not known
+        ({"name": "my_rule", "trust_coefficient": None}, "my_rule, trust coefficient None"),
         ({"name": "my_rule", "beta2": 0.99, "weight_decay": 0.0}, "my_rule, beta2 0.99, weight decay 0"),
     ],
 )

@@ -68,8 +68,10 @@ def test_registry_has_built_in_entries_and_those_that_are_registered():
         Choice("", implementation=lambda: int),
         Choice(""),
     )
-    table = Choices("part.field", {"first": first, "second": second}, function="register_part")
+    entries = {"first": first, "second": second}
+    table = Choices("part.field", entries, function="register_part")
     table.register("third", third, float)
+    assert entries == {"first": first, "second": second}
     assert (dict(table), table.registered) == ({"first": first, "second": second, "third": third}, ["third"])
     assert [table.implementation(name) for name in table] == [Decimal, int, float]
     table.check("third")
@@ -104,6 +106,7 @@ def test_registered_part_is_an_entry_of_its_table_alone_and_something_that_canno
     assert not any(table.registered for table in TABLES.values())
     register("mine", len)
     assert {name: table.registered for name, table in TABLES.items()} == {name: ["mine"] * (name == part) for name in TABLES}
+    assert isinstance(TABLES[part]["mine"], Choice)
     assert callable(TABLES[part].implementation("mine")) or TABLES[part].implementation("mine") == (len,)
 
 
@@ -129,7 +132,8 @@ def test_registered_strategy_and_optimizer_are_sharded_only_if_they_say_so():
 def test_rate_of_a_registered_schedule_is_a_number_from_0_to_the_largest(rate):
     jaxdp.register_schedule("mine", lambda epoch: (epoch == 1.5) * rate)
     rate_at, schedule = SCHEDULES.implementation("mine"), Schedule(name="mine")
-    assert (rate_at(schedule, Position(1.5, 2)), rate_at(schedule, Position(1, 2))) == (rate, 0)
+    assert (found := (rate_at(schedule, Position(1.5, 2)), rate_at(schedule, Position(1, 2)))) == (rate, 0)
+    assert {type(one) for one in found} == {float}
     for wrong in (-1e-9, 1.1 * LARGEST, np.nan):
         jaxdp.register_schedule("mine", lambda epoch: wrong)  # noqa: B023
         reason = f"returned {wrong:g} at epoch 1.5; must be from 0 to 1e+15"

@@ -74,6 +74,7 @@ def test_recipe_of_mikami_et_al_has_the_papers_precision(name):
     config = load_config(name)
     assert (config.model.dtype, config.reduce.wire_dtype, config.reduce.strategy) == ("float16", "float16", "torus")
     assert (config.model.norm_momentum, config.model.norm, config.data.augmentation) == (0.0, "per_worker", "paper")
+    assert config.data.stored_size == 320
     other_reading = load_config(name, ["--optimizer.adapt", "all"]).optimizer
     assert other_reading == dataclasses.replace(config.optimizer, adapt="all")
     assert "`--optimizer.adapt all`" in documentation(name)
@@ -160,6 +161,7 @@ def test_mlperf_recipes_have_the_reference_hyperparameters(batch):
     for part, expected in ((config.schedule, schedule), (config.optimizer, optimizer)):
         assert {field: getattr(part, field) for field in expected} == expected
     assert (config.model.norm, config.model.norm_momentum) == ("per_worker", 0.9)
+    assert (config.model.depth, config.model.classes, config.data.image_size) == (50, 1000, 224)
     assert config.augment.min_area == 0.05  # imagenet_preprocessing.py: area_range=[0.05, 1.0]
     prepared = normalize(np.full((1, 2, 2, 3), 100, np.uint8), *pixel_stats(config))  # its means, and no standard deviation
     np.testing.assert_allclose(prepared[0, 0, 0], (100 - 123.68, 100 - 116.78, 100 - 103.94), rtol=1e-5)
@@ -172,8 +174,8 @@ def test_mlperf_recipes_have_the_reference_hyperparameters(batch):
 # The recipes of 2021 and 2022, typed from their sources: sections of the config -> fields.
 RSB = {  # Table 2 of arXiv 2110.00476, with timm's LAMB
     "data": {"eval_resize": 0.95, "mix": "mixup_or_cutmix", "auto_augment": "rand_augment_increasing"},
-    "optimizer": {"name": "lamb", "loss": "binary", "beta2": 0.999, "clip_norm": 1.0},
-    "schedule": {"name": "cosine", "warmup_epochs": 5.0},
+    "optimizer": {"name": "lamb", "loss": "binary", "beta2": 0.999, "clip_norm": 1.0, "target_threshold": 0.2},
+    "schedule": {"name": "cosine", "warmup_epochs": 5.0, "start": 1e-4, "end": 1e-6},  # timm's defaults
     "augment": {"flip": True, "min_area": 0.08, "erase_probability": 0.0},
 }
 A12 = {"rate": 5e-3, "repeats": 3, "eval": 224}
@@ -235,7 +237,7 @@ def test_recipes_of_today_have_the_figures_of_their_sources(name):
     assert config.optimizer.weight_decay == more["decay"]
     assert config.schedule.learning_rate == more["rate"]
     assert config.data.repeats == more["repeats"]
-    assert config.data.evaluated_size == more["eval"]
+    assert (config.data.evaluated_size, config.model.classes) == (more["eval"], 1000)
     assert (config.data.augmentation, config.model.depth, config.model.norm) == ("random_resized_crop", 50, "per_worker")
     if more["mixup"] is not None:
         assert config.data.mix_alpha == more["mixup"]
