@@ -29,6 +29,7 @@ from jaxdp.files import (
     create_atomically,
     discard_output,
     expand_user,
+    is_run,
     is_url,
     known_recipes,
     no_directory_reason,
@@ -186,6 +187,13 @@ def test_check_output_accepts_what_write_output_can_write(tmp_path, monkeypatch)
         check_output(tmp_path / "file/x", overwrite=True)
     with pytest.raises(ConfigError, match="--csv='': must be a file"):
         check_output("", True, "--csv")
+    with pytest.raises(ConfigError, match="URLs are not supported"):
+        check_output("s3://bucket/x", overwrite=True)
+    (tmp_path / "inside").symlink_to("file/x")
+    with pytest.raises(ConfigError, match=rf"'{tmp_path}/file' is not a writable directory"):
+        check_output(tmp_path / "inside", overwrite=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_output("~/new", overwrite=False) == tmp_path / "new"
     write_output(tmp_path / "a/b/new", b"x")
     assert (tmp_path / "a/b/new").read_bytes() == b"x"
     modes = []
@@ -388,6 +396,15 @@ def test_without_a_home_directory_there_is_no_cache_and_copies_need_a_directory(
 
 def test_run_without_a_home_directory_trains(homeless, tiny, tmp_path):
     assert train_shown(tiny, tmp_path / "run", screen=Quiet()).steps > 0
+
+
+def test_a_run_is_a_directory_with_a_config(tmp_path):
+    assert not is_run(tmp_path)
+    (tmp_path / "config.json").mkdir()
+    assert not is_run(tmp_path)
+    (tmp_path / "config.json").rmdir()
+    (tmp_path / "config.json").write_text("{}")
+    assert is_run(str(tmp_path)) is is_run(tmp_path) is True
 
 
 def test_urls_are_those_of_a_protocol_and_a_slash():

@@ -34,13 +34,19 @@ def test_load_config_of_an_invalid_json_file_names_it(tmp_path, text, message):
         load_config(saved)
 
 
+def test_load_config_of_a_saved_config_whose_optimizer_is_not_registered_raises(tmp_path):
+    (saved := tmp_path / "mine.json").write_text(to_json(with_fields(Config(), {"optimizer.name": "mine"})))
+    with pytest.raises(ConfigError, match=f"^--config='{saved}': optimizer.name='mine': unknown name; "):
+        load_config(saved)
+
+
 def test_load_config_with_numbers_in_the_flags_is_that_with_their_text():
     assert load_config("digits", ["--epochs", 3]) == load_config("digits", ["--epochs", "3"])
 
 
 def test_load_config_by_name_and_by_path_are_equal(tmp_path, monkeypatch):
     by_name = load_config("digits")
-    assert by_name == load_config(find_config("digits"))
+    assert by_name == load_config(find_config("digits")) == load_config(Path("digits"))
     saved = tmp_path / "config.json"
     saved.write_text(to_json(by_name))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -57,6 +63,12 @@ def test_load_config_with_flags_overrides_the_recipe():
     ("text", "message"),
     [
         ("def config(): return 3", "must be a jaxdp.Config"),
+        (
+            "class Mine:\n    def __init__(self): pass\ndef config(): return Mine(a=1)",
+            r"\(line 3\): TypeError: Mine.__init__\(\) got an unexpected keyword argument 'a'$",
+        ),
+        ("config = 3", r"a recipe must define config\(\) -> jaxdp.Config"),
+        ("", r"a recipe must define config\(\) -> jaxdp.Config"),
         ("def config(): return Nothing()", "NameError"),
         (
             "from jaxdp.config import *\ndef config():\n    return Config(\n        model=Model(deph=18))",
@@ -145,6 +157,9 @@ def test_load_config_with_other_epochs_scales_the_schedule_and_prints_one_line(c
 def test_only_train_and_plan_print_the_notes_of_a_recipe_file_that_calls_load_config(capsys, tmp_path):
     recipe = tmp_path / "mine.py"
     recipe.write_text("import jaxdp\n\ndef config():\n    return jaxdp.load_config('digits', ['--epochs', '14'])\n")
+    register_from(None)
+    with pytest.raises(ConfigError, match="file not found"):
+        register_from("absent.py")
     register_from(str(recipe))
     load_recipe(["--config", str(recipe)], "digits")
     load_recipe(["--config", str(recipe), "--rank", "1"], "digits", notes=True)
