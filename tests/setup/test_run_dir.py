@@ -156,6 +156,7 @@ def test_process_that_cannot_be_seen_holds_a_record_if_it_writes_while_it_is_wat
     record.write_text(json.dumps({"host": "another"}))
 
     def sleep(seconds):
+        assert seconds > 0
         now[0] += seconds
         if now[0] >= writes_after:
             record.write_text(json.dumps({"host": "another", "refreshed": now[0]}))
