@@ -19,7 +19,7 @@ def apply(images: jax.Array, keys: jax.Array, *, name: str, change: Change) -> j
     Raises ConfigError if the function fails, or returns an image of another shape or dtype.
     """
     invalid = partial(ConfigError, "data.auto_augment", name)
-    images = images * jnp.float32(1 / 255)
+    images = images.astype(jnp.float32) * jnp.float32(1 / 255)
     try:
         changed = jax.vmap(change)(images, keys)
         shape, dtype = changed.shape[1:], changed.dtype

@@ -41,7 +41,7 @@ def known_recipes() -> dict[str, Path]:
     """The files of the recipes by name, in ./configs, then in configs of the checkout or of the package."""
     package = Path(__file__).parent
     directories = [Path("configs"), package.parent / "configs", package / "configs"]
-    files = [file for directory in directories for file in directory.glob("*.py")]
+    files = [file for directory in directories for file in sorted(directory.glob("*.py"))]
     return {file.stem: file for file in reversed(files)}  # the first directory has precedence
 
 
