@@ -1,9 +1,10 @@
 """The run that is trained: the compiler of its steps, its checkpoints, callbacks and log, and its end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from jaxdp.callbacks.build import callbacks_of
 from jaxdp.callbacks.early_stopping import too_few_evaluations
@@ -45,7 +46,7 @@ def open_run(session: Session, prepared: Prepared, directory: Directory) -> Iter
             for remark in [*session.notes, *directory.remarks, *prepared.datasets.warnings, *_warnings(prepared, group)]:
                 info(remark)
             check_reduction(prepared.plan, prepared.devices, signals)
-            run = _make_run(session, prepared, directory, events=events)
+            run = _make_run(session, prepared, directory, events=events, info=info)
             events.position = run.position
             with out_of_memory_as_config_error(run):
                 with saves_at_the_end(run):
@@ -61,9 +62,10 @@ def open_run(session: Session, prepared: Prepared, directory: Directory) -> Iter
             show_and_check(session, run.result)
 
 
-def _make_run(session: Session, prepared: Prepared, directory: Directory, *, events: EventLog) -> Run:
+def _make_run(
+    session: Session, prepared: Prepared, directory: Directory, *, events: EventLog, info: Callable[[str], Any]
+) -> Run:
     job, plan, group, screen = session.job, prepared.plan, session.group, session.screen
-    info = events.recorded(screen.info)
     checkpoints = CheckpointManager(
         session.workdir / CHECKPOINTS,
         plan.config.checkpoint,

@@ -16,7 +16,7 @@ from jaxdp.session.processes import Session
 def open_origin(session: Session) -> Iterator[Manifest | None]:
     """The checkpoint that --resume names, if any, which is downloaded from a URL for the time of the context.
 
-    All processes call this. Rank 0 chooses the checkpoint at a URL, where a run may go on meanwhile. Raises ConfigError.
+    All processes call this. Rank 0 chooses the checkpoint at a URL, because a run may still save there. Raises ConfigError.
     """
     session.group.set_activity("start", detail="reading what the run starts from")
     path = str(session.resume)

@@ -65,7 +65,8 @@ def join_processes(job: Job) -> Iterator[Session]:
         handler as signals,
         stops_before_training(signals, again),
     ):
-        group = _join(job, signals)
+        workdir = run_dir.local_workdir(job.workdir, job.config)
+        group = _join(job, signals, workdir)
         session = Session(
             job,
             given,
@@ -73,7 +74,7 @@ def join_processes(job: Job) -> Iterator[Session]:
             signals=signals,
             screen=screen if group.is_rank0 else Quiet(),
             notes=[*job.notes, jax_options.describe(set_aside)] if set_aside else job.notes,
-            workdir=run_dir.local_workdir(job.workdir, job.config),
+            workdir=workdir,
             resume=job.resume,
         )
         try:
@@ -91,7 +92,7 @@ def join_processes(job: Job) -> Iterator[Session]:
             screen.end()
 
 
-def _join(job: Job, signals: SignalHandler) -> ProcessGroup:
+def _join(job: Job, signals: SignalHandler, workdir: Path) -> ProcessGroup:
     assert job.screen is not None
     url, again = _url(job), job.screen.resume_action
     open_board = None
@@ -103,7 +104,7 @@ def _join(job: Job, signals: SignalHandler) -> ProcessGroup:
         job.cluster,
         guard=job.config.guard,
         while_waiting=signals.raise_if_signaled,
-        directory=run_dir.local_workdir(job.workdir, job.config),
+        directory=workdir,
         open_board=open_board,
         coordinator=job.coordinator,
         processes=job.processes,

@@ -334,7 +334,7 @@ def test_what_a_run_waits_for_is_announced_before_it_waits(tiny, tmp_path, monke
 
 
 def test_time_of_a_step_is_the_host_s_wait_for_it(tiny, tmp_path, monkeypatch):
-    """By a clock of the loop that goes on by one second whenever it is read: the start takes one, and then the results."""
+    """The clock advances by one second at each reading: the start takes one second, and then the results."""
     seconds, times = itertools.count(), []
 
     class Times(Callback):
