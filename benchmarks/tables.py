@@ -27,6 +27,7 @@ import folded_precision
 import large_batch
 import loaders
 import lr_range
+import mutations
 import network
 import object_storage_data
 import object_storage_runs
@@ -297,6 +298,7 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "object_storage_runs": of("object_storage_runs", object_storage_runs.table, "object_storage_runs.py"),
     "process_failures": of("process_failures", process_failures.table, "process_failures.py"),
     "cuts": of("network", network.cuts_table, "cluster/network.py", "cuts"),
+    "mutations": of("mutations", mutations.table, "mutations.py"),
 }
 
 
