@@ -59,7 +59,7 @@ def gradients(steps: int) -> list[list[np.ndarray]]:
     from jaxdp.bench.step_runner import build_step
     from jaxdp.config import Config, Data, Model, Phase, Reduce
     from jaxdp.parallel.mesh import AXES, make_mesh
-    from jaxdp.training.state import make_placement
+    from jaxdp.training.state import make_layout
     from jaxdp.training.step import step_gradient
 
     config = Config(
@@ -71,7 +71,7 @@ def gradients(steps: int) -> list[list[np.ndarray]]:
     mesh, model = make_mesh(1, 8), models.create(config.model)
     one = build_step(config, mesh, global_batch=32, strategy="psum")
 
-    layout = make_placement(config, model, mesh)
+    layout = make_layout(config, model, mesh)
 
     def own(state, batch):
         sent = []

@@ -24,7 +24,7 @@ import jaxdp
 from jaxdp.bench.environment import provenance
 from jaxdp.config import Checkpoint, Config, Data, Evaluation, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.loggers.console import Quiet
-from jaxdp.records import LOG, scan_log
+from jaxdp.run_records import LOG, scan_log
 from jaxdp.session.job import Job
 from jaxdp.session.train import train_job
 from jaxdp.setup.prepare import make_compiler, prepare
@@ -32,7 +32,7 @@ from jaxdp.training import request_flags
 from jaxdp.training.run import open_batches
 from jaxdp.training.state import create_state
 from jaxdp.validation import validate
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 BATCH, EXAMPLES = 32, 1437  # the training images of the digits
 WARM_UP = 1000  # steps, during which the evaluation program is compiled as well
@@ -75,7 +75,7 @@ def time_run(config):
     return (last["wall_seconds"] - first["wall_seconds"]) / (last["step"] - WARM_UP)
 
 
-@own_options()
+@jaxdp_jax_config()
 def time_steps(config):
     plan, devices, datasets = prepare(config)
     phase, compiler = plan.phases[0], make_compiler(plan, devices, datasets)

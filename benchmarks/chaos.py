@@ -28,7 +28,7 @@ from helpers.processes import outcome
 
 from jaxdp.bench.environment import provenance
 from jaxdp.errors import EXIT_STOPPED
-from jaxdp.records import RESUMING
+from jaxdp.run_records import RESUMING
 
 EPOCH = 512
 TRAINING = [

@@ -36,7 +36,7 @@ from jaxdp.config import at_image_size
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.planning import Plan
 from jaxdp.sizes import model_summary
-from jaxdp.training.state import make_placement
+from jaxdp.training.state import make_layout
 from jaxdp.training.step import step_gradient, without_reduction
 from jaxdp.training.step_compiler import abstract_arguments
 from jaxdp.xla import hlo, kernels
@@ -113,7 +113,7 @@ def gradient_alone(plan: Plan) -> dict:
     config = at_image_size(without_reduction(plan.config), phase.image_size)
     model = models.create(config.model, platform="gpu")
 
-    layout = make_placement(config, model, mesh)
+    layout = make_layout(config, model, mesh)
 
     def gradient(state, batch, hyperparameters):
         found, _ = step_gradient(config, layout, pixel_stats=(0.0, 1.0))(state, batch, hyperparameters["seed"])

@@ -32,7 +32,7 @@ from jaxdp.bench.input import make_images
 from jaxdp.cloud.location import CONNECTIONS, open_location
 from jaxdp.config import Storage
 from jaxdp.data import prefetch, sources
-from jaxdp.data.loader import DecodedImages
+from jaxdp.data.batch_sources import DecodedImages
 from jaxdp.data.transforms import training_transform
 
 IMAGES, BATCH = 6144, 64
@@ -54,7 +54,7 @@ def measure(directory: str, cache: Path, *, gigabytes: float, pace: float | None
     opened = sources.open_split(config, "train")
     transform, size = training_transform(config)
     loader = DecodedImages(opened, transform=transform, size=size, classes=2, threads=1)
-    rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) // BATCH * BATCH).reshape(-1, BATCH)]
+    rows = [prefetch.BatchRows(p, p) for p in np.arange(len(loader) // BATCH * BATCH).reshape(-1, BATCH)]
     prefetch.read_ahead(loader, (prefetch.sample_ids(0, row.order, len(loader)) for row in rows))
     batches = prefetch.Prefetcher(lambda row: prefetch.load_images(loader, 0, row), rows)
     counted = first = waited = 0.0

@@ -36,7 +36,7 @@ from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.cloud.remote_run import download_checkpoint, read_run_file
 from jaxdp.errors import EXIT_STOPPED
-from jaxdp.records import TIMING
+from jaxdp.run_records import TIMING
 
 KINDS = ("s3", "gcs")
 LATENCY = 0.05  # seconds

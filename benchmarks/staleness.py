@@ -29,7 +29,7 @@ from jaxdp.optim import build_optimizer
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
-from jaxdp.training.state import create_state, make_placement
+from jaxdp.training.state import create_state, make_layout
 from jaxdp.training.step import step_gradient, update_statistics, without_reduction
 
 EPOCHS, WARM_UP, BATCH, MOMENTUM = 8.0, 2.0, 32, 0.9
@@ -74,7 +74,7 @@ class Trainer:
         self.datasets = open_datasets(config)
         self.pixels = (self.datasets.mean, self.datasets.std)
         self.evaluation = make_evaluation_step(config, self.model, self.mesh, pixel_stats=self.pixels)
-        layout = make_placement(config, self.model, self.mesh)
+        layout = make_layout(config, self.model, self.mesh)
 
         def gradient(state, batch):
             return step_gradient(without_reduction(config), layout, pixel_stats=self.pixels)(state, batch, config.seed)
@@ -94,7 +94,9 @@ class Trainer:
         """Held-out accuracy; 0 if parameters are not finite."""
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
             return 0.0
-        metrics = evaluate(self.evaluation, *state.evaluated, source=self.datasets.evaluation, batch=(360, 360), mesh=self.mesh)
+        metrics = evaluate(
+            self.evaluation, *state.eval_variables, source=self.datasets.evaluation, batch=(360, 360), mesh=self.mesh
+        )
         return metrics["eval_accuracy"]
 
     def asynchronous_accuracy(self, config: Config, tau: int) -> float:

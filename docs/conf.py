@@ -21,7 +21,7 @@ exclude_patterns = ["**/.*", ".*", "bench", "configs", "dist", "jaxdp", "noteboo
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!jaxdp).*")]  # names of other packages, whose manuals are not read
 nitpick_ignore = [  # types of parameters that a user rarely gives
-    ("py:class", "jaxdp.distributed.preemption.SignalHandler"),
+    ("py:class", "jaxdp.distributed.signal_handler.SignalHandler"),
     ("py:class", "jaxdp.loggers.console.Quiet"),
     ("py:class", "jaxdp.loggers.console.Screen"),
     ("py:class", "jaxdp.training.callback.Callbacks"),

@@ -17,8 +17,8 @@ from jaxdp import flag_help, flags
 from jaxdp import foreign_flags as foreign
 from jaxdp.cli import bench, main
 from jaxdp.config import Config
-from jaxdp.records import RECORD_FIELDS
 from jaxdp.registry import OneOf
+from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.validation import RESUME_SAFE_FIELDS
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ SUBCOMMANDS = {"bench": [f"bench {name}" for name in bench.BENCHES], "data": ["d
 # What pages and signatures name besides `jaxdp.__all__`. `strict` builds report missing names.
 MODULE_NAMES = [
     "jaxdp.data.Loader",
-    "jaxdp.data.loader.ItemSource",
+    "jaxdp.data.batch_sources.ItemSource",
     "jaxdp.data.open_datasets",
     "jaxdp.losses.binary_cross_entropy",
     "jaxdp.losses.cross_entropy",

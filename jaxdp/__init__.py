@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what type checkers see; the names of the table below and `p
     from jaxdp import schedules as schedules
     from jaxdp.analysis.first_gradient import first_gradient as first_gradient
     from jaxdp.config import Config as Config
-    from jaxdp.distributed.preemption import Stopped as Stopped
+    from jaxdp.distributed.signal_handler import Stopped as Stopped
     from jaxdp.errors import ConfigError as ConfigError
     from jaxdp.errors import TrainingError as TrainingError
     from jaxdp.inference.evaluate import evaluate as evaluate
@@ -64,7 +64,7 @@ _MODULE_OF = {
     "register_optimizer": "jaxdp.registration",
     "register_schedule": "jaxdp.registration",
     "register_strategy": "jaxdp.registration",
-    "Stopped": "jaxdp.distributed.preemption",
+    "Stopped": "jaxdp.distributed.signal_handler",
     "train": "jaxdp.session.train",
     "TrainingError": "jaxdp.errors",
     "TrainResult": "jaxdp.training.result",
@@ -101,9 +101,9 @@ def plan(config: "Config", devices: int | None = None, hosts: int = 1) -> "Plan"
     from jaxdp.distributed.runtime import start
     from jaxdp.planning import make_plan
     from jaxdp.validation import validate
-    from jaxdp.xla.jax_options import own_options
+    from jaxdp.xla.jax_options import jaxdp_jax_config
 
     config, examples = inspect(validate(config))
-    with own_options():
+    with jaxdp_jax_config():
         devices = len(start(config.mesh)) if devices is None else devices
         return make_plan(config, examples=examples, devices=devices, hosts=hosts)

@@ -13,14 +13,14 @@ from jaxdp.registry import Choice, Choices, LazyModule
 
 if TYPE_CHECKING:  # for editors and type checkers
     from jaxdp import losses, models
-    from jaxdp.data import augment, digits, file, folder, given, policies, synthetic, tfds
+    from jaxdp.data import augment, digits, file, folder, from_python, policies, synthetic, tfds
     from jaxdp.optim import optimizer
 else:
     augment = LazyModule("jaxdp.data.augment")
     digits = LazyModule("jaxdp.data.digits")
     file = LazyModule("jaxdp.data.file")
     folder = LazyModule("jaxdp.data.folder")
-    given = LazyModule("jaxdp.data.given")
+    given = LazyModule("jaxdp.data.from_python")
     losses = LazyModule("jaxdp.losses")
     models = LazyModule("jaxdp.models")
     optimizer = LazyModule("jaxdp.optim.optimizer")
@@ -30,7 +30,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Source(Choice):
+class SourceChoice(Choice):
     """A data source. Its implementation is a subclass of `jaxdp.data.datasets.Source`.
 
     in_memory: it makes its images itself, in one size. from_python: the images are an argument of a function. layout: what
@@ -207,7 +207,7 @@ MIXES = Choices(
 SOURCES = Choices(
     "data.source",
     {
-        "digits": Source(
+        "digits": SourceChoice(
             "scikit-learn's handwritten digits (1,797 real images)",
             in_memory=True,
             classes=10,
@@ -218,32 +218,32 @@ SOURCES = Choices(
             std=89.0,
             implementation=lambda: digits.Digits,
         ),
-        "synthetic": Source(
+        "synthetic": SourceChoice(
             "seeded images of any size and number",
             in_memory=True,
             mean=127.5,
             std=52.0,
             remark="The images of this source are synthetic patterns.",
-            implementation=lambda: synthetic.Synthetic,
+            implementation=lambda: synthetic.SyntheticImages,
         ),
-        "folder": Source(
+        "folder": SourceChoice(
             "images in `directory`/SPLIT/CLASS/",
             layout="FOLDER, which contains SPLIT/CLASS/",
             implementation=lambda: folder.Folder,
         ),
-        "file": Source(
+        "file": SourceChoice(
             "`directory` is a CSV, TSV, Parquet or .npz file, a folder with one for each split, CIFAR as published, or a "
             "data set of Hugging Face saved to disk",
             layout="PATH, a CSV, TSV, Parquet or .npz file, or a folder with train.csv and val.csv, ...",
             implementation=lambda: file.File,
         ),
-        "given": Source(
+        "given": SourceChoice(
             "the `datasets` argument of `jaxdp.train`",
             from_python=True,
-            implementation=lambda: given.Given,
+            implementation=lambda: from_python.Given,
             like="folder",
         ),
-        "imagenet2012": Source(
+        "imagenet2012": SourceChoice(
             "ImageNet",
             prepared=True,
             classes=1000,
@@ -252,11 +252,11 @@ SOURCES = Choices(
             implementation=lambda: tfds.Prepared,
             like="folder",
         ),
-        "cifar10": Source(
+        "cifar10": SourceChoice(
             "CIFAR-10", prepared=True, classes=10, train_images=50_000, implementation=lambda: tfds.Prepared, like="folder"
         ),
     },
-    other=Source(
+    other=SourceChoice(
         "or a name registered with `jaxdp.register_dataset`, or any data set prepared by tensorflow-datasets, as NAME, "
         "NAME/CONFIG or NAME:VERSION",
         prepared=True,

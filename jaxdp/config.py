@@ -1,5 +1,4 @@
-"""The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values, `relations.py`
-what does not fit together.
+"""The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values.
 
 The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
 tables in `choices.py` and `schedules.py`. The fields that only some choices read are a record, such as `Lars`, from which

@@ -355,68 +355,36 @@ def _unknown_flags(flags: Flags, program: str, words: list[str]) -> ConfigError:
 
 
 def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> ConfigError:
-    """The error for an unknown flag, with its counterpart or the most similar flag. following: the words after it."""
-    error = partial(ConfigError, name, reason="unknown flag")
-    word = name.removeprefix("--")
-    joined = re.sub(r"\.(\d+\.)?", "-", word)  # model.ema as model-ema
-    without = NO_COUNTERPART_IN.get(program, {})
-    explained = NO_COUNTERPART | without
-    foreign = {name: each for name, each in _counterparts(flags).items() if name not in without}
-    by_last_part = {_last(flag): flag for flag in reversed(flags.named)}
-    section, *index, last = word.split(".") if "." in word else ("", word)
-    fields = _in_nearest_section(flags.named, section, index) if section else by_last_part
+    """The error for an unknown flag: what replaces it, if another trainer has it, or else the most similar flag.
 
-    def counterpart_error(known: str) -> ConfigError:
-        counterpart = foreign[known]
-        values = list(itertools.takewhile(lambda word: not _is_flag(word), following))
-        values = values if flags.named[counterpart.flag].repeated else values[:1]
-        return error(hint=counterpart.hint(values, program, lambda words: _is_valid(flags, words)))
-
-    def similar_error(near: str) -> ConfigError:
-        every = phases > 1 and not phase and near.startswith("--batch.")
-        return error(hint=f"did you mean {near}{' (every phase has its own)' if every else ''}?")
-
+    following: the words after it.
+    """
+    error, word = partial(ConfigError, name, reason="unknown flag"), name.removeprefix("--")
+    joined, last = re.sub(r"\.(\d+\.)?", "-", word), _last(name)  # model.ema as model-ema
     phases = sum(re.fullmatch(r"--batch\.\d+\.global-batch", flag) is not None for flag in flags.named)
     phase = re.match(r"--batch\.(\d+)\.", name)
     if phase and 0 < phases <= int(phase[1]):
         hint = "add phases in a recipe file, as batch=(Phase(...), Phase(...)) in configs/digits.py"
         return ConfigError(name, reason=f"the recipe has only {plural(phases, 'phase')}", hint=hint)
-    if section and last in fields:
-        return similar_error(fields[last])
-    for known in (joined, last):
-        if known in foreign:
-            return counterpart_error(known)
-        if known in flags.groups:
-            return error(hint=f"its fields are {', '.join(flag for flag in flags.named if flags.named[flag].group == known)}")
-        if known == word and any(argument.name == word.upper() for argument in flags.positional):
-            return error(hint=f"give it as an argument: {' '.join([program, *following[:1]])}")
-        if flags.groups and known in explained and known not in by_last_part:
-            return error(hint=explained[known])
-    if section:
-        elsewhere = [flag for flag in flags.named if _last(flag) == last]
-        near = fields.get(nearest(last, fields) or "") or (elsewhere[0] if len(elsewhere) == 1 else None)
-    else:
-        near = fields.get(last) or nearest(f"--{word}", [*(flag for flag in flags.named if "." not in flag), "--help"])
-    if near:
-        return similar_error(near)
-    # Short words resemble many with other letters.
-    alike = [known for known in (*foreign, *by_last_part) if known[:1] == word[:1]]
-    if not section and (similar := nearest(word, alike)):
-        return counterpart_error(similar) if similar in foreign else similar_error(by_last_part[similar])
-    return error(hint=f"`{flags.help_command(program)}` lists all flags")
+    if any(argument.name == word.upper() for argument in flags.positional):
+        return error(hint=f"give it as an argument: {' '.join([program, *following[:1]])}")
+    explained, counterparts = NO_COUNTERPART_IN.get(program, {}), _counterparts(flags)
+    if joined in explained:
+        return error(hint=explained[joined])
+    if counterpart := counterparts.get(joined) or counterparts.get(last):
+        values = list(itertools.takewhile(lambda word: not _is_flag(word), following))
+        values = values if flags.named[counterpart.flag].repeated else values[:1]
+        return error(hint=counterpart.hint(values, program, lambda words: _is_valid(flags, words)))
+    own = [flag for flag in flags.named if _last(flag) == last]
+    if len(own) != 1 and flags.groups and joined in NO_COUNTERPART:
+        return error(hint=NO_COUNTERPART[joined])
+    near = own[0] if len(own) == 1 else nearest(name, [*flags.named, "--help"])
+    return error(hint=f"did you mean {near}?" if near else f"`{flags.help_command(program)}` lists all flags")
 
 
 def _counterparts(flags: Flags) -> dict[str, Counterpart]:
     trains = "--resume" in flags.named  # which only the commands that train take
     return {name: each for name, each in COUNTERPARTS.items() if each.flag in flags.named and (trains or not each.trains)}
-
-
-def _in_nearest_section(named: Iterable[str], section: str, index: list[str]) -> dict[str, str]:
-    """Field -> flag in the section most similar to `section`; {} if there is none. index: [], or the index of a phase."""
-    parts = {flag: flag.removeprefix("--").split(".") for flag in named if "." in flag}
-    near = nearest(section, dict.fromkeys(first for first, *_ in parts.values()))
-    inside = {flag: rest for flag, (first, *rest) in reversed(parts.items()) if first == near}
-    return {rest[-1]: flag for flag, rest in inside.items() if not index or rest[:-1] in (index, [])}
 
 
 def _last(flag: str) -> str:

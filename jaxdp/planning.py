@@ -9,8 +9,8 @@ from jaxdp.config import LARGEST, RESNET, Config, phase_image_size
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel.mesh import choose_shape
 from jaxdp.phases import phase_steps, samples_until
-from jaxdp.relations import check_class_weights, check_stop, check_targets
 from jaxdp.strategies import unsupported_reason
+from jaxdp.validation import check_class_weights, check_stop, check_targets
 
 FEW_VALUES = 8  # of batch normalization: statistics of fewer images or values are noisy
 

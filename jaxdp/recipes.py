@@ -19,9 +19,8 @@ from jaxdp.config import Config
 from jaxdp.errors import ConfigError, first_line, print_safe, suggest
 from jaxdp.files import check_local, expand_user, known_recipes, read_text
 from jaxdp.flags import flag_value, parse
-from jaxdp.relations import unusable_fields
 from jaxdp.schedules import SCHEDULES
-from jaxdp.validation import TABLES, from_json, validate, with_choices, with_fields
+from jaxdp.validation import TABLES, from_json, unusable_fields, validate, with_choices, with_fields
 
 _shows_notes = ContextVar("shows_notes", default=True)
 # Variables of the launchers that `jaxdp.distributed.launchers` knows: number of processes -> rank

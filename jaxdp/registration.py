@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Loss, Source, UpdateRule
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Loss, SourceChoice, UpdateRule
 from jaxdp.config import LARGEST, Schedule
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.registry import Choice
@@ -30,7 +30,7 @@ def register_dataset(name: str, factory: Callable) -> None:
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
     _check_function("register_dataset", name, factory, example="lambda data: (training, evaluation)")
-    SOURCES.register(name, Source(""), factory)
+    SOURCES.register(name, SourceChoice(""), factory)
 
 
 def register_model(name: str, build: Any) -> None:

@@ -1,11 +1,14 @@
-"""Validation of configurations, conversion from and to JSON, and what differs between two of them."""
+"""Validation of configurations: types, ranges, and fields that do not fit together.
+
+Also their conversion from and to JSON, and what differs between two of them.
+"""
 
 import dataclasses
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, STOP_METRICS
-from jaxdp.config import BELOW_ONE, SMALLEST, Config, Section
-from jaxdp.errors import ConfigError, suggest
-from jaxdp.files import check_no_password, expand_user
+from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, SMALLEST, TOP5_CLASSES, Config, Finetune, Section
+from jaxdp.errors import ConfigError, one_of, plural, suggest
+from jaxdp.files import check_local, check_no_password, expand_user
 from jaxdp.registry import Choices
-from jaxdp.relations import RELATIONS, check_names, unusable_fields
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
+from jaxdp.strategies import STRATEGIES
 
 TABLES: tuple[Choices, ...] = (
     OPTIMIZERS,
@@ -49,6 +52,7 @@ RESUME_SAFE_FIELDS = (
     "data.directory",
     "data.threads",
 )
+ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
 PATHS = ("data.directory", "finetune.weights", "storage.directory")  # fields whose ~ is the home directory
 
 
@@ -230,3 +234,223 @@ def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
         section, _, field = path.partition(".")
         config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{field: value})})
     return config
+
+
+# Relations between the sections of a config; those within a section are in its method `check`.
+
+
+def _check_phases(config: Config) -> None:
+    """Phases end in order, and the last one with the run."""
+    if not config.batch:
+        raise ConfigError("batch", (), reason="needs at least one phase")
+    last, previous_end = len(config.batch) - 1, 0.0
+    for index, phase in enumerate(config.batch):
+        field = f"batch.{index}.until_epoch"
+        if phase.until_epoch is None and index < last:
+            raise ConfigError(field, None, reason="required for all phases but the last")
+        end = config.epochs if phase.until_epoch is None else phase.until_epoch
+        if end <= previous_end and phase.until_epoch is None:
+            reason = f"phase {index - 1} must end before the run (epochs={config.epochs:g})"
+            load = f"in Python use load_config(name, ['--epochs', '{config.epochs:g}']), which scales the phases"
+            hint = f"lower it, or {load if config.scale_schedule else 'omit --no-scale-schedule'}"
+            raise ConfigError(f"batch.{index - 1}.until_epoch", previous_end, reason=reason, hint=hint)
+        if end <= previous_end:
+            raise ConfigError(field, end, reason=f"must be greater than batch.{index - 1}.until_epoch ({previous_end:g})")
+        if index == last and end != config.epochs:
+            reason = f"the last phase ends with the run (epochs={config.epochs:g})"
+            raise ConfigError(field, end, reason=reason, hint="omit it")
+        previous_end = end
+
+
+def _check_worker_batches(config: Config) -> None:
+    for index, phase in enumerate(config.batch):
+        whole, part = phase.global_batch, phase.per_worker_batch
+        if part is not None and whole % part:
+            divisors = {d for n in range(1, math.isqrt(whole) + 1) if whole % n == 0 for d in (n, whole // n)}
+            divisor = min(divisors, key=lambda n: (abs(n - part), n))
+            batch = max(1, round(whole / part)) * part
+            hint = f"use --batch.{index}.per-worker-batch {divisor}, or --batch.{index}.global-batch {batch}"
+            raise ConfigError(
+                f"batch.{index}.per_worker_batch", part, reason=f"must divide the global batch {whole}", hint=hint
+            )
+
+
+def _check_augmentation(config: Config) -> None:
+    data, name = config.data, config.data.augmentation
+    for field, reason in unusable_fields(config).items():
+        raise ConfigError(field, attrgetter(field)(config), reason=reason, hint="omit it")
+    for index, phase in enumerate(config.batch):
+        if phase.image_size is not None and data.stored_size is not None and not AUGMENTATIONS[name].resizes:
+            reason = f"data.augmentation={name!r} does not resize images of data.stored_size ({data.stored_size})"
+            raise ConfigError(f"batch.{index}.image_size", phase.image_size, reason=reason, hint="omit data.stored_size")
+
+
+def unusable_fields(config: Config) -> dict[str, str]:
+    """Fields that the source and the augmentation together cannot use, each with the reason."""
+    data, name = config.data, config.data.augmentation
+    unusable = {}
+    if data.stored_size not in (None, data.image_size) and not AUGMENTATIONS[name].resizes:
+        reason = f"data.augmentation={name!r} does not resize; must equal data.image_size ({data.image_size})"
+        unusable["data.stored_size"] = reason
+    if data.stored_size is not None and data.crops_while_loading:
+        unusable["data.stored_size"] = f"random_resized_crop crops images of {data.source} while decoding"
+    crops_on_device = name == "random_resized_crop" and not data.crops_while_loading
+    if config.augment.crop_interpolation != "unfiltered" and crops_on_device:
+        unusable["augment.crop_interpolation"] = f"images of {data.source} are cropped on the device, not while decoding"
+    return unusable
+
+
+def _check_policies(config: Config) -> None:
+    ranges, policy = config.augment, config.data.auto_augment
+    if ranges.magnitude is not None and policy == "rand_augment" and ranges.magnitude % 1:
+        hint = f"use {round(ranges.magnitude)}"
+        raise ConfigError("augment.magnitude", ranges.magnitude, reason="must be a whole number with rand_augment", hint=hint)
+    if ranges.magnitude is not None and policy == "rand_augment_increasing" and ranges.magnitude > LARGEST_LEVEL:
+        reason = f"must not exceed {LARGEST_LEVEL:g} with rand_augment_increasing"
+        raise ConfigError("augment.magnitude", ranges.magnitude, reason=reason, hint="the published one is 7")
+
+
+def check_targets(config: Config) -> None:
+    """Targets by `optimizer.target_threshold` depend on the label. Not checked while the number of classes is unknown."""
+    threshold, smoothing = config.optimizer.target_threshold, config.optimizer.label_smoothing
+    classes = config.model.classes or SOURCES[config.data.source].classes
+    if threshold is None or classes is None:
+        return
+    others = smoothing / classes
+    own = 1 - smoothing + others
+    error = partial(ConfigError, "optimizer.target_threshold", threshold)
+    if smoothing and threshold <= others:
+        reason = f"all targets are 1: it must exceed that of other classes, optimizer.label_smoothing / classes ({others:.4g})"
+        raise error(reason=reason, hint="raise it, or lower optimizer.label_smoothing")
+    if threshold >= own:
+        reason = f"all targets are 0: it must be below that of the true class ({own:.4g})"
+        raise error(reason=reason, hint="lower it, or optimizer.label_smoothing")
+
+
+def check_class_weights(config: Config) -> None:
+    """Each class has a weight. Not checked while the number of classes is unknown."""
+    weights, classes = config.optimizer.class_weights, config.model.classes or SOURCES[config.data.source].classes
+    if weights and weights != "balanced" and classes is not None and len(weights) != classes:
+        reason = f"{plural(len(weights), 'weight')} for {plural(classes, 'class')}"
+        hint = "give one for each class, or use balanced"
+        raise ConfigError("optimizer.class_weights", weights, reason=reason, hint=hint)
+
+
+def check_stop(config: Config) -> None:
+    """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
+    stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
+    if stop.metric == "eval_top5" and classes is not None and classes < TOP5_CLASSES:
+        reason = f"with {plural(classes, 'class')}, every image is among the five most likely"
+        raise ConfigError("stop.metric", stop.metric, reason=reason, hint="use eval_accuracy or eval_loss")
+
+
+def _check_blocks(config: Config) -> None:
+    model = config.model
+    if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
+        reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
+        raise ConfigError("model.drop_path", model.drop_path, reason=reason, hint="omit it, or freeze fewer stages")
+
+
+def _check_loss_scale(config: Config) -> None:
+    for field, value in (("model.dtype", config.model.dtype), ("reduce.wire_dtype", config.reduce.wire_dtype)):
+        if value == "float16" and config.optimizer.loss_scale == "none":
+            hint = f"use --optimizer.loss-scale dynamic, or --{field.replace('_', '-')} bfloat16"
+            raise ConfigError(field, value, reason="requires loss scaling", hint=hint)
+
+
+def _check_schedule(config: Config) -> None:
+    """The warm-up ends before the run, and a schedule that begins later ends with it."""
+    schedule, epochs, first = config.schedule, config.epochs, config.schedule.from_epoch
+    if first >= epochs:
+        reason = f"the schedule must begin before the end of the run (epochs={epochs:g})"
+        raise ConfigError("schedule.from_epoch", first, reason=reason, hint="use more --epochs")
+    if schedule.name not in SCHEDULES.builtin:  # it reads neither a warm-up nor boundaries
+        return
+    if schedule.warmup_epochs >= epochs and not first:
+        raise ConfigError("schedule.warmup_epochs", schedule.warmup_epochs, reason=f"must be less than epochs ({epochs:g})")
+    reason = f"must be less than the {epochs - first:.4g} epochs of the schedule, from epoch {first:g} to {epochs:g}"
+    if schedule.warmup_epochs >= epochs - first:
+        hint = f"use --schedule.warmup-epochs {schedule.warmup_epochs * (1 - first / epochs):.4g}, or more --epochs"
+        raise ConfigError("schedule.warmup_epochs", schedule.warmup_epochs, reason=reason, hint=hint)
+    if first and schedule.boundaries and schedule.boundaries[-1] >= epochs - first:
+        scaled = " ".join(f"{boundary * (1 - first / epochs):.4g}" for boundary in schedule.boundaries)
+        hint = f"use --schedule.boundaries {scaled}, or more --epochs"
+        raise ConfigError("schedule.boundaries", schedule.boundaries, reason=reason, hint=hint)
+
+
+def _check_finetune(config: Config) -> None:
+    """The weights are a local file. The parts of a ResNet are known: only they can be frozen or have another rate."""
+    check_local(config.finetune.weights, "finetune.weights")
+    for field in ("frozen_stages", "head_multiplier"):
+        value = getattr(config.finetune, field)
+        if config.model.name != RESNET and value != getattr(Finetune(), field):
+            reason = f"not supported with model.name={config.model.name!r}"
+            raise ConfigError(f"finetune.{field}", value, reason=reason, hint="omit it")
+
+
+def _check_source(config: Config) -> None:
+    """The source has the directory, splits and classes that it needs."""
+    data, source = config.data, SOURCES[config.data.source]
+    if source.layout and data.directory is None:
+        reason = f"required with data.source={data.source!r}"
+        raise ConfigError("data.directory", None, reason=reason, hint=f"use --data.directory {source.layout}")
+    for field, split, allowed in (
+        ("data.train_split", data.train_split, source.train_split),
+        ("data.eval_split", data.eval_split, source.eval_split),
+    ):
+        if allowed is not None and split is not None and split not in allowed:
+            raise one_of(field, split, allowed)
+    disjoint = source.disjoint.get(data.eval_split or "", data.train_split)
+    if data.train_split != disjoint:
+        reason = f"the {data.eval_split} split is part of the training split {data.train_split}"
+        raise ConfigError("data.eval_split", data.eval_split, reason=reason, hint=f"use --data.train-split {disjoint}")
+    check_classes(config, source.classes)
+
+
+def check_classes(config: Config, classes: int | None, source: str | None = None) -> None:
+    """Raise ConfigError if the data set has another number of classes than the model.
+
+    classes: its own, None if unknown. source: of the data, if it is not `data.source`.
+    """
+    source = source or config.data.source
+    if classes is not None and config.model.classes not in (None, classes):
+        reason = f"data.source={source!r} has {plural(classes, 'class')}"
+        hint = f"omit it, or use {classes}"
+        if not SOURCES[source].own_images:
+            hint += " (data sets given in Python: --data.source given)"
+        raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
+
+
+RELATIONS = (
+    _check_phases,
+    _check_worker_batches,
+    _check_augmentation,
+    _check_policies,
+    check_targets,
+    check_class_weights,
+    check_stop,
+    _check_blocks,
+    _check_loss_scale,
+    _check_schedule,
+    _check_finetune,
+    _check_source,
+)
+
+
+def check_names(config: Config) -> None:
+    """Raise ConfigError if a name in a config, such as its model's, is neither built in nor registered."""
+    for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES):
+        table.check(attrgetter(table.field)(config))
+    if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
+        raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
+
+
+def replicated_reason(config: Config) -> str | None:
+    """Why the update of a config cannot be sharded, or None if it can."""
+    strategy, optimizer = config.reduce.strategy, config.optimizer.name
+    if not STRATEGIES[strategy].scatters:
+        able = ", ".join(name for name, each in STRATEGIES.items() if each.scatters)
+        return f"reduce.strategy={strategy!r} does not begin with a reduce-scatter and end with an all-gather; {able} does"
+    if not OPTIMIZERS[optimizer].shards:
+        return f"optimizer.name={optimizer!r} is not registered as elementwise"
+    return None

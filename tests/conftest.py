@@ -38,7 +38,7 @@ from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, S
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launch import reserved_port
 from jaxdp.loggers import default
-from jaxdp.models import activations, resnet
+from jaxdp.models import activation_memory, resnet
 from jaxdp.models.convolution import CONVOLUTIONS
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
@@ -58,7 +58,7 @@ def forget_networks() -> None:
     """For a test that may patch the blocks of a ResNet, which equal configurations do not show."""
     models.init_resnet.clear_cache()
     models.initial_shapes.cache_clear()
-    activations._bytes_of_resnet.cache_clear()
+    activation_memory._bytes_of_resnet.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def tiny(normalized_linear, request):
     """
     with pytest.MonkeyPatch.context() as patch:
         if "plots" not in request.fixturenames:
-            patch.setattr(default.Plot, "on_end", lambda *_: None)
+            patch.setattr(default.TrainingPlot, "on_end", lambda *_: None)
         yield Config(
             name="tiny",
             epochs=3.0,

@@ -26,8 +26,7 @@ CORE = [
     "planning",
     "published",
     "recipes",
-    "records",
-    "relations",
+    "run_records",
     "registry",
     "schedules",
     "strategies",
@@ -161,7 +160,7 @@ def test_only_the_model_imports_flax():
 NOT_IMPORTED = {
     "jaxdp": ("jax", "flax", "matplotlib", "sklearn"),
     **{f"jaxdp.{name}": ("jax", "flax", "optax") for name in CORE},
-    "jaxdp.training.step": ("flax", "jaxdp.models", "jaxdp.data.loader"),  # it knows no network
+    "jaxdp.training.step": ("flax", "jaxdp.models", "jaxdp.data.batch_sources"),  # it knows no network
     **dict.fromkeys(
         ("jaxdp.session.train", "jaxdp.data.sources", "jaxdp.inference.load_run", "jaxdp.report.server"),
         # what URLs, registered models, single data sources and the reading and writing of checkpoints need
@@ -213,7 +212,7 @@ def test_no_time_is_taken_from_a_clock_that_can_be_set():
     with old ones fails, and is repeated. When a signal arrived is known only as the time of a file; if the clock is set within
     2 s of it, a third signal still counts.
     """
-    names = ("report/follow.py", "cloud/fast_reader.py", "loggers/tensorboard.py", "distributed/preemption.py")
+    names = ("report/follow.py", "cloud/fast_reader.py", "loggers/tensorboard.py", "distributed/signal_handler.py")
     exempt = {PACKAGE / name for name in names}
     for path in sorted({*PACKAGE.rglob("*.py")} - exempt):
         found = re.search(r"\btime\.(time|time_ns|ctime)\(|\bdatetime\b|\bst_[mc]time\b", path.read_text())

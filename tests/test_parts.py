@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxdp
 from jaxdp.config import Config, Model, Optimizer, Phase
 from jaxdp.models import resnet
-from jaxdp.records import read_log
-from jaxdp.training.state import make_placement
+from jaxdp.run_records import read_log
+from jaxdp.training.state import make_layout
 
 STEPS, BATCH, MOMENTUM, DECAY, SMOOTHING = 9, 16, 0.8, 0.01, 0.1
 
@@ -108,7 +108,7 @@ def test_own_loop_around_the_step_equals_train_bitwise(config, tmp_path, update)
             state, metrics = step(state, batch, values)
             losses.append(float(metrics["loss"]))
     assert losses == losses_of(tmp_path)
-    params, _ = make_placement(config, model, mesh).evaluated(state)
+    params, _ = make_layout(config, model, mesh).eval_variables(state)
     jax.tree.map(np.testing.assert_array_equal, params["net"], jaxdp.load_params(tmp_path)["params"])
 
 

@@ -20,8 +20,8 @@ from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.cli import main
 from jaxdp.config import LARGEST, Config, Data, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
+from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
 from jaxdp.inference.export import export
-from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows

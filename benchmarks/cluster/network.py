@@ -198,7 +198,7 @@ def expected_bytes(mesh_shape: tuple[int, int], form: dict) -> tuple[list[float]
     """
     import numpy as np
 
-    from jaxdp.analysis.traffic import step_traffic
+    from jaxdp.analysis.wire import step_traffic
     from jaxdp.parallel.allreduce import SERVER
     from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL
 

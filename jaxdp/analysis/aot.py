@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
 from jaxdp.errors import ConfigError, one_of
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.xla.hlo import CompiledCollective, Schedule, read_schedule
+from jaxdp.xla.hlo import CompiledCollective, DeviceWork, read_schedule
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +38,7 @@ class CompiledStep:
     jax: str
     seconds: float
     memory_bytes: int
-    schedule: Schedule
+    schedule: DeviceWork
     text: str
 
 

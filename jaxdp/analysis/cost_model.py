@@ -20,7 +20,7 @@ from jaxdp.strategies import STRATEGIES, Exchange
 V100_IMAGES_PER_SECOND = 32 / 49.9025e-3
 
 
-class Network(NamedTuple):
+class Links(NamedTuple):
     """The links between devices. latency: seconds per round. bandwidth, device_bandwidth: bytes per second.
 
     bandwidth: of the link of a host to the others, which its devices share. device_bandwidth: of a device itself, also to the
@@ -102,7 +102,7 @@ def cost_terms(strategy: str, vertical: int, horizontal: int) -> list[Cost]:
     ]
 
 
-def allreduce_seconds(strategy: str, vertical: int, horizontal: int, *, num_bytes: float, network: Network) -> float:
+def allreduce_seconds(strategy: str, vertical: int, horizontal: int, *, num_bytes: float, network: Links) -> float:
     """Seconds for the all-reduce of `num_bytes` bytes per device."""
     scatters = STRATEGIES[strategy].scatters if strategy in STRATEGIES else False
     algorithm = "ring" if network.gloo and strategy == "psum" else strategy
@@ -116,7 +116,7 @@ def allreduce_seconds(strategy: str, vertical: int, horizontal: int, *, num_byte
 
 
 def sharded_update_seconds(
-    strategy: str, vertical: int, horizontal: int, *, gradient_bytes: float, parameter_bytes: float, network: Network
+    strategy: str, vertical: int, horizontal: int, *, gradient_bytes: float, parameter_bytes: float, network: Links
 ) -> float:
     """Seconds of a message of a step with a sharded update: the reduction without its last stage, and the gather of parameters.
 
@@ -156,7 +156,7 @@ def turning_points(
     return diminishing, None if fastest == counts[-1] else fastest
 
 
-def parse_network(text: str) -> Network:
+def parse_network(text: str) -> Links:
     """The network of "latency,bandwidth" or "latency,bandwidth,device bandwidth". Raises ConfigError for other text."""
     try:
         latency, *bandwidths = (float(part) for part in text.split(","))
@@ -169,4 +169,4 @@ def parse_network(text: str) -> Network:
             reason="must be LATENCY,BANDWIDTH or LATENCY,BANDWIDTH,DEVICE: seconds (0 or more) and bytes per second (positive)",
             hint="for example 5e-6,10e9",
         )
-    return Network(latency, bandwidths[0], device_bandwidth=bandwidths[1] if len(bandwidths) > 1 else math.inf)
+    return Links(latency, bandwidths[0], device_bandwidth=bandwidths[1] if len(bandwidths) > 1 else math.inf)

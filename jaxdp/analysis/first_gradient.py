@@ -14,14 +14,14 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.setup.prepare import prepare
 from jaxdp.training.objective import Batch
-from jaxdp.training.state import TrainState, create_state, make_placement
+from jaxdp.training.state import TrainState, create_state, make_layout
 from jaxdp.training.step import step_gradient
 from jaxdp.training.step_compiler import mesh_of
 from jaxdp.validation import validate
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 
-@own_options()
+@jaxdp_jax_config()
 def first_gradient(config: Config) -> dict[str, Any]:
     """The mean gradient over all devices in the first step of `config`: NumPy arrays in the tree of the parameters.
 
@@ -41,7 +41,7 @@ def first_gradient(config: Config) -> dict[str, Any]:
         repeats=config.data.repeats,
     )
 
-    pixel_stats, layout = (datasets.mean, datasets.std), make_placement(config, model, mesh)
+    pixel_stats, layout = (datasets.mean, datasets.std), make_layout(config, model, mesh)
     gradients = step_gradient(config, layout, pixel_stats=pixel_stats, accumulation=phase.accumulation)
 
     def gradient(state: TrainState, batch: Batch) -> dict:

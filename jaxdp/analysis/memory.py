@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from jaxdp.errors import one_of, plural
-from jaxdp.models.activations import activation_bytes
+from jaxdp.models.activation_memory import activation_bytes
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.sizes import input_bytes, state_bytes
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxdp.analysis import cost_model
-from jaxdp.analysis.cost_model import Network
+from jaxdp.analysis.cost_model import Links
 from jaxdp.config import Mesh
 from jaxdp.errors import plural
 from jaxdp.parallel.mesh import choose_shape, default_shape
@@ -21,12 +21,12 @@ COLUMNS = ("strategy", "all-reduce", "step", "efficiency", "images/s", "diminish
 DEVICE_COUNTS = [2**power for power in range(MAX_DEVICES.bit_length())]
 
 
-def _seconds(strategy: str, mesh: tuple[int, int], messages: list[int], *, network: Network) -> float:
+def _seconds(strategy: str, mesh: tuple[int, int], messages: list[int], *, network: Links) -> float:
     """Seconds of all-reduces, one after another. messages: bytes of each."""
     return sum(cost_model.allreduce_seconds(strategy, *mesh, num_bytes=size, network=network) for size in messages)
 
 
-def _sharded_seconds(strategy: str, mesh: tuple[int, int], model_summary: dict, *, network: Network) -> float:
+def _sharded_seconds(strategy: str, mesh: tuple[int, int], model_summary: dict, *, network: Links) -> float:
     """Seconds of all messages of a step with a sharded update, one after another."""
     gradients, statistics = _gradients_and_statistics(model_summary)
     sizes = [(size, 0) for size in gradients] + [(0, size) for size in model_summary["gathered_messages"]]
@@ -50,7 +50,7 @@ SHARDED = ", sharded update"  # suffix of the strategy in a prediction
 def predict(
     plan: Plan,
     model_summary: dict,
-    network: Network,
+    network: Links,
     *,
     rate: float | None = None,
     normalization_messages: list[int] | None = None,
@@ -85,12 +85,12 @@ def predict(
 
 
 def _predict_phase(
-    plan: Plan, phase: PlannedPhase, model_summary: dict, *, network: Network, rate: float, between_layers: list[int]
+    plan: Plan, phase: PlannedPhase, model_summary: dict, *, network: Links, rate: float, between_layers: list[int]
 ) -> dict:
     share = network.devices_per_host * phase.devices // (phase.devices + phase.idle_devices)  # equal on all hosts
     used, one_device = network._replace(devices_per_host=max(1, share)), phase.global_batch / rate
 
-    def normalization_seconds(devices: int, shape: tuple[int, int], network: Network) -> float:
+    def normalization_seconds(devices: int, shape: tuple[int, int], network: Links) -> float:
         return max(1, phase.workers // devices) * _seconds("psum", shape, between_layers, network=network)
 
     forms = [(name, False) for name, strategy in STRATEGIES.items() if strategy.cost]
@@ -132,7 +132,7 @@ def _predict_phase(
     }
 
 
-def _shape(devices: int, network: Network) -> tuple[int, int]:
+def _shape(devices: int, network: Links) -> tuple[int, int]:
     """The default mesh of this number of devices."""
     if network.devices_per_host == 1:
         return default_shape(devices)

@@ -19,9 +19,9 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
+from jaxdp.data.batch_sources import DecodedImages, ItemSource, default_threads
 from jaxdp.data.decode import Scratch, decode
 from jaxdp.data.image_folder import ImageFolder
-from jaxdp.data.loader import DecodedImages, ItemSource, default_threads
 from jaxdp.data.transforms import training_transform
 
 FILES, HEIGHT, WIDTH = 256, 350, 400

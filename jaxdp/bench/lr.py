@@ -101,7 +101,7 @@ def run(
     state = create_state(config, compiler.model, mesh)
     if (values := finetune.initial_values(config, weights)) is not None:
         state = with_values(state, values, mesh)
-    state = compiler.placement(phase).place(state)
+    state = compiler.layout(phase).place(state)
     batches = open_batches(compiler, datasets, phase)
     rates, losses = np.geomspace(lowest, highest, steps).tolist(), list[float]()
     hyperparameters = compiler.hyperparameters(phase, 0.0)

@@ -16,7 +16,7 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import Stage, unsupported_reason
-from jaxdp.training.state import TrainState, create_state, make_placement
+from jaxdp.training.state import TrainState, create_state, make_layout
 from jaxdp.training.step import make_train_step, without_reduction
 from jaxdp.validation import with_fields
 from jaxdp.xla import options
@@ -84,7 +84,7 @@ def build_step(config: Config, mesh: Mesh, *, global_batch: int, strategy: str |
         }
 
     batch = jax.jit(make_batch, out_shardings=rows)()
-    state = make_placement(config, model, mesh).place(create_state(config, model, mesh))
+    state = make_layout(config, model, mesh).place(create_state(config, model, mesh))
     step = make_train_step(config, model, mesh, pixel_stats=PIXEL_STATS, accumulation=accumulation)
     hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
     compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)

@@ -17,7 +17,7 @@ from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.state import TrainState, create_state, make_optimizer, make_placement
+from jaxdp.training.state import TrainState, create_state, make_layout, make_optimizer
 from jaxdp.validation import with_fields
 from jaxdp.xla import options
 
@@ -35,8 +35,8 @@ def time_updates(config: Config, mesh: Mesh, repeats: int) -> dict[str, float]:
 
 def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], Any]:
     """A compiled function of no arguments that reduces a gradient, updates the state, and gathers the parameters."""
-    placement = make_placement(config, model, mesh)
-    gather_params, reduce = placement.params_gatherer(), config.reduce
+    layout = make_layout(config, model, mesh)
+    gather_params, reduce = layout.params_gatherer(), config.reduce
 
     def trainable(tree: dict) -> dict:
         return model.trainable(tree, config.finetune.frozen_stages)
@@ -51,21 +51,21 @@ def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], 
             reduce.strategy,
             wire_dtype=allreduce.wire_dtype_of(reduce),
             bucket_bytes=reduce.bucket_bytes,
-            sharded=placement.sharded,
+            sharded=layout.sharded,
         )
         shards = trainable(state.params)
-        squares = placement.squares(gradient, shards)
+        squares = layout.squares(gradient, shards)
         optimizer = make_optimizer(config, model, learning_rate=1e-3, momentum=0.9)
         updates, opt_state = optimizer.update(gradient, state.opt_state, shards, squares=squares)
         return optax.apply_updates(shards, updates), opt_state, norm(squares.gradient)  # the step logs the norm
 
-    specs = placement.specs
-    if placement.sharded:
+    specs = layout.specs
+    if layout.sharded:
         specs_out: Any = (trainable(specs.params), specs.opt_state, PartitionSpec())
     else:
         specs_out = PartitionSpec()
     check_vma = allreduce.check_vma(reduce.strategy)
     mapped = jax.shard_map(update, mesh=mesh, in_specs=(specs,), out_specs=specs_out, check_vma=check_vma)
-    state = placement.place(create_state(config, model, mesh))
+    state = layout.place(create_state(config, model, mesh))
     compiled = jax.jit(mapped).lower(state).compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
     return lambda: compiled(state)

@@ -26,7 +26,7 @@ from jaxdp.training.callback import Callback
 from jaxdp.training.loop import complete_steps
 from jaxdp.training.objective import Batch
 from jaxdp.training.run import Run, add_to_record
-from jaxdp.training.state import TrainState, make_placement
+from jaxdp.training.state import TrainState, make_layout
 from jaxdp.training.step import step_gradient
 from jaxdp.training.step_compiler import StepCompiler
 
@@ -88,9 +88,9 @@ def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
     config, (vertical, horizontal) = compiler.config_of(phase), phase.shape
     strategy = config.reduce.strategy
     reference = reference_reduction(strategy, vertical, horizontal)
-    placement = make_placement(config, compiler.model, compiler.mesh(phase))
-    gradients = step_gradient(config, placement, pixel_stats=compiler.pixel_stats, accumulation=phase.accumulation)
-    parts = horizontal if placement.sharded else 1
+    layout = make_layout(config, compiler.model, compiler.mesh(phase))
+    gradients = step_gradient(config, layout, pixel_stats=compiler.pixel_stats, accumulation=phase.accumulation)
+    parts = horizontal if layout.sharded else 1
     facts: list[BucketFacts] = []  # filled when the audit is traced
 
     def audit(  # noqa: PLR0917 - shard_map passes arguments by position
@@ -106,7 +106,7 @@ def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
             findings.append(compare_sums(bucket, reference, bound))
         return {name: jnp.stack([finding[name] for finding in findings])[None] for name in findings[0]}
 
-    compiled = compiler.compile_mapped(audit, placement, phase, out_specs=PartitionSpec(AXES))
+    compiled = compiler.compile_mapped(audit, layout, phase, out_specs=PartitionSpec(AXES))
     return AuditProgram(compiled, tuple(facts), strategy, reference, phase.shape)
 
 

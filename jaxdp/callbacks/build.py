@@ -10,11 +10,11 @@ from jaxdp.callbacks.early_stopping import EarlyStopping
 from jaxdp.callbacks.run_files import RunFiles, Uploads
 from jaxdp.config import Config
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.default import Console, MetricsFile, Plot
+from jaxdp.loggers.default import Console, MetricsFile, TrainingPlot
 from jaxdp.loggers.events import EventLog
 from jaxdp.loggers.profile import Profile
 from jaxdp.loggers.tensorboard import TensorBoard
-from jaxdp.loggers.warnings import InputAdvice, Stragglers
+from jaxdp.loggers.warnings import InputAdvice, StragglerWarnings
 from jaxdp.training.callback import Callback, Callbacks
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def callbacks_of(
         trackers if is_rank0 else None,
         StepChecks(),
         Uploads(mirror) if mirror else None,
-        Stragglers() if processes > 1 else None,
+        StragglerWarnings() if processes > 1 else None,
         InputAdvice() if is_rank0 else None,
         Audit(guard.audit_every_steps) if guard.audit_every_steps else None,
         EarlyStopping(),
@@ -47,7 +47,7 @@ def callbacks_of(
         Profile(logging.profiled_steps) if logging.profiled_steps and is_rank0 else None,
     ]
     loggers: list[Callback | None] = [
-        Plot(),  # drawn when the log is closed: `on_end` is called in the reverse order
+        TrainingPlot(),  # drawn when the log is closed: `on_end` is called in the reverse order
         MetricsFile(),
         TensorBoard() if logging.tensorboard else None,
         events,

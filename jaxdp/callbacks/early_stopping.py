@@ -10,7 +10,7 @@ from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Stop
 from jaxdp.errors import plural
 from jaxdp.planning import Plan
-from jaxdp.records import TIMING
+from jaxdp.run_records import TIMING
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
 from jaxdp.validation import RESUME_SAFE_FIELDS, changes

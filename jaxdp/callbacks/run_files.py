@@ -8,7 +8,7 @@ from jaxdp import phases, schedules
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.errors import ConfigError
 from jaxdp.planning import Plan
-from jaxdp.records import RESUMING
+from jaxdp.run_records import RESUMING
 from jaxdp.schedules import SCHEDULES
 from jaxdp.setup import run_dir
 from jaxdp.training.callback import Callback

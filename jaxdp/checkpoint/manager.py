@@ -14,11 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxdp.checkpoint import checksums, orbax_io
-from jaxdp.checkpoint.checksums import StateReport
+from jaxdp.checkpoint import orbax_io, replicas
 from jaxdp.checkpoint.listing import (
     UNFINISHED,
-    Retention,
     checkpoint_paths,
     latest_valid,
     quarantine,
@@ -36,6 +34,8 @@ from jaxdp.checkpoint.manifest import (
     state_files,
     write_manifest,
 )
+from jaxdp.checkpoint.replicas import StateReport
+from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Checkpoint as CheckpointConfig
 from jaxdp.config import Stop
 from jaxdp.distributed.process_group import ProcessGroup
@@ -119,8 +119,8 @@ class CheckpointManager:
         placed = state if placed is None else placed
         is_sharded = not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(placed))
         # Shards have few bytes, so all are compared; of a state that is whole on every device, only the parameters.
-        diverged = checksums.diverged_devices(placed if is_sharded else getattr(placed, "params", placed))
-        parts = checksums.part_checksums(placed) if self.group.num_processes > 1 else {}
+        diverged = replicas.diverged_devices(placed if is_sharded else getattr(placed, "params", placed))
+        parts = replicas.part_checksums(placed) if self.group.num_processes > 1 else {}
         report = StateReport([*map(str, diverged)], parts, metadata.get("progress", {}).get("bad_images", {}))
         self._host_state = orbax_io.copy_to_host(state, self._host_state)
         self._pending = self._thread.submit(self._save, samples, metadata, report=report, before_manifest=before_manifest)
@@ -259,7 +259,7 @@ class CheckpointManager:
         try:
             arrays = self._write(path, report)
             reports = [StateReport(**fields) for fields in group.all_gather_object("written", dataclasses.asdict(report))]
-            if reason := checksums.rejection_reason(samples, reports, group.hosts):
+            if reason := replicas.rejection_reason(samples, reports, group.hosts):
                 remove(path)
                 self._rejection = TrainingError(reason)
                 return
@@ -288,8 +288,8 @@ class CheckpointManager:
             if parts == 1:  # several processes end after a failed save
                 self._clean_up()
             remove(path / part_folder(part, parts))
-            arrays = checksums.describe_arrays(state)
-            report.checksums[checksums.WHOLE] = hashlib.sha256(json.dumps(arrays).encode()).hexdigest()
+            arrays = replicas.describe_arrays(state)
+            report.checksums[replicas.WHOLE] = hashlib.sha256(json.dumps(arrays).encode()).hexdigest()
             report.finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(getattr(state, "params", state)))
             orbax_io.write_state(self._checkpointer, path, state, part=part, parts=parts)
             report.files = {name: file_checksum(path / name) for name in state_files(path, part, parts)}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxdp.checkpoint.checksums import describe_arrays
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
     STATE,
@@ -25,6 +24,7 @@ from jaxdp.checkpoint.manifest import (
     state_files,
     verify_files,
 )
+from jaxdp.checkpoint.replicas import describe_arrays
 from jaxdp.errors import first_line, plural
 
 if TYPE_CHECKING:

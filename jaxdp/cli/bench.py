@@ -18,7 +18,7 @@ from jaxdp.flag_help import rows
 from jaxdp.flags import flag_value, parse
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 LARGEST_MESSAGE = 2**34  # bytes; larger than any model's gradients, and every device holds a copy
 
@@ -91,7 +91,7 @@ class Scaling(Timed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Step(Timed):
+class StepCommand(Timed):
     """Time the training step on synthetic images on the devices: images/s, fraction of the devices' peak, memory, compilation
     time, and time to the first step with a cold and a warm cache.
 
@@ -147,7 +147,7 @@ def run(arguments: list[str], program: str) -> None:
     recipe = load_recipe(flags, default=kind.config)
     options = parse(kind, flags, f"{program} {name}", default=kind(run=recipe.config))
     check_output(_folder(options, name) / f"{name}.json", overwrite=True)  # before minutes of measuring
-    with own_options():
+    with jaxdp_jax_config():
         bench(options, flags)
 
 
@@ -228,7 +228,7 @@ def _bench_scaling(options: Scaling, flags: list[str]) -> None:
         raise KeyboardInterrupt
 
 
-def _bench_step(options: Step, flags: list[str]) -> None:
+def _bench_step(options: StepCommand, flags: list[str]) -> None:
     if not options.seconds > 0:
         raise ConfigError("--seconds", options.seconds, reason="must be greater than 0")
     config = _validated(options)
@@ -324,5 +324,5 @@ BENCHES: dict[str, tuple[str, type[Options], Callable[[Any, list[str]], None]]] 
     "input": ("Time the input pipeline: read, decode, crop, transfer", Input, _bench_input),
     "lr": ("Find a learning rate with a range test", LearningRate, _bench_lr),
     "scaling": ("Time the training step on increasing numbers of devices", Scaling, _bench_scaling),
-    "step": ("Time the training step, and the start of a command", Step, _bench_step),
+    "step": ("Time the training step, and the start of a command", StepCommand, _bench_step),
 }

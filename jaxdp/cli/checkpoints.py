@@ -32,11 +32,11 @@ class Checkpoints:
 
 def run(arguments: list[str], program: str) -> None:
     options = parse(Checkpoints, arguments, program)
-    from jaxdp.inference.load_run import keep_checkpoints, list_checkpoints
+    from jaxdp.inference.checkpoints import delete_all_but, list_checkpoints
 
     if options.keep is not None:
         names = [{"last": "newest"}.get(name.strip(), name.strip()) for name in options.keep.split(",")]
-        deleted = keep_checkpoints(options.workdir, names)
+        deleted = delete_all_but(options.workdir, names)
         print_safe(f"deleted: {', '.join(map(str, reversed(deleted))) or 'none'}", sys.stderr)
     rows = list_checkpoints(options.workdir)
     if options.json:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch, stdout_for_the_document
 from jaxdp.config import Config
@@ -22,7 +21,7 @@ def run(arguments: list[str], program: str) -> None:
 
     @dataclasses.dataclass(frozen=True)
     class Doctor:
-        """Check whether this machine can run a recipe: devices, drivers, variables, memory, disks, limits.
+        """Check whether this machine can run a recipe: devices, drivers, variables, object storage.
         Exits with 1 if a check reports an error.
 
         With --verify: check that its devices train correctly. Compares the gradient of every strategy with one device's,
@@ -41,7 +40,7 @@ def run(arguments: list[str], program: str) -> None:
         config: str = "digits"
         """Recipe to check for: a name in configs/, a .py file with config(), or a saved config.json"""
         workdir: str | None = None
-        """Working directory of the run; None: runs/NAME"""
+        """URL of a run, which is checked; with --verify on several processes, a directory that they share"""
         check_images: Switch = False
         """Decoding of every image of the data set, which reports those that cannot be used"""
         verify: Switch = False
@@ -66,16 +65,19 @@ def run(arguments: list[str], program: str) -> None:
         raise ConfigError("--thorough", reason="requires --verify", hint="add it")
     if options.launch != Launch():
         raise ConfigError("--coordinator", reason="flags of several processes require --verify", hint="add it")
-    _check(config, options.workdir or str(Path("runs") / config.name), images=options.check_images, as_json=options.json)
+    if options.workdir is not None and not is_url(options.workdir):
+        hint = "give a URL in object storage, which is checked, or use --verify"
+        raise ConfigError("--workdir", options.workdir, reason="a directory is not checked", hint=hint)
+    _check(config, options.workdir, images=options.check_images, as_json=options.json)
 
 
-def _check(config: Config, workdir: str, *, images: bool, as_json: bool) -> None:
+def _check(config: Config, url: str | None, *, images: bool, as_json: bool) -> None:
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
         from jaxdp.doctor import dataset, runner
     from jaxdp.doctor.check_result import ERROR, ResultBuilder, any_running, summarize, to_dict
     from jaxdp.loggers.console import Screen
 
-    results = runner.run_checks(config, workdir)
+    results = runner.run_checks(config, url)
     if images:
         builder = ResultBuilder("images")
         try:

@@ -8,7 +8,7 @@ from jaxdp.flags import UNEXPECTED, parse
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
+class LaunchCommand:
     """Start several processes of one run on this machine. Output lines are prefixed with the rank; if one process fails, all
     are terminated.
 
@@ -29,7 +29,7 @@ def run(arguments: list[str], program: str) -> None:
         index = arguments.index("--")
         flags, command = arguments[:index], arguments[index + 1 :]
     try:
-        options = parse(Launch, flags, program)
+        options = parse(LaunchCommand, flags, program)
     except ConfigError as error:
         if error.reason == UNEXPECTED:
             raise ConfigError(error.field, reason=UNEXPECTED, hint="put -- before the command") from None

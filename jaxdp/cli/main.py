@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from jaxdp import cli
 from jaxdp.distributed import memory
-from jaxdp.distributed.stop_signals import exits_when_signaled
+from jaxdp.distributed.signal_handler import exits_when_signaled
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, OneLine, first_line, not_imported, one_of, print_safe, printable
 from jaxdp.files import check_no_password, expand_user, is_url
 from jaxdp.flag_help import rows

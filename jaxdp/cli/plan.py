@@ -10,15 +10,14 @@ from jaxdp.cli.options import EVERYDAY, ConfigFields, Switch
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural, print_safe
 from jaxdp.flags import parse
-from jaxdp.planning import Plan as RunPlan
-from jaxdp.planning import small_worker_warning
+from jaxdp.planning import Plan, small_worker_warning
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PlanCommand:
     """Print phases, steps, hyperparameters, parameters, multiply-adds, bytes of inputs and state, and gradient bytes of a run.
 
     Examples:
@@ -58,15 +57,15 @@ class Plan:
 
 def run(arguments: list[str], program: str) -> None:
     recipe = load_recipe(arguments, default="digits", notes=True)
-    options = parse(Plan, arguments, program, default=Plan(run=recipe.config), everyday=EVERYDAY)
+    options = parse(PlanCommand, arguments, program, default=PlanCommand(run=recipe.config), everyday=EVERYDAY)
     config = validate(options.run)
     if options.compile_for is not None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave GPUs of this machine alone
     _print_plan(options, config, recipe.note)
 
 
-@own_options()
-def _print_plan(options: Plan, config: Config, note: str | None) -> None:
+@jaxdp_jax_config()
+def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
     import jaxdp
     from jaxdp.analysis import memory
     from jaxdp.distributed import runtime
@@ -113,7 +112,7 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
         (screen.info if isinstance(part, str) else screen.table)(part)
 
 
-def _memory_verdict(options: Plan, plan: RunPlan, needed: dict[str, int], *, given: bool) -> str | None:
+def _memory_verdict(options: PlanCommand, plan: Plan, needed: dict[str, int], *, given: bool) -> str | None:
     """Whether the named GPU can hold the run; a warning if this machine's cannot.
 
     given: whether the devices are not this machine's.
@@ -133,7 +132,7 @@ def _memory_verdict(options: Plan, plan: RunPlan, needed: dict[str, int], *, giv
     return memory.warning(plan, needed, limit=found, device=device.device_kind) if found else None
 
 
-def _number_of_devices(options: Plan) -> int | None:
+def _number_of_devices(options: PlanCommand) -> int | None:
     """The number of devices given by the options; None: the devices of this machine. Raises ConfigError for a contradiction."""
     for name in ("devices", "hosts", "gpus_per_host"):
         value = getattr(options, name)
@@ -155,23 +154,23 @@ def _number_of_devices(options: Plan) -> int | None:
 Section = tuple[Any, list] | None  # (part of the JSON document, tables and paragraphs to print)
 
 
-def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
+def _wire(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Section:
     """The collectives of a step; phases with the same ones share a table."""
     if not options.wire:
         return None
-    from jaxdp.analysis import traffic
-    from jaxdp.analysis.traffic import plan_traffic
+    from jaxdp.analysis import wire
+    from jaxdp.analysis.wire import plan_traffic
 
     steps = plan_traffic(plan)
-    return [traffic.as_dict(step) for step in steps], [traffic.table(step) for step in steps]
+    return [wire.as_dict(step) for step in steps], [wire.table(step) for step in steps]
 
 
-def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
+def _network(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Section:
     if options.network is None:
         return None
     from jaxdp.analysis import network_model
     from jaxdp.analysis.cost_model import parse_network
-    from jaxdp.analysis.traffic import normalization_messages
+    from jaxdp.analysis.wire import normalization_messages
 
     network = parse_network(options.network)._replace(gloo=plan.config.mesh.cpu_devices is not None)
     if options.hosts > 1 or network.device_bandwidth < math.inf:
@@ -182,7 +181,7 @@ def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     return prediction, [*network_model.tables(prediction), *network_model.notes(prediction)]
 
 
-def _compiled(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
+def _compiled(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Section:
     if options.compile_for is None:
         if options.phase:
             raise ConfigError("--phase", options.phase, reason="requires --compile-for")

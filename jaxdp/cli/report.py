@@ -50,8 +50,8 @@ class Report:
 def run(arguments: list[str], program: str) -> None:
     options = parse(Report, arguments, program)
     register_from(options.config)
-    from jaxdp.records import without_nan
     from jaxdp.report import as_text, metrics_csv, read_all, summarize
+    from jaxdp.run_records import without_nan
 
     if not options.workdir:
         raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")

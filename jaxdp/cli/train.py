@@ -12,7 +12,7 @@ from jaxdp.cli import STARTED, main
 from jaxdp.errors import EXIT_STOPPED, print_safe
 
 if TYPE_CHECKING:
-    from jaxdp.distributed.preemption import SignalHandler
+    from jaxdp.distributed.signal_handler import SignalHandler
     from jaxdp.session.job import Job
     from jaxdp.training.result import TrainResult
 
@@ -41,7 +41,7 @@ def command(arguments: list[str], program: str) -> Iterator[TrainCommand]:
 
 @contextlib.contextmanager
 def _command(arguments: list[str], program: str) -> Iterator[TrainCommand]:
-    from jaxdp.distributed.preemption import SignalHandler, Stopped, StopTraining, stopped_before_training
+    from jaxdp.distributed.signal_handler import SignalHandler, Stopped, StopTraining, stopped_before_training
     from jaxdp.distributed.supervisor import watch
 
     if not faulthandler.is_enabled():
@@ -105,7 +105,7 @@ def _parsed(signals: "SignalHandler", arguments: list[str], program: str) -> Ite
     config = validate(options.run)
     from jaxdp.distributed import runtime
     from jaxdp.loggers.console import Screen
-    from jaxdp.records import to_json
+    from jaxdp.run_records import to_json
     from jaxdp.session.job import Job
 
     document = stdout_for_the_document() if options.json else None

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from jaxdp.cloud.location import Location, ObjectNotFoundError
-from jaxdp.cloud.patience import sleep
+from jaxdp.cloud.retry import sleep
 from jaxdp.errors import StorageError
 
 FOLDER = ".lease"

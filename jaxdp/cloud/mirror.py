@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxdp.checkpoint.listing import UNFINISHED, Retention, checkpoint_paths, remove
+from jaxdp.checkpoint.listing import UNFINISHED, checkpoint_paths, remove
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
@@ -23,9 +23,10 @@ from jaxdp.checkpoint.manifest import (
     read_manifest,
     state_files,
 )
+from jaxdp.checkpoint.retention import Retention
 from jaxdp.cloud.lease import Lease, LeaseLost
-from jaxdp.cloud.patience import Patience
 from jaxdp.cloud.remote_run import FOLDERS, RemoteName, RemoteRun
+from jaxdp.cloud.retry import Patience
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import StorageError, TrainingError, first_line, plural
 from jaxdp.files import CHECKPOINTS, CONFIG, LARGEST, LOG, RESULT, read_regular

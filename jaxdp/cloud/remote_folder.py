@@ -10,20 +10,20 @@ import numpy as np
 
 from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.cloud.read_ahead import ReadAhead
-from jaxdp.cloud.source import Source
-from jaxdp.data.datasets import Splits
+from jaxdp.cloud.source import RemoteData
+from jaxdp.data.datasets import SplitReader
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import below_common_folder, class_images, identity, ignored_warnings, is_image, match_classes
 from jaxdp.errors import ConfigError, printable
 from jaxdp.files import LARGEST
 
 
-class RemoteFolders(Splits):
+class RemoteFolders(SplitReader):
     """Splits at a URL."""
 
     matches_classes = True
 
-    def __init__(self, remote: Source) -> None:
+    def __init__(self, remote: RemoteData) -> None:
         self.remote, self.place = remote, remote.url
 
     @cached_property
@@ -44,7 +44,7 @@ class RemoteFolders(Splits):
 class RemoteFolder:
     """The encoded images of a split at a URL, ordered by class and name. labels: indices into `classes`."""
 
-    remote: Source
+    remote: RemoteData
     paths: list[str]
     objects: list[ObjectInfo]
     labels: list[int]
@@ -56,7 +56,7 @@ class RemoteFolder:
         object.__setattr__(self, "ahead", ReadAhead(self._read, lambda index: self.objects[index].size, self.remote.daemons))
 
     @classmethod
-    def open(cls, remote: Source, split: str, classes: list[str] | None = None) -> "RemoteFolder":
+    def open(cls, remote: RemoteData, split: str, classes: list[str] | None = None) -> "RemoteFolder":
         """List a split: one request for it, and one for every 1,000 images of a class and each of its folders.
 
         classes: the training split's classes, which this split must have too. Raises ConfigError like `ImageFolder.open`.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.cloud.objects import ObjectInfo
-from jaxdp.cloud.source import Source
+from jaxdp.cloud.source import RemoteData
 from jaxdp.errors import ConfigError
 from jaxdp.files import write_atomically
 
@@ -23,7 +23,7 @@ class RemotePrepared:
     data set. objects: of all files, by name relative to the URL. urls: the URLs of the copies, by path.
     """
 
-    def __init__(self, remote: Source, name: str) -> None:
+    def __init__(self, remote: RemoteData, name: str) -> None:
         """name: as for tensorflow-datasets. Raises ConfigError if it is not at the URL."""
         self.remote, self.url, base = remote, remote.location.url, re.split("[/:]", name)[0]
         self.urls: dict[str, str] = {}

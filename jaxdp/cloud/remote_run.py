@@ -24,7 +24,7 @@ from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, candidates
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, verify_files
 from jaxdp.cloud.lease import LeaseHeld, LeaseRecord, newest_lease, wait_until_free
 from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, storage_errors
-from jaxdp.cloud.patience import open_patiently
+from jaxdp.cloud.retry import open_patiently
 from jaxdp.config import Stop
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, print_safe
@@ -271,7 +271,7 @@ def _chosen(
     return [by_samples[samples] for samples in order if samples in by_samples]
 
 
-class Folder:
+class RemoteBoard:
     """A `Board` of `jaxdp.distributed.status`. Requests cost time and money, so there are fewer than in a directory."""
 
     period_seconds, poll_seconds = 2.0, 0.5

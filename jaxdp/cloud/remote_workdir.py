@@ -14,10 +14,10 @@ from jaxdp.cloud.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord, newest_l
 from jaxdp.cloud.local import run_copy
 from jaxdp.cloud.location import PROTOCOLS, Location, open_location, storage_errors
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
-from jaxdp.cloud.patience import open_patiently
 from jaxdp.cloud.remote_run import FOLDERS, RemoteName, RemoteRun, waiting_notice
+from jaxdp.cloud.retry import open_patiently
 from jaxdp.config import Storage
-from jaxdp.distributed.preemption import ForcedStop, SignalHandler
+from jaxdp.distributed.signal_handler import ForcedStop, SignalHandler
 from jaxdp.errors import ConfigError, StorageError, TrainingError
 from jaxdp.files import CHECKPOINTS, CONFIG, read_text, write_atomically
 

@@ -14,8 +14,8 @@ from jaxdp.cloud.cache import Cache
 from jaxdp.cloud.local import local_directory
 from jaxdp.cloud.location import CONNECTIONS, READS, Location, ObjectNotFoundError, join_url, open_location
 from jaxdp.cloud.objects import ObjectInfo
-from jaxdp.cloud.patience import START_SECONDS, Patience
 from jaxdp.cloud.read_ahead import BYTES, ITEMS, Daemons
+from jaxdp.cloud.retry import START_SECONDS, Patience
 from jaxdp.config import Storage
 from jaxdp.errors import ConfigError, StorageError, print_safe
 from jaxdp.files import allow_open_files
@@ -29,7 +29,7 @@ BUSY_SECONDS = 0.2  # pause while another process makes a copy
 Result = TypeVar("Result")
 
 
-class Source:
+class RemoteData:
     """The data set at the URL of `data.directory`. Names of objects are relative to this URL.
 
     Raises ConfigError for a URL that cannot be read, and if local copies cannot be written.

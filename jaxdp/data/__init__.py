@@ -7,11 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxdp.data.iterator import Loader as Loader
+    from jaxdp.data.loader import Loader as Loader
     from jaxdp.data.sources import open_datasets as open_datasets
 
 _MODULE_OF = {
-    "Loader": "jaxdp.data.iterator",
+    "Loader": "jaxdp.data.loader",
     "open_datasets": "jaxdp.data.sources",
 }
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdp.config import Data
 from jaxdp.data.file_format import Format
-from jaxdp.data.given import ArrayItems
+from jaxdp.data.from_python import ArrayItems
 from jaxdp.errors import first_line
 from jaxdp.files import read_regular
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
+from jaxdp.data.batch_sources import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.class_names import matching_labels, names_of
-from jaxdp.data.loader import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError, printable
-from jaxdp.relations import check_classes
+from jaxdp.validation import check_classes
 
 EVALUATION_NAMES = ("val", "validation", "valid", "test")  # of the evaluation split, in this order, unless the config names one
 SIMILAR_NAMES = {  # flag -> (names of the split, names that only look like one)
@@ -95,7 +95,7 @@ class EncodedItems(ItemSource, Protocol):
         """Their number or their names."""
 
 
-class Splits(ABC):
+class SplitReader(ABC):
     """The splits of a data set of files. Every method raises ConfigError for files that cannot be read.
 
     place: their directory or URL. matches_classes: whether the classes of the training split hold for the other splits, and
@@ -153,7 +153,7 @@ class FileSource(Source):
     """A data source of files with encoded images."""
 
     @abstractmethod
-    def data_set(self, config: Config) -> Splits:
+    def data_set(self, config: Config) -> SplitReader:
         """The data set of a config."""
 
     def size(self, config: Config) -> tuple[int, int | None]:

@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
+from jaxdp.data.batch_sources import ArraySource
 from jaxdp.data.class_names import matching_labels
 from jaxdp.data.datasets import Datasets, Source, class_error, model_classes, pixel_stats, resized
-from jaxdp.data.loader import ArraySource
 
 FILE = Path(__file__).with_name("digits.npz")
 IMAGES, TEST, VALIDATION = 1797, 360, 288  # all, held out of all, and held out of the remaining training images

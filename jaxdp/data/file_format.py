@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from jaxdp.config import MAX_CLASSES, Data
-from jaxdp.data.datasets import EncodedItems, Splits, listed
-from jaxdp.data.given import ArrayItems, as_source
+from jaxdp.data.datasets import EncodedItems, SplitReader, listed
+from jaxdp.data.from_python import ArrayItems, as_source
 from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
 
@@ -21,7 +21,7 @@ ANY_NUMBER = r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf)"  # panda
 LABEL_HINT = f"labels are names, or whole numbers from 0 to {MAX_CLASSES - 1:,}"
 
 
-class Format(Splits):
+class Format(SplitReader):
     """A data set in one place. path: its file or folder; data: the config's section.
 
     has_columns: whether `data.image_column` and `data.label_column` have a meaning.
@@ -46,7 +46,7 @@ class Format(Splits):
 
     @abstractmethod
     def read(self, name: str, classes: list[str] | None) -> EncodedItems:
-        """The images of an existing split; see `Splits.open`."""
+        """The images of an existing split; see `SplitReader.open`."""
 
     def column(self, header: Sequence[str], kind: str) -> str:
         """The column that the config names for a key of `COLUMNS`, or the only one with a usual name.
@@ -86,7 +86,7 @@ class FileFormat(Format):
     @classmethod
     @abstractmethod
     def whole(cls, files: Sequence[Self], classes: list[str] | None) -> EncodedItems:
-        """The images of the files that together are a split; see `Splits.open`."""
+        """The images of the files that together are a split; see `SplitReader.open`."""
 
 
 def numbered(

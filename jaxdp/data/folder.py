@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.data import progress
-from jaxdp.data.datasets import FileSource, Splits
+from jaxdp.data.datasets import FileSource, SplitReader
 from jaxdp.data.image_folder import ImageFolder
 from jaxdp.errors import ConfigError
 from jaxdp.files import is_url
@@ -16,17 +16,17 @@ LAYOUT_HINT = "arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE (docs/dat
 class Folder(FileSource):
     """Folders of images, on a disk or at a URL."""
 
-    def data_set(self, config: Config) -> Splits:
+    def data_set(self, config: Config) -> SplitReader:
         directory = config.data.directory or ""
         if not is_url(directory):
             return LocalFolders(Path(directory))
         from jaxdp.cloud.remote_folder import RemoteFolders
-        from jaxdp.cloud.source import Source  # and the client of object storage, which a local disk does not need
+        from jaxdp.cloud.source import RemoteData  # and the client of object storage, which a local disk does not need
 
-        return RemoteFolders(Source(directory, config.storage, progress.report))
+        return RemoteFolders(RemoteData(directory, config.storage, progress.report))
 
 
-class LocalFolders(Splits):
+class LocalFolders(SplitReader):
     """Splits that are folders on a disk. The evaluation split has the classes of the training split."""
 
     matches_classes = True

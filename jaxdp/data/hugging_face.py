@@ -39,11 +39,11 @@ class HuggingFace(Format):
     def names(self) -> Sequence[str]:
         return list(self.splits)
 
-    def read(self, name: str, classes: list[str] | None) -> "Examples":
-        return Examples(self, name, classes)
+    def read(self, name: str, classes: list[str] | None) -> "DatasetExamples":
+        return DatasetExamples(self, name, classes)
 
 
-class Examples:
+class DatasetExamples:
     """The images of a split. classes: names or their number; labels: [N] int32."""
 
     def __init__(self, place: HuggingFace, split: str, classes: list[str] | None) -> None:

@@ -1,218 +1,142 @@
-"""Batches of images of one size: decoded on a pool of threads, or in memory."""
+"""Batches of any data set on a mesh, for programs that are not jaxdp's: an iterator whose state resumes exactly."""
 
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, Protocol
+import sys
+from collections.abc import Iterator
+from typing import Any
 
+import jax
 import numpy as np
-from PIL import Image
+from jax.sharding import Mesh
 
-from jaxdp.cores import usable_cores
-from jaxdp.data import progress
-from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
-from jaxdp.errors import OneLine, StorageError
-
-OnBadImage = Literal["stop", "skip", "ignore"]
-IGNORED = -1  # label of an image that cannot be used and does not count
-
-Transform = Callable[[np.ndarray, np.ndarray, int], None]
-"""transform(pixels [H, W, 3] uint8, out [S, S, 3] uint8, position) fills `out`."""
+from jaxdp.config import MAX_CLASSES
+from jaxdp.data.batch_sources import ArraySource, DecodedImages
+from jaxdp.data.decode import center_crop
+from jaxdp.data.from_python import ArrayItems, as_source
+from jaxdp.data.prefetch import BatchSource, DeviceIterator
+from jaxdp.data.synthetic import SyntheticSource
+from jaxdp.errors import ConfigError, kind_of
+from jaxdp.parallel.mesh import AXES, make_mesh
 
 
-class DataError(OneLine, RuntimeError):
-    """An unusable image in a run that stops at such images: its name, the reason and a hint on one line."""
+class Loader(Iterator[dict[str, jax.Array]]):
+    """Shuffled batches, loaded in the background and placed on the devices: {"images", "labels", "positions"}.
 
+    images: [B, S, S, 3] uint8; labels: [B] int32; positions: [B] uint32, samples seen before each. Rows are sharded over all
+    devices of the mesh, and each process loads the rows of its own devices. The order depends on `seed` and position alone:
+    every epoch is a new permutation, and batches continue across its end.
 
-class ItemSource(Protocol):
-    """A data set of single items. Several threads ask for items at a time. `name(index)` is optional."""
+    dataset: arrays (images [N, H, W, 3] uint8, labels [N]); an object with __len__ and __getitem__ -> (image, label), image as
+    uint8 pixels, a Pillow image or encoded bytes; or a data set of `open_datasets`, with its crops and sizes.
+    batch: images in a batch, of all devices. mesh: default `make_mesh()`. start: samples seen before the first batch. end: the
+    iterator ends with the batch that reaches so many samples (None: never). image_size: side of the center square, in pixels,
+    to which images are resized; required for objects.
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any:
-        """(image, label) or {"image", "label"}; image: encoded bytes, a Pillow image, or uint8 [H, W, 3] or [H, W]."""
-
-
-def default_threads() -> int:
-    """Number of cores that this process may use."""
-    return usable_cores()
-
-
-class DecodedImages:
-    """Batches from a source of single items, each image brought to [size, size, 3] by `transform`.
-
-    classes: labels must lie in 0 .. classes - 1. on_bad_image, for images that cannot be read: "stop" raises DataError, "skip"
-    takes the next good image instead, "ignore" returns the label IGNORED. kind: names images of a source without `name`, such
-    as "training image". relabel: label of the source -> label in batches; None: the same. bad_images: name -> reason of those
-    that could not be read.
+    `get_state` and `set_state` work as in Grain. Use it in a `with` block, or close it when done.
+    Raises ConfigError for a batch that the devices cannot share, or a data set that is none of these.
     """
 
     def __init__(
         self,
-        source: ItemSource,
+        dataset: Any,
+        batch: int,
         *,
-        transform: Transform,
-        size: int,
-        classes: int,
-        threads: int | None = None,
-        on_bad_image: OnBadImage = "stop",
-        kind: str = "image",
-        relabel: np.ndarray | None = None,
+        mesh: Mesh | None = None,
+        seed: int = 0,
+        start: int = 0,
+        end: int | None = None,
+        image_size: int | None = None,
     ) -> None:
-        self.source, self.transform, self.size, self.relabel = source, transform, size, relabel
-        self.classes = classes if relabel is None else len(relabel)
-        self.on_bad_image, self.kind = on_bad_image, kind
-        self.threads = threads or default_threads()
-        self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
-        self.scratch = Scratch()
-        self.bad_images: dict[str, str] = {}
-        self.loading_seconds = 0.0  # of all threads
-        self.lock = threading.Lock()
-        # Of a source that fetches images over a network: tells it the coming order, and lets threads that wait for images fail.
-        self.read_ahead: Callable[[Iterable[np.ndarray]], None] = getattr(source, "read_ahead", lambda order: None)
-        self.stop_reading: Callable[[], None] = getattr(source, "stop_reading", lambda: None)
+        self.source, self.mesh = _as_batches(dataset, image_size), mesh or make_mesh()
+        if self.mesh.axis_names != AXES:
+            raise ConfigError("mesh", self.mesh.axis_names, reason=f"must have the axes {AXES}", hint="use jaxdp.make_mesh")
+        for field, value, least in (("batch", batch, 1), ("seed", seed, 0), ("start", start, 0), ("end", end or 0, 0)):
+            _check_count(field, value, least=least)
+        if batch % self.mesh.size:
+            reason = f"cannot be divided among {self.mesh.size} devices"
+            raise ConfigError("batch", batch, reason=reason, hint=f"use a multiple of {self.mesh.size}")
+        self.batch, self.seed, self.end = batch, seed, sys.maxsize if end is None else end
+        self._open(start)
 
-    @property
-    def labels(self) -> np.ndarray | None:
-        """The labels of all images, if the source has them in its attribute `labels`."""
-        labels = getattr(self.source, "labels", None)
-        return labels if labels is None or self.relabel is None else self.relabel[np.asarray(labels)]
-
-    @property
-    def storage_share(self) -> float:
-        """The share of the threads' time that they waited for images from a network."""
-        waited = getattr(self.source, "wait_seconds", 0.0)
-        return min(1.0, waited / self.loading_seconds) if self.loading_seconds else 0.0
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
-        images, labels = self.batch(np.array([index]), np.array([index]))
-        return images[0], labels[0]
-
-    def batch(self, indices: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B] samples seen before each image."""
-        images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
-        labels = np.empty(len(indices), np.int32)
-        rows_of: dict[int, list[int]] = {}  # image -> its rows; it is read and decoded once for all of them
-        for row, index in enumerate(indices.tolist()):
-            rows_of.setdefault(index, []).append(row)
-        wanted = iter(rows_of.items())  # shared by the threads: each takes the next image
-
-        def fill_rows(_: int) -> None:
-            for index, rows in wanted:
-                began = time.monotonic()
-                labels[rows] = self._load(index, [(images[row], int(positions[row])) for row in rows])
-                with self.lock:
-                    self.loading_seconds += time.monotonic() - began
-                progress.report()
-
-        try:
-            for _ in self.pool.map(fill_rows, range(min(self.threads, len(indices)))):
-                pass
-        except Exception:
-            raise
-        except BaseException:  # an interrupt of this thread
-            self.stop_reading()
-            raise
-        return images, labels
-
-    def _load(self, index: int, copies: list[tuple[np.ndarray, int]]) -> int:
-        """Fill each (out, position) and return the label, following `on_bad_image` where the image cannot be read."""
-        for offset in range(len(self.source)):
-            candidate = (index + offset) % len(self.source)
-            try:
-                image, label = self._item(candidate)
-                pixels = decode(image, self.scratch) if isinstance(image, bytes) else image
-                for out, position in copies:
-                    self.transform(pixels, out, position)
-                return label
-            except ImageError as error:
-                name = self._name(candidate)
-                if self.on_bad_image == "stop":
-                    raise DataError(f"{name} cannot be used: {error}; {error.hint}") from None
-                self.bad_images[name] = str(error)
-                if self.on_bad_image == "ignore":
-                    for out, _ in copies:
-                        out[:] = 0
-                    return IGNORED
-        reasons = "; ".join(list(self.bad_images.values())[:3])
-        raise DataError(f"no image of the data set can be used; the first reasons: {reasons}")
-
-    def _item(self, index: int) -> tuple[bytes | np.ndarray, int]:
-        """(encoded bytes or uint8 pixels [H, W, 3], label) of an item in any of the accepted forms."""
-        try:
-            item = self.source[index]
-            image, label = (item["image"], item["label"]) if isinstance(item, dict) else item
-        except ImageError:
-            raise
-        except StorageError as error:  # no image is bad because it could not be fetched
-            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
-        except Exception as error:
-            raised = f"{type(error).__name__}: {error}"
-            raise DataError(f"{self._name(index)}: the source raised {raised}; it must return (image, label)") from error
-        try:
-            number = np.asarray(label)
-        except Exception:  # a ragged list, or a tensor that is not in the memory of the host
-            number = np.array(None)
-        if number.size != 1 or number.dtype.kind not in "iub" or not 0 <= number.item() < self.classes:
-            raise DataError(
-                f"{self._name(index)}: the label {label!r} is not an integer from 0 to {self.classes - 1}; "
-                "fix it or the number of classes"
-            )
-        if isinstance(image, (bytearray, memoryview)):
-            image = bytes(image)
-        if isinstance(image, Image.Image):
-            image = rgb(image)
-        new_label = number.item() if self.relabel is None else self.relabel[int(number.item())]
-        return image if isinstance(image, bytes) else _check_pixels(image), int(new_label)
-
-    def _name(self, index: int) -> str:
-        return self.source.name(index) if hasattr(self.source, "name") else f"{self.kind} {index}"
-
-
-def _check_pixels(image: object) -> np.ndarray:
-    """Pixels of a source as contiguous uint8 [H, W, 3]; they may be [H, W] or [H, W, 1] for gray."""
-    pixels = np.asarray(image)
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3)):
-        raise ImageError(
-            f"expected uint8 pixels of shape [H, W, 3] or [H, W], got {pixels.dtype} of shape {pixels.shape}",
-            hint="return uint8 [H, W, 3], without ToTensor and Normalize; jaxdp normalizes",
+    def _open(self, start: int) -> None:
+        self.samples, self.closed = start, False
+        self.batches = DeviceIterator(
+            self.source, self.mesh, seed=self.seed, first=start, end=self.end, global_batch=self.batch
         )
-    if pixels.ndim == 2 or pixels.shape[2] == 1:
-        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
-    if min(pixels.shape[:2]) < MIN_SIDE:
-        raise ImageError(f"{pixels.shape[1]}x{pixels.shape[0]} pixels, fewer than {MIN_SIDE}x{MIN_SIDE}")
-    return np.ascontiguousarray(pixels)
+
+    def __next__(self) -> dict[str, jax.Array]:
+        """The next batch; raises what reading it raised, and then reads the same batch again at the next call."""
+        try:
+            loaded = self.batches.next()
+        except BaseException:
+            if not self.closed:
+                self.batches.close()
+                self._open(self.samples)
+            raise
+        if loaded is None:
+            raise StopIteration
+        self.samples += self.batch
+        return loaded
+
+    def get_state(self) -> dict[str, int]:
+        """{"samples": seen so far, "seed", "examples"}: what `set_state` needs to continue behind the last batch."""
+        return {"samples": self.samples, "seed": self.seed, "examples": len(self.source)}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continue where `get_state` was called, with this or another batch size, on any number of devices.
+
+        state: numbers, or arrays without dimensions, as a checkpoint may restore them.
+
+        Raises ConfigError for a state of another seed or data set, whose order is another.
+        """
+        if not isinstance(state, dict) or not {"samples", "seed", "examples"} <= state.keys():
+            reason = f"{kind_of(state)} without samples, seed and examples" if isinstance(state, dict) else kind_of(state)
+            raise ConfigError("state", reason=f"{reason} is no state of a loader", hint="give what get_state returned")
+        state = {name: np.asarray(value).item() if np.ndim(value) == 0 else value for name, value in state.items()}
+        for name, own in (("seed", self.seed), ("examples", len(self.source))):
+            if state[name] != own:
+                reason = f"the state of the loader has {name}={state[name]}, this loader {own}"
+                raise ConfigError("state", reason=reason, hint="open the loader with the seed and the data of the state")
+        _check_count("samples", state["samples"], least=0)
+        self.close()
+        self._open(state["samples"])
+
+    def close(self) -> None:
+        """Stop loading."""
+        self.closed = True
+        self.batches.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class ArraySource:
-    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]; bad_images: see `DecodedImages`.
+def _check_count(field: str, value: object, *, least: int) -> None:
+    if not isinstance(value, (int, np.integer)) or not least <= value < 2**63:
+        raise ConfigError(field, value, reason=f"must be a whole number, at least {least} and below 2**63")
 
-    source: the items whose images were decoded, in the same order.
-    """
 
-    def __init__(
-        self,
-        images: np.ndarray,
-        labels: np.ndarray,
-        bad_images: Mapping[str, str] | None = None,
-        *,
-        source: ItemSource | None = None,
-    ) -> None:
-        self.source = source
-        self.images = np.ascontiguousarray(images, np.uint8)
-        self.labels = np.ascontiguousarray(labels, np.int32)
-        self.bad_images = dict(bad_images or {})
+def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
+    """The data set as a source of batches of one image size."""
+    if isinstance(dataset, (ArraySource, DecodedImages, SyntheticSource)):  # of `open_datasets`
+        return dataset
+    if image_size is not None:
+        _check_count("image_size", image_size, least=1)
+    items = as_source(dataset, "training")
+    if hasattr(items, "__len__") and not len(items):
+        raise ConfigError("dataset", reason="it has no images")
+    if isinstance(items, ArrayItems) and image_size is None:
+        images = items.images.reshape(*items.images.shape[:3], -1)  # [N, H, W, 1 or 3]
+        return ArraySource(np.broadcast_to(images, (*images.shape[:3], 3)), items.labels)
+    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+        hint = "give arrays (images, labels), or an object with __len__ and __getitem__"
+        raise ConfigError("dataset", reason=f"{kind_of(dataset)} is no data set", hint=hint)
+    if image_size is None:
+        hint = "give the side in pixels, such as image_size=224"
+        raise ConfigError("image_size", None, reason="required for images of any size", hint=hint)
 
-    def __len__(self) -> int:
-        return len(self.labels)
+    def crop(pixels: np.ndarray, out: np.ndarray, _: int) -> None:
+        center_crop(pixels, out, image_size)
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
-        return self.images[index], self.labels[index]
-
-    def batch(self, indices: np.ndarray, positions: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(images [B, H, W, 3] uint8, labels [B] int32), freshly allocated; positions have no effect."""
-        return self.images[indices], self.labels[indices]
+    return DecodedImages(items, transform=crop, size=image_size, classes=MAX_CLASSES)

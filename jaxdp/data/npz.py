@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxdp.data.datasets import listed
 from jaxdp.data.file_format import FileFormat
-from jaxdp.data.given import ArrayItems
+from jaxdp.data.from_python import ArrayItems
 from jaxdp.errors import ConfigError, first_line
 
 PAIRS = ((r"(.+)_images", "{}_labels"), (r"x_(.+)", "y_{}"))  # (name of the images with the split, name of the labels)

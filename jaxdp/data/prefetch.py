@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxdp.data.batch_sources import ArraySource, DecodedImages
 from jaxdp.data.chunks import PREFETCH_DEPTH
-from jaxdp.data.loader import ArraySource, DecodedImages
 from jaxdp.data.sampler import repeated_positions, sample_ids
 from jaxdp.parallel.mesh import AXES
 
@@ -66,7 +66,7 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
     return jax.make_array_from_process_local_data(sharding, batch, shapes)
 
 
-class Rows(NamedTuple):
+class BatchRows(NamedTuple):
     """Rows of batches.
 
     positions: int64 [B], the number of samples that the run takes before each row. order: int64 [B], the place of each row's
@@ -79,18 +79,18 @@ class Rows(NamedTuple):
     order: np.ndarray
 
     @classmethod
-    def of_batch(cls, offsets: np.ndarray, *, first: int, global_batch: int, repeats: int) -> "Rows":
+    def of_batch(cls, offsets: np.ndarray, *, first: int, global_batch: int, repeats: int) -> "BatchRows":
         """Rows of the global batch that starts after `first` samples. offsets: [B], from 0."""
         return cls(first + offsets, repeated_positions(offsets, first=first, global_batch=global_batch, repeats=repeats))
 
 
-def load_images(source: BatchSource, seed: int, rows: Rows) -> Batch:
+def load_images(source: BatchSource, seed: int, rows: BatchRows) -> Batch:
     """{"images", "labels", "positions"} of these rows."""
     images, labels = source.batch(sample_ids(seed, rows.order, len(source)), rows.positions)
     return {"images": images, "labels": labels, "positions": rows.positions.astype(np.uint32)}
 
 
-def load_indices(source: ArraySource, seed: int, rows: Rows) -> Batch:
+def load_indices(source: ArraySource, seed: int, rows: BatchRows) -> Batch:
     """`load_images` for an `ArraySource` that is resident on the devices: "indices" [B] int32 replace the images."""
     indices = sample_ids(seed, rows.order, len(source))
     positions = rows.positions.astype(np.uint32)
@@ -103,7 +103,9 @@ def train_batch(source: BatchSource, *, seed: int, first_sample: int, global_bat
     repeats: see `repeated_positions`.
     """
     offsets = np.arange(global_batch)
-    return load_images(source, seed, Rows.of_batch(offsets, first=first_sample, global_batch=global_batch, repeats=repeats))
+    return load_images(
+        source, seed, BatchRows.of_batch(offsets, first=first_sample, global_batch=global_batch, repeats=repeats)
+    )
 
 
 def evaluation_batch(source: BatchSource, first: int, *, batch_size: int, rows: np.ndarray) -> Batch:
@@ -212,13 +214,13 @@ class DeviceIterator:
             read_ahead(source, (sample_ids(seed, rows.order, len(source)) for rows in self._rows(first, end)))
         self.chunks = Prefetcher(partial(load, source, seed), self._rows(first, end), on_close=partial(stop_reading, source))
 
-    def _rows(self, first: int, end: int) -> Iterator[Rows]:
+    def _rows(self, first: int, end: int) -> Iterator[BatchRows]:
         """The rows of every chunk."""
         offsets = local_device_indices(self.mesh) * self.rows
         for batch in range(first, end, self.global_batch):
             for row in range(0, self.rows, self.chunk_rows):
                 chunk = (offsets[:, None] + row + np.arange(self.chunk_rows)).ravel()
-                yield Rows.of_batch(chunk, first=batch, global_batch=self.global_batch, repeats=self.repeats)
+                yield BatchRows.of_batch(chunk, first=batch, global_batch=self.global_batch, repeats=self.repeats)
 
     @property
     def wait_seconds(self) -> float:

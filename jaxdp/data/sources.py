@@ -9,16 +9,16 @@ from typing import Any
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
-from jaxdp.data import given
+from jaxdp.data import from_python
+from jaxdp.data.batch_sources import ArraySource, ItemSource
 from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, Source, model_classes, with_classes
-from jaxdp.data.loader import ArraySource, ItemSource
 
 
 def source_of(config: Config) -> Source:
     """The data source that a config names."""
     name = config.data.source
     if name in SOURCES.registered:
-        return given.Given(SOURCES.implementation(name))
+        return from_python.Given(SOURCES.implementation(name))
     entry: Any = SOURCES[name]  # prepared data of any name have one entry
     return entry.implementation()()
 
@@ -49,7 +49,7 @@ def open_datasets(
     Other arguments, errors: as of `Source.open`.
     """
     if pair is not None:
-        return given.open_pair(config, pair, may_lack_classes=may_lack_classes, trained=trained)
+        return from_python.open_pair(config, pair, may_lack_classes=may_lack_classes, trained=trained)
     return source_of(config).open(config, may_lack_classes=may_lack_classes, trained=trained)
 
 

@@ -11,7 +11,7 @@ from jaxdp.data.datasets import Datasets, Source, class_error, pixel_stats, resi
 CLASSES = 1000  # unless the model's number is given
 
 
-class Synthetic(Source):
+class SyntheticImages(Source):
     """Seeded images, as many as `train_examples` and `eval_examples` say."""
 
     def size(self, config: Config) -> tuple[int, int]:

@@ -40,7 +40,7 @@ Row = tuple[int, str | bytes, Any, str | None]
 
 
 @dataclass
-class Rows:
+class TableRows:
     """Rows of a table, or of all shards of a split.
 
     numbers: of their lines in the file; images: paths, or encoded images; labels: see `numbered`; tables: the shards.
@@ -51,7 +51,7 @@ class Rows:
     labels: list[Any] = field(default_factory=list)
     tables: list["Table"] = field(default_factory=list)
 
-    def add(self, other: "Rows") -> None:
+    def add(self, other: "TableRows") -> None:
         """Append the rows of a shard."""
         for column in fields(self):
             getattr(self, column.name).extend(getattr(other, column.name))
@@ -63,7 +63,7 @@ class Table(FileFormat):
     has_columns = matches_classes = True
 
     @cached_property
-    def splits(self) -> dict[str, Rows]:
+    def splits(self) -> dict[str, TableRows]:
         """The rows of each split; "" is the whole of a table without a column `split`."""
         _check_size([self])
         return self._read(divided=True)
@@ -80,13 +80,13 @@ class Table(FileFormat):
     @classmethod
     def whole(cls, files: Sequence[Self], classes: list[str] | None) -> "TableItems":
         _check_size(files)
-        rows = Rows()
+        rows = TableRows()
         for table in files:
             rows.add(table._read(divided=False)[""])
         return TableItems(files[0], rows, classes)
 
-    def _read(self, *, divided: bool) -> dict[str, Rows]:
-        splits: dict[str, Rows] = defaultdict(Rows)
+    def _read(self, *, divided: bool) -> dict[str, TableRows]:
+        splits: dict[str, TableRows] = defaultdict(TableRows)
         delimiter = DELIMITERS.get(self.path.suffix.lower())
         for number, image, label, split in self._csv(delimiter) if delimiter else self._parquet():
             if not image or (divided and split == ""):
@@ -191,7 +191,7 @@ def _image(value: Any) -> str | bytes:
 class TableItems:
     """The encoded images of some rows of tables in a folder. classes: see `EncodedItems`; labels: [N] int32."""
 
-    def __init__(self, table: Table, rows: Rows, classes: list[str] | None) -> None:
+    def __init__(self, table: Table, rows: TableRows, classes: list[str] | None) -> None:
         self.table, self.rows = table, rows
         self.labels, self.classes = numbered(rows.labels, classes, row_name=self._row, error=self.error)
         self.warnings = self._duplicates()

@@ -11,9 +11,9 @@ import numpy as np
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data import progress
-from jaxdp.data.datasets import FileSource, Splits, stated_classes
+from jaxdp.data.datasets import FileSource, SplitReader, stated_classes
 from jaxdp.data.decode import ImageError, retried
-from jaxdp.data.records import READERS
+from jaxdp.data.record_files import READERS
 from jaxdp.errors import ConfigError, StorageError, first_line, nearest
 from jaxdp.files import check_local, expand_user, is_url
 
@@ -33,7 +33,7 @@ class Prepared(FileSource):
     """A data set of tensorflow-datasets, by its name there."""
 
     def size(self, config: Config) -> tuple[int, int | None]:
-        """See `Source.size`; a published size is known without the data."""
+        """See `RemoteData.size`; a published size is known without the data."""
         data, published = config.data, SOURCES[config.data.source]
         if published.train_images is not None and data.train_split == "train" and data.directory is None:
             return published.train_images, published.classes
@@ -44,13 +44,13 @@ class Prepared(FileSource):
         if not is_url(config.data.directory or ""):
             return PreparedSplits(config, None)
         from jaxdp.cloud.remote_prepared import RemotePrepared
-        from jaxdp.cloud.source import Source  # and the client of object storage, which a local disk does not need
+        from jaxdp.cloud.source import RemoteData  # and the client of object storage, which a local disk does not need
 
-        remote = Source(config.data.directory or "", config.storage, progress.report)
+        remote = RemoteData(config.data.directory or "", config.storage, progress.report)
         return PreparedSplits(config, RemotePrepared(remote, config.data.source))
 
 
-class PreparedSplits(Splits):
+class PreparedSplits(SplitReader):
     """The splits of a prepared data set, and slices of them such as train[:10%]. remote: the data set, if it is at a URL."""
 
     def __init__(self, config: Config, remote: "RemotePrepared | None") -> None:

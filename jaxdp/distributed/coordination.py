@@ -9,8 +9,8 @@ import time
 from concurrent.futures import Future
 
 from jaxdp.distributed.launchers import Cluster
-from jaxdp.distributed.preemption import in_daemon_thread
 from jaxdp.distributed.process_group import JoinedProcesses
+from jaxdp.distributed.signal_handler import in_daemon_thread
 from jaxdp.errors import ConfigError, first_line
 
 SHUTDOWN_SECONDS = 10

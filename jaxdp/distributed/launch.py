@@ -9,12 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO, TextIO
 
-from jaxdp.distributed.stop_signals import StopSignals, handled_by
+from jaxdp.distributed.signal_handler import StopSignals, handled_by
 from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError, print_safe
 from jaxdp.files import discard_output
 
@@ -22,12 +21,7 @@ SIGNAL_EXIT_CODE = 128  # plus the number of the signal
 GRACE_SECONDS = 10.0  # for the other processes to exit after the first failure
 STOP_SECONDS = 2.0  # for the other processes to exit on their own after one has exited with 75
 POLL_SECONDS = 0.05
-LAST_LINES = 20
 MAX_PROCESSES = 1024
-# JAX's CPU collectives report each connection from several threads, so the parts of these lines come in any order.
-CONNECTION_LINE = re.compile(
-    r"(?=.*(Gloo|peer ranks))(\[Gloo\]|Rank|\d|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\s)+"
-)
 FAILURE_LINE = re.compile(r"jaxdp: rank (\d+) (?:on \S+ )?(?:failed|was stopped)")
 Write = Callable[[TextIO, str], None]
 
@@ -37,7 +31,7 @@ class Process:
 
     def __init__(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
         self.rank = rank
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.reported: int | None = None  # the rank that it has last reported as failed
         self.ended: float | None = None  # when, by the monotonic clock
         self.killed = False
         self.on_end: Callable[[], None] = lambda: None
@@ -60,15 +54,11 @@ class Process:
             reader.start()
 
     def _copy(self, source: IO[str], target: TextIO, write: Write) -> None:
-        is_connecting = False  # the previous line was Gloo's; an empty line then ends a mixed line
         with source:
             for line in source:
-                if CONNECTION_LINE.fullmatch(line) or (is_connecting and not line.strip()):
-                    is_connecting = True
-                    continue
-                is_connecting = False
+                if match := FAILURE_LINE.match(line):
+                    self.reported = int(match[1])
                 text = line.rstrip("\n")
-                self.last_lines.append(text)
                 write(target, f"[{self.rank}] {text}\n")
 
     def poll(self, now: float) -> int | None:
@@ -251,7 +241,7 @@ def _wait_for_all(running: Sequence[Process], signals: list[int], started: float
 
 
 def _exit_code(ended: Sequence[Process], signals: Sequence[int], started: float) -> int:
-    """The exit code of the run; prints the process that failed first, with its last lines."""
+    """The exit code of the run; prints which process failed first."""
     codes = {process.process.returncode for process in ended}
     if EXIT_STOPPED in codes:
         codes -= {-number for number in signals[:1]}  # of a process that had not set its handler yet
@@ -264,18 +254,14 @@ def _exit_code(ended: Sequence[Process], signals: Sequence[int], started: float)
     blamed = {process: _blamed_rank(process, len(ended)) for process in failed}
     reporter = min(failed, key=lambda each: (each.killed, each.is_aborted, blamed[each] != each.rank, each.ended or 0.0))
     first = ended[blamed[reporter]]
-    _print(f"rank {first.rank} {_describe_exit(first)}, after {(first.ended or started) - started:.0f} s. Its last lines:")
-    for line in first.last_lines:
-        print_safe(f"[{first.rank}] {line}", sys.stderr)
-    sys.stderr.flush()
+    _print(f"rank {first.rank} {_describe_exit(first)}, after {(first.ended or started) - started:.0f} s")
     code = reporter.process.returncode
     return SIGNAL_EXIT_CODE - code if code < 0 else code
 
 
 def _blamed_rank(process: Process, num_processes: int) -> int:
     """The rank that a process has last reported as failed, or its own rank if it has reported none."""
-    ranks = [int(match[1]) for line in process.last_lines if (match := FAILURE_LINE.match(line))]
-    return ranks[-1] if ranks and ranks[-1] < num_processes else process.rank
+    return process.rank if process.reported is None or process.reported >= num_processes else process.reported
 
 
 def _describe_exit(process: Process) -> str:

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from jaxdp.distributed import launchers, status, supervisor
+from jaxdp.distributed.follower import Follower
 from jaxdp.distributed.launchers import Cluster, host_identity
 from jaxdp.distributed.status import Board, Failure
 from jaxdp.distributed.stragglers import Stragglers
-from jaxdp.distributed.supervisor import Follower
 from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import EXIT_STOPPED, ConfigError
 
@@ -130,7 +130,7 @@ class JoinedProcesses(ProcessGroup):
         self.rank, self.num_processes = self.cluster.rank, self.cluster.num_processes
         self.gpus: list[list[str]] = []
         self._while_waiting: Callable[[], None] = lambda: None
-        self._exchange = Exchange(self)
+        self._exchange = ObjectExchange(self)
         self._begin_run()
 
     @classmethod
@@ -248,7 +248,7 @@ class JoinedProcesses(ProcessGroup):
         self.follower.supervisor.stop()
 
 
-class Exchange:
+class ObjectExchange:
     """Exchange of objects on a board. Each process has one file of values, because network file systems show new files late."""
 
     def __init__(self, group: JoinedProcesses) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from jaxdp.config import Guard
 from jaxdp.config import Mesh as MeshConfig
 from jaxdp.distributed import coordination, launchers, memory, supervisor
-from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import JoinedProcesses, ProcessGroup
+from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.distributed.stack_traces import place_of
 from jaxdp.distributed.status import FOLDER, Board, Directory, Failure
 from jaxdp.errors import EXIT_STOPPED, ConfigError, first_line, plural

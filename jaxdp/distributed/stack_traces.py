@@ -28,8 +28,8 @@ CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in ("process_group", "su
 # The innermost frame is here during the call of a compiled program, which may wait for other devices.
 STARTED_IN = f"{Path(__file__).parents[1] / 'training'}/"
 COORDINATION = ("barrier", "sync_global", "key_value")  # parts of the names of functions that wait for JAX's service
-PREEMPTION = "jaxdp/distributed/preemption.py"
-CALLERS = ("concurrent/futures/thread.py", PREEMPTION)  # call the functions that the run's threads execute
+SIGNAL_HANDLER = "jaxdp/distributed/signal_handler.py"
+CALLERS = ("concurrent/futures/thread.py", SIGNAL_HANDLER)  # call the functions that the run's threads execute
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
 # Files whose frames do not show what a thread does or waits for.
@@ -124,7 +124,7 @@ def waits_for(frames: Sequence[Frame]) -> str:
         return DEVICES
     waits = ""
     for frame in frames:
-        if not (LIBRARY.search(frame.file) or frame.file.endswith((*CONTROL, PREEMPTION))):
+        if not (LIBRARY.search(frame.file) or frame.file.endswith((*CONTROL, SIGNAL_HANDLER))):
             break
         if frame.file.endswith(CONTROL) or any(part in frame.function for part in COORDINATION):
             return OTHER_RANKS
@@ -134,7 +134,7 @@ def waits_for(frames: Sequence[Frame]) -> str:
             return DEVICES
         if "/jax/" in frame.file and frame.function.startswith("backend_compile"):
             return COMPILER
-        if "/concurrent/futures/_base.py" in frame.file or frame.file.endswith(("/selectors.py", PREEMPTION)):
+        if "/concurrent/futures/_base.py" in frame.file or frame.file.endswith(("/selectors.py", SIGNAL_HANDLER)):
             waits = OTHER_THREAD
     return waits
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config
+from jaxdp.data.batch_sources import DataError, DecodedImages
 from jaxdp.data.datasets import stated_classes
-from jaxdp.data.loader import DataError, DecodedImages
 from jaxdp.data.sources import source_of
 from jaxdp.doctor.check_result import ResultBuilder
 from jaxdp.errors import plural

@@ -10,7 +10,6 @@ from collections import Counter
 from jaxdp.config import Config, Mesh
 from jaxdp.distributed import runtime
 from jaxdp.doctor.check_result import ResultBuilder, output_of
-from jaxdp.doctor.machine import format_bytes
 from jaxdp.errors import ConfigError, first_line, print_safe
 from jaxdp.validation import from_json, to_json
 
@@ -50,7 +49,7 @@ def start_devices(mesh: Mesh) -> dict:
     except ConfigError as error:
         return {"kinds": [], "problem": str(error)}
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
-    memory = [f", {format_bytes(limit)} for JAX" if limit else "" for limit in limits]
+    memory = [f", {limit / 2**30:,.1f} GiB for JAX" if limit else "" for limit in limits]
     kinds = [f"{device.device_kind} ({device.platform}{text})" for device, text in zip(devices, memory, strict=True)]
     return {"kinds": kinds, "problem": None}
 

@@ -7,47 +7,27 @@ from importlib.metadata import version
 from rich.table import Table
 from rich.text import Text
 
-from jaxdp import __version__, sizes
+from jaxdp import __version__
 from jaxdp.bench.environment import PACKAGES
 from jaxdp.config import Config
-from jaxdp.data.sources import inspect
-from jaxdp.doctor import cuda, devices, machine
+from jaxdp.doctor import cuda, devices, storage
 from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run_concurrently
-from jaxdp.errors import ConfigError, StorageError
-from jaxdp.files import is_url
-from jaxdp.setup.run_dir import local_workdir
 
 TIMEOUT_SECONDS = 120.0  # of all checks together
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
-def run_checks(config: Config, workdir: str) -> list[CheckResult]:
-    """Run every check and return the results in the order of the output. workdir: a directory or URL."""
-    path = local_workdir(workdir, config)
-    state_bytes = _state_bytes(config)
+def run_checks(config: Config, url: str | None) -> list[CheckResult]:
+    """Run every check and return the results in the order of the output. url: of a run in object storage."""
     checks: dict[str, Check] = {
         "versions": _check_versions,
         "devices": partial(devices.check_devices, config=config),
         "cuda": cuda.check_cuda,
         "variables": cuda.check_variables,
-        "memory": partial(machine.check_memory, state_bytes=state_bytes),
-        "disk": partial(machine.check_disk, config=config, workdir=path, state_bytes=state_bytes),
-        "limits": machine.check_limits,
     }
-    if is_url(workdir):
-        checks["storage"] = partial(machine.check_storage, url=workdir)
+    if url is not None:
+        checks["storage"] = partial(storage.check_storage, url=url)
     return run_concurrently(checks, TIMEOUT_SECONDS)
-
-
-def _state_bytes(config: Config) -> int | str:
-    """Bytes of parameters, optimizer and statistics; or why they are unknown, as without the data that state the classes."""
-    try:
-        if config.model.classes is None:
-            config, _ = inspect(config)
-        parts = sizes.model_summary(config)["state_bytes"]
-    except (ConfigError, StorageError) as error:
-        return f"the size of a checkpoint is unknown: {error}"
-    return sum(parts.values()) - parts["gradients"]
 
 
 def _check_versions(result: ResultBuilder) -> None:

@@ -11,12 +11,12 @@ from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor import verify_gradients, verify_resume, verify_sums
 from jaxdp.doctor.proof import Proof
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 CPU_DEVICES = 4  # virtual devices of a CPU, unless --mesh.cpu-devices is given
 
 
-@own_options()
+@jaxdp_jax_config()
 def run(
     config: Config,
     info: Callable[[str], None] = lambda text: None,

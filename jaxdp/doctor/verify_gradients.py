@@ -20,7 +20,7 @@ from jaxdp.losses import cross_entropy
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.strategies import STRATEGIES, unsupported_reason
-from jaxdp.training.state import TrainState, create_state, from_host, make_placement
+from jaxdp.training.state import TrainState, create_state, from_host, make_layout
 from jaxdp.training.step import make_train_step
 from jaxdp.xla import options
 
@@ -99,7 +99,7 @@ def relative_difference(gradient: dict[str, np.ndarray], expected: dict[str, np.
     )
 
 
-class Step:
+class CheckedStep:
     """The compiled training step for one mesh and strategy; a call runs it from the same initial state."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Step:
         batch: dict[str, np.ndarray],
     ) -> None:
         self.mesh, self.host_state, model = make_mesh(*mesh_shape, devices), host_state, models.create(config.model)
-        self.placement = make_placement(config, model, self.mesh)
+        self.layout = make_layout(config, model, self.mesh)
         step = make_train_step(config, model, self.mesh, pixel_stats=PIXEL_STATS, accumulation=1)
         local = prefetch.local_rows(self.mesh, len(batch["labels"]))
         self.batch = prefetch.to_global({name: rows[local] for name, rows in batch.items()}, self.mesh)
@@ -121,12 +121,12 @@ class Step:
         self.compiled = step.lower(self._initial_state(), self.batch, self.hyperparameters).compile(compiler_options)
 
     def _initial_state(self) -> TrainState:
-        return self.placement.place(jax.tree.map(lambda leaf: from_host(leaf, self.mesh), self.host_state))
+        return self.layout.place(jax.tree.map(lambda leaf: from_host(leaf, self.mesh), self.host_state))
 
     def __call__(self) -> TrainState:
         """The state after one step, whole on every device."""
         state, _ = self.compiled(self._initial_state(), self.batch, self.hyperparameters)
-        return jax.block_until_ready(self.placement.gather_state(state))
+        return jax.block_until_ready(self.layout.gather_state(state))
 
 
 def replicas(state: TrainState) -> list[dict[str, np.ndarray]]:
@@ -161,15 +161,15 @@ def proofs(
         expected = single_device_gradient(config, state, batch)
     for form, shape in itertools.product(forms, shapes):
         config, name = small_config(len(devices), forms[form], compile), f"{form} on {'x'.join(map(str, shape))}"
-        build = partial(Step, config, shape, devices, host_state=state, batch=batch)
+        build = partial(CheckedStep, config, shape, devices, host_state=state, batch=batch)
         yield from _step_proofs(name, build, expected=expected, group=group)
 
 
 def _step_proofs(
-    name: str, build: Callable[[], Step], *, expected: dict[str, np.ndarray], group: ProcessGroup
+    name: str, build: Callable[[], CheckedStep], *, expected: dict[str, np.ndarray], group: ProcessGroup
 ) -> Iterator[Proof]:
     """The two proofs of one step. build: compiles it."""
-    built: list[Step] = []
+    built: list[CheckedStep] = []
 
     def gradient_difference() -> float:
         with jax.default_matmul_precision("highest"):
@@ -193,7 +193,7 @@ def _step_proofs(
         )
 
 
-def _replica_difference(step: Step, group: ProcessGroup) -> float:
+def _replica_difference(step: CheckedStep, group: ProcessGroup) -> float:
     """Largest difference between the replicas of two steps; infinity if processes differ."""
     first, *others = [*replicas(step()), *replicas(step())]
     difference = max(largest_difference(other, first) for other in others)

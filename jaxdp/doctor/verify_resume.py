@@ -12,13 +12,13 @@ from typing import Any
 
 from jaxdp.checkpoint.manager import SAVING_THREAD
 from jaxdp.config import Checkpoint, Config, Data, Evaluation, Logging, Mesh, Model, Phase, Reduce, Schedule
-from jaxdp.distributed.preemption import SignalHandler, Stopped
 from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.signal_handler import SignalHandler, Stopped
 from jaxdp.doctor.proof import Proof, largest_difference, prove
 from jaxdp.doctor.verify_gradients import named_arrays
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
-from jaxdp.records import LOG, TIMING, read_log
+from jaxdp.run_records import LOG, TIMING, read_log
 from jaxdp.session.job import Job
 from jaxdp.session.train import train_job
 from jaxdp.training.callback import Callback

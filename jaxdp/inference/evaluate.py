@@ -15,17 +15,18 @@ from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
 from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError, print_safe
-from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
+from jaxdp.inference.load_run import inference_batch, load_run
+from jaxdp.inference.load_weights import WEIGHTS, load_weights, weights_config
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import class_names, run_config, trained_classes
 from jaxdp.training import evaluation
 from jaxdp.training.evaluation import Observer
 from jaxdp.validation import validate
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 
-@own_options()
+@jaxdp_jax_config()
 def evaluate(
     config: Config | None,
     workdir: str | Path,
@@ -53,11 +54,11 @@ def evaluate(
     state, config, manifest = load_run(workdir, checkpoint, config)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     data = open_datasets(config, datasets, may_lack_classes=True, trained=trained_classes(workdir))
-    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, observer=observer)
+    result = _evaluate_on(data, config, state.eval_variables, mesh=mesh, observer=observer)
     return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": manifest.location}
 
 
-@own_options()
+@jaxdp_jax_config()
 def evaluate_weights(
     path: str | Path, config: Config | None = None, *, datasets: tuple[Any, Any] | None = None
 ) -> tuple[dict[str, Any], str]:
@@ -65,7 +66,7 @@ def evaluate_weights(
 
     The file names the classes; else the data do, in their order.
 
-    config: from `jaxdp.inference.load_run.weights_config`, with changes, such as the directory of the images; None for that
+    config: from `jaxdp.inference.load_weights.weights_config`, with changes, such as the directory of the images; None for that
     function's. datasets: as for `evaluate`.
 
     Returns (eval_accuracy, eval_top5, eval_loss and eval_examples as of `evaluate`, the file's content and preprocessing in one
@@ -78,7 +79,7 @@ def evaluate_weights(
     loaded = load_weights(path, config)
     trained = preprocessing.classes_of(path, WEIGHTS)
     data = open_datasets(loaded.config, datasets, may_lack_classes=True, trained=trained)
-    return _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh), loaded.words
+    return _evaluate_on(data, loaded.config, loaded.eval_variables, mesh=loaded.mesh), loaded.words
 
 
 class Confusion:

@@ -20,7 +20,7 @@ from jaxdp.inference.serving import served_model
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.setup.run_dir import trained_classes
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 SUFFIXES = dict.fromkeys(("jaxdp", "torchvision", "timm"), ".safetensors") | {"stablehlo": ".jaxexport", "onnx": ".onnx"}
 # Values of fields that timm's ResNets have; torchvision's have the first ones.
@@ -33,7 +33,7 @@ KNOWN = {
 }
 
 
-@own_options()
+@jaxdp_jax_config()
 def export(
     workdir: str | Path,
     output: str | Path,
@@ -79,7 +79,7 @@ def export(
 def _export_weights(loaded: LoadedRun, output: Path, format: str, *, classes: list[str] | None) -> dict[str, Any]:
     """Write a safetensors file. classes: see `trained_classes`. Returns its part of the result of `export`."""
     state, config, manifest = loaded
-    tensors, warnings = weights.named_tensors(*jax.device_get(state.evaluated)), _pixel_warnings(config)
+    tensors, warnings = weights.named_tensors(*jax.device_get(state.eval_variables)), _pixel_warnings(config)
     metadata = {
         "config": json.dumps(dataclasses.asdict(config)),
         "model": weights.network_json(config.model),

@@ -21,13 +21,14 @@ from jaxdp.config import Config, Phase
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import plural, printable
 from jaxdp.files import CONFIG, expand_user, is_url, write_output
-from jaxdp.inference.load_run import load_checkpoint, open_checkpoint
+from jaxdp.inference.checkpoints import open_checkpoint
+from jaxdp.inference.load_run import load_checkpoint
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
 from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text
 from jaxdp.training.result import TrainResult
 from jaxdp.validation import flatten
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 # The name is above the table; paths and addresses of a machine are not for a card, but finetune.digest is.
 OMITTED = ("name", "data.directory", "finetune.weights", "storage.directory", "logging.mlflow")
@@ -105,10 +106,11 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-@own_options()
+@jaxdp_jax_config()
 def _weights_digest(manifest: Manifest) -> str:
     """The digest of the weights that evaluation uses, as commands that read their file print it."""
-    return weights.digest_of(weights.named_tensors(*jax.device_get(load_checkpoint(manifest, manifest.config).state.evaluated)))
+    state = load_checkpoint(manifest, manifest.config).state
+    return weights.digest_of(weights.named_tensors(*jax.device_get(state.eval_variables)))
 
 
 def _metadata(facts: _Facts) -> str:

@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec
 from jaxdp import models
 from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
+from jaxdp.data.batch_sources import DecodedImages
 from jaxdp.data.datasets import pixel_stats, prediction_loader
 from jaxdp.data.decode import read_image
-from jaxdp.data.loader import DecodedImages
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user
-from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
+from jaxdp.inference.load_run import inference_batch, load_run
+from jaxdp.inference.load_weights import WEIGHTS, load_weights, weights_config
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
 from jaxdp.network import Network
@@ -28,7 +29,7 @@ from jaxdp.parallel.mesh import AXES
 from jaxdp.setup.run_dir import class_names, run_config
 from jaxdp.training.evaluation import evaluation_logits
 from jaxdp.training.objective import Batch, PixelStats
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 DEFAULT_TOP = 5
 PATH_TYPES = (str, os.PathLike)
@@ -113,7 +114,7 @@ class Images:
         return str(image) if isinstance(image, PATH_TYPES) else f"images[{index}]"
 
 
-@own_options()
+@jaxdp_jax_config()
 def predict_source(
     workdir: str | Path, source: Any, checkpoint: str = "result", *, top: int | None = None
 ) -> SourcePredictions:
@@ -127,10 +128,10 @@ def predict_source(
     single_mesh = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh it was trained on
     state, config, manifest = load_run(workdir, checkpoint, single_mesh)
     about = {"checkpoint": manifest.location, "samples": manifest.samples, "epoch": manifest.epoch}
-    return _predict_source(config, state.evaluated, source, names=names, top=top, about=about)
+    return _predict_source(config, state.eval_variables, source, names=names, top=top, about=about)
 
 
-@own_options()
+@jaxdp_jax_config()
 def predict_weights(
     path: str | Path,
     source: Any,
@@ -155,7 +156,7 @@ def predict_weights(
     top = _checked_top(source, names, top)
     loaded = load_weights(path, config)
     about = {"checkpoint": str(path)}
-    return _predict_source(loaded.config, loaded.evaluated, source, names=names, top=top, about=about), loaded.words
+    return _predict_source(loaded.config, loaded.eval_variables, source, names=names, top=top, about=about), loaded.words
 
 
 def _checked_top(source: Any, names: list[str], top: int | None) -> int:

@@ -49,7 +49,7 @@ def served_model(workdir: str | Path, loaded: LoadedRun, *, format: str, dtype: 
     config = dataclasses.replace(loaded.config, model=dataclasses.replace(loaded.config.model, **changed))
     size, trained = config.data.evaluated_size, config.data.image_size
     check_image_size(config.model, size, trained=trained, field="data.eval_size")
-    params, batch_stats = jax.device_get(loaded.state.evaluated)
+    params, batch_stats = jax.device_get(loaded.state.eval_variables)
     tensors = weights.named_tensors(params, batch_stats)
     if (num_bytes := sum(tensor.nbytes for tensor in tensors.values())) > MOST_BYTES:
         reason = f"the weights have {num_bytes:,} bytes, and a file of this format at most 2 GiB"

@@ -11,7 +11,7 @@ from jaxdp.config_words import training_labels
 from jaxdp.errors import print_safe
 from jaxdp.files import open_regular
 from jaxdp.loggers.console import Quiet
-from jaxdp.records import LOG, TIMING, is_plausible, scan_log, to_json, without_nan
+from jaxdp.run_records import LOG, TIMING, is_plausible, scan_log, to_json, without_nan
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
@@ -113,7 +113,7 @@ class MetricsFile(Callback):
         self.file.close()
 
 
-class Plot(Callback):
+class TrainingPlot(Callback):
     """Draws training.png from metrics.jsonl at the end of the session."""
 
     detach_on_error = True

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from jaxdp.errors import first_line
 from jaxdp.files import open_regular
-from jaxdp.records import EVENTS, FAILED, FINISHED, MESSAGE, START, STOPPED
+from jaxdp.run_records import EVENTS, FAILED, FINISHED, MESSAGE, START, STOPPED
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
 

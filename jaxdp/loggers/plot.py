@@ -21,7 +21,7 @@ LOSS_LABEL = "loss (cross-entropy)"
 
 
 def plot_training(records: list[dict[str, Any]], path: Path, *, labels: str = "", phases: Sequence[Phase] = ()) -> None:
-    """Plot a run's records (see `jaxdp.records`) in four panels over epochs. Overwrites `path`.
+    """Plot a run's records (see `jaxdp.run_records`) in four panels over epochs. Overwrites `path`.
 
     labels: of the training loss, see `jaxdp.config.training_labels`. phases: of the run's config.
     """

@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxdp.config import Config
 from jaxdp.config_words import HELD_OUT_LABELS, training_labels
-from jaxdp.data.records import masked_checksum
+from jaxdp.data.record_files import masked_checksum
 from jaxdp.files import open_regular
 from jaxdp.loggers.example_grid import example_grid
-from jaxdp.records import RECORD_FIELDS
+from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run

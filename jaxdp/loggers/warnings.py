@@ -38,7 +38,7 @@ class InputAdvice(Callback):
             run.info(f"skipped {name}: {reason}; all skipped images are listed at the end of the run")
 
 
-class Stragglers(Callback):
+class StragglerWarnings(Callback):
     """Logs which process the rest wait for, and shows it at most once a minute; attached with several processes."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.choices import MODELS
-from jaxdp.config import Model as ModelConfig
+from jaxdp.config import Model
 from jaxdp.models.convolution import EVERY_PLATFORM as EVERY_PLATFORM
 from jaxdp.models.convolution import form_on
 from jaxdp.models.resnet import BLOCKS, ResNet
@@ -18,7 +18,7 @@ from jaxdp.parallel.mesh import AXES
 
 
 @dataclass(frozen=True)
-class Model:
+class ResNetModel:
     """A ResNet as a `Network`, which says what its methods do."""
 
     module: ResNet
@@ -68,7 +68,7 @@ class Model:
 
 @partial(jax.jit, static_argnums=(0, 2))
 def init_resnet(module: ResNet, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
-    """`Model.init` of a module, traced once for all programs of a run; the form of its convolutions changes nothing."""
+    """`ResNetModel.init` of a module, traced once for all programs of a run; the form of its convolutions changes nothing."""
     variables = module.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
     return sample_params(key, variables["params"]), variables["batch_stats"]
 
@@ -92,7 +92,7 @@ def sample_params(key: jax.Array, stds: Tree) -> Tree:
     return jax.tree.unflatten(structure, leaves)
 
 
-def create(config: ModelConfig, platform: str | None = None, *, custom_vjp: bool = True) -> Network:
+def create(config: Model, platform: str | None = None, *, custom_vjp: bool = True) -> Network:
     """The network of a config. platform: the devices' platform, for `form_on`; None: JAX's default backend. custom_vjp: use
     the hand-written gradients of a ResNet, which move less memory than those that JAX derives.
 
@@ -113,8 +113,8 @@ def _initial_shapes(model: Network, image_shape: tuple[int, int, int]) -> tuple[
 initial_shapes: Any = lru_cache(4)(_initial_shapes)  # equal networks share a trace; mypy does not know that they can be hashed
 
 
-def create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) -> Model:
-    return Model(
+def create_resnet(config: Model, platform: str | None, custom_vjp: bool) -> ResNetModel:
+    return ResNetModel(
         ResNet(
             depth=config.depth,
             classes=config.class_count,

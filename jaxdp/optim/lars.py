@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp.optim.squares import Squares, local_sums_of_squares
+from jaxdp.optim.squares import SquaredNorms, local_sums_of_squares
 
 
 def is_matrix_or_larger(params: Any) -> Any:
@@ -39,12 +39,12 @@ def scale_by_lars_ratio(
         return jnp.where(usable, trust_coefficient * weight_norm / bottom, 1.0)
 
     def update(
-        updates: Any, state: optax.EmptyState, params: Any = None, *, squares: Squares | None = None, **_: Any
+        updates: Any, state: optax.EmptyState, params: Any = None, *, squares: SquaredNorms | None = None, **_: Any
     ) -> tuple[Any, optax.EmptyState]:
         if params is None:
             raise ValueError("LARS requires the parameters: call update(gradients, state, params)")
         masks = mask(params) if callable(mask) else mask
-        squares = squares or Squares.compute(updates, params)
+        squares = squares or SquaredNorms.compute(updates, params)
         decayed = jax.tree.map(lambda g, w, masked: g + weight_decay * w if masked else g, updates, params, masks)
         ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, squares.params, squares.gradient)
         return jax.tree.map(lambda u, t, masked: t * u if masked else u, decayed, ratios, masks), state
@@ -59,9 +59,9 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
     """
 
     def update(
-        updates: Any, state: optax.EmptyState, params: Any = None, *, squares: Squares | None = None, **_: Any
+        updates: Any, state: optax.EmptyState, params: Any = None, *, squares: SquaredNorms | None = None, **_: Any
     ) -> tuple[Any, optax.EmptyState]:
-        squares = squares or Squares((), local_sums_of_squares(params)[0], local_sums_of_squares)
+        squares = squares or SquaredNorms((), local_sums_of_squares(params)[0], local_sums_of_squares)
 
         def ratio(weight_square: jax.Array, update_square: jax.Array) -> jax.Array:
             usable = (weight_square > 0) & (update_square > 0)

@@ -15,7 +15,7 @@ from jaxdp.config import Adam, Lars, Optimizer, Sgd
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.optim.adam import lamb, scale_by_adam
 from jaxdp.optim.lars import MASKS, in_float32, is_matrix_or_larger, lars
-from jaxdp.optim.squares import Squares, norm
+from jaxdp.optim.squares import SquaredNorms, norm
 
 Scalar: TypeAlias = "float | jax.Array"
 
@@ -33,9 +33,9 @@ def build_optimizer(
     rule = build(config, learning_rate, momentum)
     rule = optax.with_extra_args_support(optax.chain(rule, *([_scale_subtrees(multipliers)] if multipliers else [])))
 
-    def update(gradient: Any, state: Any, params: Any = None, *, squares: Squares | None = None) -> tuple[Any, Any]:
+    def update(gradient: Any, state: Any, params: Any = None, *, squares: SquaredNorms | None = None) -> tuple[Any, Any]:
         if squares is None:
-            squares = Squares.compute(gradient, params)
+            squares = SquaredNorms.compute(gradient, params)
         if config.clip_norm is not None:
             factor = jnp.minimum(1.0, config.clip_norm / norm(squares.gradient))
             gradient, squares = jax.tree.map(lambda g: factor * g, gradient), squares.scale_gradient(factor)

@@ -16,7 +16,7 @@ def local_sums_of_squares(*trees: Any) -> tuple:
     return jax.tree.map(lambda tensor: jnp.sum(jnp.square(tensor.astype(jnp.promote_types(tensor.dtype, jnp.float32)))), trees)
 
 
-class Squares(NamedTuple):
+class SquaredNorms(NamedTuple):
     """Sums of squares of every tensor of a gradient and of the parameters, and the function that computed them.
 
     params: () for an optimizer that does not use them.
@@ -27,12 +27,12 @@ class Squares(NamedTuple):
     of: SumOfSquares
 
     @classmethod
-    def compute(cls, gradient: Any, params: Any, of: SumOfSquares = local_sums_of_squares) -> "Squares":
+    def compute(cls, gradient: Any, params: Any, of: SumOfSquares = local_sums_of_squares) -> "SquaredNorms":
         """Those of two trees, in one call of `of`."""
         of_gradient, of_params = of(gradient, params)
         return cls(of_gradient, of_params, of)
 
-    def scale_gradient(self, factor: jax.Array) -> "Squares":
+    def scale_gradient(self, factor: jax.Array) -> "SquaredNorms":
         """Those of the gradient times a factor."""
         return self._replace(gradient=jax.tree.map(lambda square: factor**2 * square, self.gradient))
 

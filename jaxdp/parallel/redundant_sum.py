@@ -17,8 +17,8 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
-from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import abstract_mesh
+from jaxdp.parallel.traffic import find_collectives
 from jaxdp.strategies import STRATEGIES, Stage
 
 SLACK = 1 + 2**-18  # for the rounding of the comparison itself, in float32

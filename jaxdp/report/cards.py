@@ -13,9 +13,9 @@ from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.files import CONFIG, is_url
 from jaxdp.loggers.console import format_duration
-from jaxdp.records import EVENTS, FAILED, MESSAGE, RESUMING, START, STOPPED
 from jaxdp.report.pace import Pace, measure
 from jaxdp.report.run_history import History
+from jaxdp.run_records import EVENTS, FAILED, MESSAGE, RESUMING, START, STOPPED
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 from jaxdp.validation import flatten

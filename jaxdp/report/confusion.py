@@ -11,7 +11,7 @@ MAX_LIST_ROWS = 20
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusionReport:
     """Evaluation of one checkpoint by class.
 
     counts: int64 [classes, classes], images by label (row) and predicted class (column). caption: checkpoint and accuracy.
@@ -53,7 +53,7 @@ class Confusion:
         return [(self.class_names[i], self.class_names[j], int(counts[i, j])) for i, j in pairs if counts[i, j]]
 
 
-def classes_csv(confusion: Confusion) -> bytes:
+def classes_csv(confusion: ConfusionReport) -> bytes:
     """A row for every class that has images, the worst first."""
     rows = [
         [
@@ -65,7 +65,7 @@ def classes_csv(confusion: Confusion) -> bytes:
     return _csv([["class", "images", "correct", "accuracy", "most_confused_with", "images_confused"], *rows])
 
 
-def confusions_csv(confusion: Confusion) -> bytes:
+def confusions_csv(confusion: ConfusionReport) -> bytes:
     """A row for every pair of label and predicted class that occurs, correct predictions included."""
     names, counts = confusion.class_names, confusion.counts
     rows = [[names[i], names[j], int(counts[i, j])] for i, j in np.argwhere(counts)]

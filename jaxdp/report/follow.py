@@ -10,11 +10,11 @@ from pathlib import Path
 
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import CONFIG
-from jaxdp.records import EVENTS, LOG
 from jaxdp.report import page, plots
 from jaxdp.report.cards import Seen
 from jaxdp.report.plots import Picture
 from jaxdp.report.run_history import History, labels_of, read_directory
+from jaxdp.run_records import EVENTS, LOG
 from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use
 
 SOURCES = (CONFIG, LOG, RESULT, EVENTS, CHECKPOINTS)
@@ -74,7 +74,7 @@ class WatchedRun:
         return Seen(self.label, self.history, self.problem)
 
 
-class Board:
+class RunsPage:
     """The page of the runs in some directories. All methods may be called by many threads."""
 
     def __init__(self, workdirs: Sequence[str | Path]) -> None:

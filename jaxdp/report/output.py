@@ -15,7 +15,7 @@ from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
 from jaxdp.report.cards import Seen
-from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
+from jaxdp.report.confusion import ConfusionReport, classes_csv, confusions_csv
 from jaxdp.report.page import page
 from jaxdp.report.plots import Picture, check_number, draw
 from jaxdp.report.run_history import History, read_all
@@ -77,7 +77,7 @@ def write_page(
     except OSError as error:
         reason = no_directory_reason(folder, error)
         raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
-    confusions: list[Confusion | str] = ["skipped: --no-evaluate"] * len(runs)
+    confusions: list[ConfusionReport | str] = ["skipped: --no-evaluate"] * len(runs)
     if evaluate:
         _check_checkpoint(runs, checkpoint)
         confusions = [_evaluate(run, checkpoint, datasets) for run in runs]
@@ -87,7 +87,7 @@ def write_page(
     pictures = draw(runs, confusions)
     files = {f"{name}.png": picture.png for name, picture in pictures.items()}
     for number, confusion in enumerate(confusions, 1):
-        if isinstance(confusion, Confusion):
+        if isinstance(confusion, ConfusionReport):
             files[f"classes-{number}.csv"] = classes_csv(confusion)
             files[f"confusions-{number}.csv"] = confusions_csv(confusion)
     seen = [Seen(run.label, run) for run in runs]
@@ -122,7 +122,7 @@ def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
         raise ConfigError("--checkpoint", checkpoint, reason="not found", hint=hint)
 
 
-def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusion | str:
+def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> ConfusionReport | str:
     """The run's confusion matrix, or why it is missing."""
     if run.status == "running":
         return "skipped: the run is still training and uses its devices; write the report again when it has finished"
@@ -139,7 +139,7 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
         return f"missing: {printable(first_line(error), 4096)}"
     caption = f"{metrics['checkpoint']}, epoch {metrics['epoch']:.2f}: {100 * metrics['eval_accuracy']:.2f} % of "
     caption += f"{metrics['eval_examples']} held-out images"
-    return Confusion(counts, [printable(name, 4096) for name in names], printable(caption, 4096))
+    return ConfusionReport(counts, [printable(name, 4096) for name in names], printable(caption, 4096))
 
 
 def _replace_files(folder: Path, files: dict[str, bytes]) -> None:

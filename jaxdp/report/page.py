@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from jaxdp.errors import plural, printable
 from jaxdp.report.cards import Seen, card, cards_html, messages_html, text_html
-from jaxdp.report.confusion import Confusion
+from jaxdp.report.confusion import ConfusionReport
 from jaxdp.report.plots import MAX_LOGGED, Picture, line_styles, logged_names
 from jaxdp.report.tables import (
     classes_table,
@@ -28,7 +28,7 @@ def page(
     pictures: dict[str, Picture],
     source: Callable[[Picture], str],
     *,
-    confusions: Sequence[Confusion | str] = (),
+    confusions: Sequence[ConfusionReport | str] = (),
     follows: bool = False,
     draws: bool = False,
     head: str = "",
@@ -102,7 +102,7 @@ def _figure(picture: Picture, source: str) -> str:
     return f'<div class="plot"><img alt="{escape(picture.alt)}" src="{escape(source)}">{values}</div>'
 
 
-def _classes(number: int, evaluated: tuple[Seen, Confusion | str], figures: Callable[[str], str]) -> str:
+def _classes(number: int, evaluated: tuple[Seen, ConfusionReport | str], figures: Callable[[str], str]) -> str:
     """Accuracy by class and confusion matrix of a run."""
     run, confusion = evaluated
     heading = f"<h3>{escape(run.label)}</h3>"

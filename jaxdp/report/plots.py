@@ -24,9 +24,9 @@ from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.errors import ConfigError, printable
 from jaxdp.loggers.plot import BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, YELLOW, setting_steps, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window
-from jaxdp.records import RECORD_FIELDS
-from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
+from jaxdp.report.confusion import MAX_LIST_ROWS, ConfusionReport
 from jaxdp.report.run_history import PARTS, History, values
+from jaxdp.run_records import RECORD_FIELDS
 
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # runs differ in color and dashes
 MAX_RUNS = len(COLORS) * len(DASHES)  # 7 and 4 are coprime: `cycle` of both gives every pair once
@@ -70,7 +70,7 @@ def line_styles(runs: Sequence) -> list[tuple]:
     ]
 
 
-class Plot(Figure):
+class PanelFigure(Figure):
     """A figure of one panel with the values of its curves. values: line -> (label, unit of y, unit of x), shown on hover."""
 
     def __init__(self, title: str, height: float = HEIGHT) -> None:
@@ -81,7 +81,7 @@ class Plot(Figure):
         self.panel.spines[["top", "right"]].set_visible(False)
 
 
-def draw(runs: list[History], confusions: Sequence[Confusion | str] = ()) -> dict[str, Picture]:
+def draw(runs: list[History], confusions: Sequence[ConfusionReport | str] = ()) -> dict[str, Picture]:
     """The pictures of a page, by file name without its ending, in the order of the page."""
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():  # no formulas: "$" may be in a name
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the tables show such names
@@ -94,7 +94,7 @@ def draw(runs: list[History], confusions: Sequence[Confusion | str] = ()) -> dic
         return pictures
 
 
-def layer(figure: Plot) -> str:
+def layer(figure: PanelFigure) -> str:
     """A transparent SVG layer over the picture of a figure that has been drawn, in its pixels: a title for each point of its
     curves. The script of the page shows the nearest one at once; without JavaScript, browsers show the titles."""
     width, height = figure.bbox.size
@@ -111,7 +111,7 @@ def layer(figure: Plot) -> str:
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" aria-hidden="true">{curves}</svg>'
 
 
-def _figures(runs: list[History], confusions: Sequence[Confusion | str]) -> Iterator[tuple[str, str, Plot]]:
+def _figures(runs: list[History], confusions: Sequence[ConfusionReport | str]) -> Iterator[tuple[str, str, PanelFigure]]:
     """(name, group, figure) of each picture."""
     for metric in ("loss", "accuracy"):
         yield metric, "curves", metric_figure(runs, metric, "epoch")
@@ -123,16 +123,16 @@ def _figures(runs: list[History], confusions: Sequence[Confusion | str]) -> Iter
     if (figure := time_figure(runs)) is not None:
         yield "time", "time", figure
     for number, confusion in enumerate(confusions, 1):
-        if isinstance(confusion, Confusion):
+        if isinstance(confusion, ConfusionReport):
             yield f"classes-{number}", f"classes-{number}", accuracies_figure(confusion)
             yield f"confusions-{number}", f"classes-{number}", confusion_figure(confusion)
 
 
-def metric_figure(runs: list[History], metric: str, against: str) -> Plot:
+def metric_figure(runs: list[History], metric: str, against: str) -> PanelFigure:
     """Loss or accuracy of training batches and of held-out images, against "epoch" or "wall_seconds"."""
     scale, y_unit = (100.0, "%") if metric == "accuracy" else (1.0, "")
     unit, per_unit = ("epochs", 1.0) if against == "epoch" else _time_unit(runs)
-    figure = Plot(f"{metric.capitalize()} against {'epochs' if against == 'epoch' else 'time'}")
+    figure = PanelFigure(f"{metric.capitalize()} against {'epochs' if against == 'epoch' else 'time'}")
     axes, drawn = figure.panel, list[float]()
     for run, style in line_styles(runs):
         xs, ys = values(run.training, against, 1 / per_unit), values(run.training, metric, scale)
@@ -162,13 +162,13 @@ SETTINGS = {  # field of the log -> title, unit
 }
 
 
-def value_figure(runs: list[History], name: str) -> Plot:
+def value_figure(runs: list[History], name: str) -> PanelFigure:
     """A number of the log against epochs: a field of `SETTINGS`, or one that callbacks have logged.
 
     Settings of very different runs are drawn on a log scale.
     """
     title, unit = SETTINGS.get(name, (_short_label(printable(name)), ""))
-    figure, curves = Plot(title), list[list[float]]()
+    figure, curves = PanelFigure(title), list[list[float]]()
     axes, words = figure.panel, title.lower() if name in SETTINGS else printable(name)
     for run, style in line_styles(runs):
         records = [record for record in run.records if _is_drawable(record.get(name))]
@@ -209,12 +209,12 @@ def _is_drawable(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) <= MAX_DRAWN
 
 
-def time_figure(runs: list[History]) -> Plot | None:
+def time_figure(runs: list[History]) -> PanelFigure | None:
     """Shares of the parts in the wall time of every run; None if no run has a result."""
     measured = [(run, seconds) for run in runs if (seconds := run.seconds())]
     if not measured:
         return None
-    figure = Plot("Shares of the wall time", 2.2 + 0.4 * len(measured))
+    figure = PanelFigure("Shares of the wall time", 2.2 + 0.4 * len(measured))
     axes = figure.panel
     for y, (_, seconds) in enumerate(measured):
         total, left = sum(seconds.values()), 0.0
@@ -237,12 +237,12 @@ def time_figure(runs: list[History]) -> Plot | None:
     return figure
 
 
-def accuracies_figure(confusion: Confusion) -> Plot:
+def accuracies_figure(confusion: ConfusionReport) -> PanelFigure:
     """Accuracy by class; with many classes, of the worst ones."""
     rows = confusion.by_class()
     shown = rows if confusion.fits_matrix else rows[:MAX_LIST_ROWS]
     scope = "all classes" if len(shown) == len(rows) else f"the worst {len(shown)} of {len(rows)} classes"
-    figure = Plot(f"Accuracy, {scope}", _bars_height(len(shown)))
+    figure = PanelFigure(f"Accuracy, {scope}", _bars_height(len(shown)))
     accuracies = [100 * row["accuracy"] for row in shown]
     _draw_bars(figure.panel, [_short_class(row["name"]) for row in shown], values=accuracies, number_format="{:.1f}", margin=0)
     figure.panel.set(xlabel="% of the class's held-out images", xlim=(0, 114))
@@ -250,14 +250,14 @@ def accuracies_figure(confusion: Confusion) -> Plot:
     return figure
 
 
-def confusion_figure(confusion: Confusion) -> Plot:
+def confusion_figure(confusion: ConfusionReport) -> PanelFigure:
     """The confusion matrix; with many classes, the most frequent mistakes."""
     if confusion.fits_matrix:
-        figure = Plot("Confusion matrix, in images", WIDTH)
+        figure = PanelFigure("Confusion matrix, in images", WIDTH)
         _draw_matrix(figure.panel, confusion)
         return figure
     mistakes = confusion.mistakes()
-    figure = Plot("Most frequent mistakes (equal ones in class order)", _bars_height(len(mistakes)))
+    figure = PanelFigure("Most frequent mistakes (equal ones in class order)", _bars_height(len(mistakes)))
     pairs = [f"{_short_class(label)} → {_short_class(predicted)}" for label, predicted, _ in mistakes]
     _draw_bars(figure.panel, pairs, values=[images for *_, images in mistakes], number_format="{:.0f}", margin=0.12)
     figure.panel.set(xlabel="images: label → predicted class")
@@ -274,14 +274,17 @@ def _bars_height(count: int) -> float:
 def _draw_line(
     axes: Axes, xs: Sequence[float], ys: Sequence[float], *, style: dict, label: tuple[str, str, str]
 ) -> list[float]:
-    """Draw values against others; return the finite ones. style: of `Axes.plot`; few points get markers. label: see `Plot`."""
+    """Draw values against others; return the finite ones. style: of `Axes.plot`; few points get markers.
+
+    label: see `PanelFigure`.
+    """
     points = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(x)]
     finite = [y for _, y in points if math.isfinite(y)]
     if not finite:
         return []
     marker = "o" if len(points) == 1 else style.get("marker") if len(points) < 60 else None
     (line,) = axes.plot(*zip(*points, strict=True), markersize=4, **style | {"marker": marker})
-    cast(Plot, axes.figure).values[line] = label
+    cast(PanelFigure, axes.figure).values[line] = label
     return finite
 
 
@@ -294,7 +297,7 @@ def _scale_accuracy(axes: Axes, drawn: list[float]) -> None:
         axes.set_ylim(0 if wide else max(0.0, low - margin), 101 if wide and high > 60 else min(101.0, high + margin))
 
 
-def _finish(figure: Plot, runs: list[History], *, empty: bool) -> None:
+def _finish(figure: PanelFigure, runs: list[History], *, empty: bool) -> None:
     """The grid, the origin, and a word in an empty panel."""
     axes = figure.panel
     if empty:
@@ -313,7 +316,7 @@ def _time_unit(runs: list[History]) -> tuple[str, float]:
     return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
 
 
-def _add_legend(figure: Plot, runs: list[History], widths: Sequence[tuple[str, float, str | None]] = ()) -> None:
+def _add_legend(figure: PanelFigure, runs: list[History], widths: Sequence[tuple[str, float, str | None]] = ()) -> None:
     """The runs if there are several, and the meaning of line widths."""
     shown = line_styles(runs) if len(runs) > 1 else []
     handles = [Line2D([], [], **style, linewidth=2, label=_short_label(run.label)) for run, style in shown]
@@ -340,7 +343,7 @@ def _draw_bars(axes: Axes, names: list[str], *, values: list[float], number_form
     axes.margins(x=margin)
 
 
-def _draw_matrix(axes: Axes, confusion: Confusion) -> None:
+def _draw_matrix(axes: Axes, confusion: ConfusionReport) -> None:
     """Color: share of the label's images; text: number of images."""
     share = confusion.counts / np.maximum(1, confusion.counts.sum(1, keepdims=True))
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)

@@ -14,7 +14,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, Storage
 from jaxdp.errors import ConfigError, print_safe, printable
 from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, expand_user, is_url
-from jaxdp.records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, read_events, without_nan
+from jaxdp.run_records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, read_events, without_nan
 from jaxdp.setup.run_dir import in_use, lost_records, read_records, read_result, read_result_text, run_config
 from jaxdp.training.result import TrainResult
 
@@ -140,8 +140,8 @@ def read_directory(path: Path, label: str | None = None, *, is_running: bool, ne
 def _read_url(url: str, label: str | None) -> History:
     from jaxdp.cloud.local import temporary_directory
     from jaxdp.cloud.location import storage_errors
-    from jaxdp.cloud.patience import open_patiently
     from jaxdp.cloud.remote_run import RemoteRun
+    from jaxdp.cloud.retry import open_patiently
 
     with temporary_directory(Storage()) as copy:
         path = Path(copy)

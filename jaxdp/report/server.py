@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from jaxdp.errors import ConfigError
-from jaxdp.report.follow import Board
+from jaxdp.report.follow import RunsPage
 from jaxdp.report.page import SCRIPT, STYLE
 
 FIRST_PORT, MAX_TRIED_PORTS = 8600, 100
@@ -93,7 +93,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = False  # a process that exits while one of them runs C++ code may abort; `server_close` waits for them
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], board: Board) -> None:
+    def __init__(self, address: tuple[str, int], board: RunsPage) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.board = board
         self._connections: dict[socket.socket, None] = {}  # the oldest first
@@ -201,7 +201,7 @@ def listen(workdirs: Sequence[str | Path], host: str | None = None, port: int | 
     """
     if port is not None and not 0 <= port < 2**16:
         raise ConfigError("--port", port, reason="must be from 0 to 65535", hint="0 chooses a free port")
-    address, board = _resolve(host), Board(workdirs)
+    address, board = _resolve(host), RunsPage(workdirs)
     ports = range(FIRST_PORT, FIRST_PORT + MAX_TRIED_PORTS) if port is None else [port]
     for tried in ports:
         try:

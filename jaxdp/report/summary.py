@@ -10,8 +10,8 @@ from typing import Any
 from jaxdp.choices import SOURCES, STOP_METRICS
 from jaxdp.config import Config
 from jaxdp.errors import plural
-from jaxdp.records import LOG, RECORD_FIELDS
 from jaxdp.report.run_history import read
+from jaxdp.run_records import LOG, RECORD_FIELDS
 
 TARGET = 0.759
 POSITION = ("samples", "step", "epoch")  # the first columns of a CSV after the name of the run

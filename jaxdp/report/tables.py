@@ -10,7 +10,7 @@ from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
 from jaxdp.loggers.smoothing import METHOD
-from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
+from jaxdp.report.confusion import MAX_LIST_ROWS, ConfusionReport
 from jaxdp.report.run_history import PARTS, History
 from jaxdp.report.summary import as_text, summarize
 from jaxdp.schedules import SCHEDULES
@@ -189,7 +189,7 @@ def time_table(runs: list[History]) -> str:
     return _table(["", *(run.label for run in runs)], rows) + f'<p class="quiet">{escape(note)}</p>'
 
 
-def classes_table(confusion: Confusion) -> str:
+def classes_table(confusion: ConfusionReport) -> str:
     """Accuracy of every class, the worst first, and its most frequent wrong prediction; of many classes, the worst."""
     header, classes = ["class", "accuracy", "correct", "most often confused with (images each)"], confusion.by_class()
     rows = []

@@ -12,15 +12,15 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Finetune
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
-from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.files import CHECKPOINTS, RESULT, write_atomically
 from jaxdp.loggers.events import EventLog
 from jaxdp.loggers.plan_table import start_table
 from jaxdp.planning import small_worker_warning
-from jaxdp.records import MESSAGE, to_json
-from jaxdp.session.directory import Directory, show_and_check
-from jaxdp.session.preparation import Prepared
+from jaxdp.run_records import MESSAGE, to_json
+from jaxdp.session.directory import RunDirectory, show_and_check
+from jaxdp.session.preparation import Preparation
 from jaxdp.session.processes import Session, stops_before_training
 from jaxdp.setup.prepare import changed_batches_warning, make_compiler, out_of_memory_as_config_error
 from jaxdp.setup.strategy_check import check_reduction
@@ -29,7 +29,7 @@ from jaxdp.training.run import Run
 
 
 @contextmanager
-def open_run(session: Session, prepared: Prepared, directory: Directory) -> Iterator[Run]:
+def open_run(session: Session, prepared: Preparation, directory: RunDirectory) -> Iterator[Run]:
     """The run in the open directory: mesh, model and step, checkpoints, callbacks and log.
 
     At the end of the context, result.json is written and the result shown. Before a stop signal or an error leaves the context,
@@ -63,7 +63,7 @@ def open_run(session: Session, prepared: Prepared, directory: Directory) -> Iter
 
 
 def _make_run(
-    session: Session, prepared: Prepared, directory: Directory, *, events: EventLog, info: Callable[[str], Any]
+    session: Session, prepared: Preparation, directory: RunDirectory, *, events: EventLog, info: Callable[[str], Any]
 ) -> Run:
     job, plan, group, screen = session.job, prepared.plan, session.group, session.screen
     checkpoints = CheckpointManager(
@@ -100,7 +100,7 @@ def _make_run(
     )
 
 
-def _warnings(prepared: Prepared, group: ProcessGroup) -> list[str]:
+def _warnings(prepared: Preparation, group: ProcessGroup) -> list[str]:
     warnings: list[str | None] = []
     plan, has_batch_norm = prepared.plan, bool(prepared.summary["statistics"])
     if plan.config.finetune != Finetune() and plan.config.finetune.digest is None:

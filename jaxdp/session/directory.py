@@ -4,18 +4,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
-from jaxdp.checkpoint.listing import Retention, latest_valid
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.checkpoint.retention import Retention
 from jaxdp.errors import TrainingError
 from jaxdp.files import CHECKPOINTS
 from jaxdp.loggers.summary import show_result
-from jaxdp.session.preparation import Prepared
+from jaxdp.session.preparation import Preparation
 from jaxdp.session.processes import Session
 from jaxdp.setup import consistency, run_dir
 from jaxdp.trackers.tracker import Trackers, trackers_of
 from jaxdp.training.result import TrainResult
 
 
-class Directory(NamedTuple):
+class RunDirectory(NamedTuple):
     """The directory of a session. result: of a run that is finished. remarks: lines to show after the table at the start."""
 
     result: TrainResult | None
@@ -24,7 +25,7 @@ class Directory(NamedTuple):
 
 
 @contextmanager
-def open_directory(session: Session, prepared: Prepared) -> Iterator[Directory]:
+def open_directory(session: Session, prepared: Preparation) -> Iterator[RunDirectory]:
     """Lock the run directory and check the run that it holds; a finished run is shown.
 
     Raises ConfigError if the directory cannot be used, and TrainingError if no checkpoint of a finished run could be saved.
@@ -42,10 +43,10 @@ def open_directory(session: Session, prepared: Prepared) -> Iterator[Directory]:
         if result_text is not None:
             result = _finished(session, prepared, result_text, remarks=remarks)
             trackers.send_finished(path, session.location, info=session.screen.info, while_waiting=lambda: _waiting(session))
-        yield Directory(result, trackers, remarks)
+        yield RunDirectory(result, trackers, remarks)
 
 
-def _finished(session: Session, prepared: Prepared, result_text: str, *, remarks: Sequence[str]) -> TrainResult:
+def _finished(session: Session, prepared: Preparation, result_text: str, *, remarks: Sequence[str]) -> TrainResult:
     """Show the finished run of the directory, and return its result."""
     path, config, newest, origin = session.workdir, prepared.plan.config, prepared.newest, prepared.start.origin
     if newest is not None and origin is None:

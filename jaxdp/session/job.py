@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.config import Config
-from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user
 from jaxdp.loggers.console import Quiet, Screen

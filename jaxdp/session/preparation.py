@@ -25,7 +25,7 @@ from jaxdp.training.start import StartPoint
 from jaxdp.validation import changes
 
 
-class Prepared(NamedTuple):
+class Preparation(NamedTuple):
     """What a run is made of. start: what it starts from if its directory has no checkpoint. summary: see `model_summary`.
 
     newest: the checkpoint that the run continues, on rank 0. saved_batches: the batches with which the run began, if it has.
@@ -43,7 +43,7 @@ class Prepared(NamedTuple):
     remarks: Sequence[str]
 
 
-def prepare(session: Session, origin: Manifest | None) -> Prepared:
+def prepare(session: Session, origin: Manifest | None) -> Preparation:
     """Start JAX, open the data, make the plan and read given weights; check that all processes have the same.
 
     Checks everything that can be checked before the run has a directory. All processes call this. origin: the checkpoint of
@@ -84,7 +84,7 @@ def prepare(session: Session, origin: Manifest | None) -> Prepared:
     if weights is not None:
         initial_values()  # refuses values of another model
     check = partial(check_fits, plan=plan, data_fingerprint=fingerprint, accept_changes=job.accept_changes)
-    return Prepared(
+    return Preparation(
         plan,
         devices,
         datasets,

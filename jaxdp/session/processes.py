@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from jaxdp.distributed import runtime, supervisor
-from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.signal_handler import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.status import Failure
 from jaxdp.errors import TrainingError
 from jaxdp.files import is_url
@@ -60,7 +60,7 @@ def join_processes(job: Job) -> Iterator[Session]:
     screen.outlast_reader()
     handler = nullcontext(job.signals) if job.signals else SignalHandler(partial(_force_stop, again))
     with (
-        jax_options.own_options() as set_aside,
+        jax_options.jaxdp_jax_config() as set_aside,
         supervisor.watch(supervisor.limits_from(job.config.guard)),
         handler as signals,
         stops_before_training(signals, again),
@@ -97,9 +97,9 @@ def _join(job: Job, signals: SignalHandler, workdir: Path) -> ProcessGroup:
     url, again = _url(job), job.screen.resume_action
     open_board = None
     if url is not None:
-        from jaxdp.cloud.remote_run import Folder
+        from jaxdp.cloud.remote_run import RemoteBoard
 
-        open_board = partial(Folder, url)
+        open_board = partial(RemoteBoard, url)
     group = runtime.join(
         job.cluster,
         guard=job.config.guard,

@@ -33,8 +33,8 @@ from jaxdp.files import (
     read_text,
     write_atomically,
 )
-from jaxdp.records import LOG, scan_log
-from jaxdp.records import to_json as record_to_json
+from jaxdp.run_records import LOG, scan_log
+from jaxdp.run_records import to_json as record_to_json
 from jaxdp.training.result import TrainResult
 from jaxdp.validation import changes, from_json, to_json
 

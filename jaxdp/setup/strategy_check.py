@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Config
-from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.errors import ConfigError
 from jaxdp.optim.checks import check_elementwise
 from jaxdp.parallel import allreduce, timing

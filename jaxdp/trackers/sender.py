@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxdp.errors import EXIT_CONFIG, first_line, printable
 from jaxdp.files import open_regular
-from jaxdp.records import LOG
+from jaxdp.run_records import LOG
 from jaxdp.trackers.run_files import (
     Rejected,
     RunFacts,

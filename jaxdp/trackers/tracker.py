@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.config import Config
-from jaxdp.distributed.preemption import ForcedStop, Stopped, StopTraining
+from jaxdp.distributed.signal_handler import ForcedStop, Stopped, StopTraining
 from jaxdp.errors import EXIT_CONFIG, ConfigError, first_line, printable
 from jaxdp.files import write_atomically
 from jaxdp.loggers.example_grid import example_grid

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxdp.distributed.preemption import StopTraining
+from jaxdp.distributed.signal_handler import StopTraining
 from jaxdp.distributed.status import Failure
 from jaxdp.errors import TrainingError, first_line, place_in_user_code, printable_lines
 
@@ -56,7 +56,7 @@ class Callback:
         """Called with the metrics of a completed step. The next step is already running, and `run.state` is its result, except
         before an evaluation, a save or an audit, and after the last step of a phase.
 
-        metrics: the step's record, numbers on the host; see `jaxdp.records.RECORD_FIELDS`. `run.is_logged`
+        metrics: the step's record, numbers on the host; see `jaxdp.run_records.RECORD_FIELDS`. `run.is_logged`
         says whether it is one of those that the log receives.
         """
 

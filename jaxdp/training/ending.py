@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.distributed.preemption import Stopped
+from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.optim import loss_scale
 

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from jaxdp.checkpoint.manifest import read_manifest
-from jaxdp.data.loader import DataError
+from jaxdp.data.batch_sources import DataError
 from jaxdp.data.prefetch import DeviceIterator
-from jaxdp.distributed.preemption import ForcedStop, StopTraining
+from jaxdp.distributed.signal_handler import ForcedStop, StopTraining
 from jaxdp.errors import TrainingError
 from jaxdp.phases import interval_elapsed
 from jaxdp.planning import PlannedPhase
@@ -58,9 +58,9 @@ def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
     compiler, run.phase = run.compiler, phase
     run.processes.set_activity("compile")
     compiled_step = compiler.prepare_train(phase)
-    if (placement := compiler.placement(phase)) is not run.placement:
+    if (layout := compiler.layout(phase)) is not run.layout:
         run.signals.raise_if_stop_agreed()  # before the collectives that gather the state
-        run.state, run.placement = placement.place(run.whole_state()), placement
+        run.state, run.layout = layout.place(run.whole_state()), layout
     with run.clock.paused("compilation"):
         step = run.signals.wait_for(compiled_step)
         run.checkpoints.check_trial()
@@ -137,7 +137,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
     while len(run.pending) > keep:
         step = run.pending.popleft()
         asked = time.monotonic()
-        record = step.record | read(step.metrics)
+        record = step.record | to_host_scalars(step.metrics)
         run.processes.record_request(record.pop("request"))
         waited = step.start_seconds + time.monotonic() - asked
         run.processes.status.record_progress()
@@ -147,10 +147,10 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         following = record["step"] + 1
         if run.call_hook("after_step", record, MappingProxyType(record), is_logged=step.is_logged, request_step=following):
             run.clock.restart_throughput()
-        _report_save(run)
+        _notify_saved(run)
 
 
-def read(metrics: dict[str, jax.Array]) -> dict[str, Any]:
+def to_host_scalars(metrics: dict[str, jax.Array]) -> dict[str, Any]:
     """Scalars on the host, once the devices have computed them."""
     return {name: np.asarray(value).item() for name, value in metrics.items()}
 
@@ -179,7 +179,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         examples = ExampleCollector(len(source))
         found = evaluate(
             program,
-            *run.evaluated,
+            *run.eval_variables,
             source=source,
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
@@ -207,7 +207,7 @@ def save_now(run: Run) -> None:
     run.processes.set_activity("save", run.progress.steps, "waiting for the previous save")
     with run.clock.paused("saving"):
         run.checkpoints.wait()
-        _report_save(run)
+        _notify_saved(run)
         run.save_requested, run.saved_at, run.saved_samples = False, time.monotonic(), run.progress.samples
         run.checkpoints.save(
             run.whole_state(),
@@ -234,7 +234,7 @@ def _metadata(run: Run) -> dict[str, Any]:
     }
 
 
-def _report_save(run: Run) -> None:
+def _notify_saved(run: Run) -> None:
     """Pass a checkpoint to the callbacks once it is complete."""
     if run.saving is None or run.checkpoints.is_saving:
         return
@@ -247,7 +247,7 @@ def _wait_for_save(run: Run) -> None:
     """Wait for the save in progress. Raises TrainingError if it rejected the state."""
     run.checkpoints.wait()
     run.checkpoints.check()
-    _report_save(run)
+    _notify_saved(run)
 
 
 def finish(run: Run) -> TrainResult:

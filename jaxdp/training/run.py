@@ -17,16 +17,16 @@ from jaxdp.config import Config, at_image_size
 from jaxdp.data.chunks import image_bytes, rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
 from jaxdp.errors import kind_of, printable
-from jaxdp.records import RECORD_FIELDS
+from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training.clock import Clock, TimedStep
 from jaxdp.training.evaluation import evaluation_logits
-from jaxdp.training.state import Placement, TrainState, from_host, replicate, replicated
+from jaxdp.training.state import StateLayout, TrainState, from_host, replicate, replicated
 
 if TYPE_CHECKING:
     from jaxdp.checkpoint.manager import CheckpointManager
     from jaxdp.checkpoint.manifest import Manifest
     from jaxdp.data.datasets import Datasets
-    from jaxdp.distributed.preemption import SignalHandler
+    from jaxdp.distributed.signal_handler import SignalHandler
     from jaxdp.planning import Plan, PlannedPhase
     from jaxdp.training.callback import Callbacks
     from jaxdp.training.result import TrainResult
@@ -63,7 +63,7 @@ class Run:
 
     config, plan: what is trained. workdir: the run directory. location: the same, or its URL. processes: rank and number of the
     processes. datasets: training and held-out images. devices: all that may be used. state: parameters, batch statistics and
-    optimizer state after the last step that was started, on the devices, in the placement of the step. progress: position and
+    optimizer state after the last step that was started, on the devices, in the layout of the step. progress: position and
     times. info(text): shows a line. example_images: a few held-out images of the last evaluation with their classes, see
     `ExampleCollector.arrays`. is_logged: whether the log receives the current record. It receives every evaluation, a step
     every few steps, the first step of a phase, the last step of the run, and each record that `log` has added values to.
@@ -100,7 +100,7 @@ class Run:
         self.clock = Clock(self.progress, started)
         self.has_started = False  # whether its callbacks have
         self.state: TrainState
-        self.placement: Placement | None = None  # of the state; None while it is as it was restored or initialized
+        self.layout: StateLayout | None = None  # of the state; None while it is as it was restored or initialized
         self.phase, self.phase_began = self.plan.phases[0], 0  # and the steps before this session's first one in it
         self.result: TrainResult | None = None
         self.logged: list[dict[str, Any]] = []  # records of the log at the position where this session started
@@ -153,16 +153,16 @@ class Run:
         return self.compiler.mesh(self.phase)
 
     @property
-    def evaluated(self) -> tuple[dict, dict]:
+    def eval_variables(self) -> tuple[dict, dict]:
         """(params, batch_stats) of an evaluation, whole on every device of their mesh: averaged ones with
         `optimizer.average_decay`. All processes must ask for them."""
-        found = self.placement.evaluated(self.state) if self.placement else self.state.evaluated
+        found = self.layout.eval_variables(self.state) if self.layout else self.state.eval_variables
         return replicate(found, self.mesh)
 
     @property
     def params(self) -> dict:
-        """The parameters of an evaluation, see `evaluated`; a tree of float32 arrays. All processes must ask for them."""
-        return self.evaluated[0]
+        """The parameters of an evaluation, see `eval_variables`; a tree of float32 arrays. All processes must ask for them."""
+        return self.eval_variables[0]
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Logits [N, classes] float32 of images prepared as for evaluation, uint8 [N, S, S, 3]; see `datasets.evaluation`.
@@ -171,7 +171,7 @@ class Run:
         """
         rows = -len(images) % self.mesh.size
         padded = np.concatenate([images, np.zeros((rows, *images.shape[1:]), images.dtype)])
-        logits, _ = self._predictor(self.mesh)(*self.evaluated, {"images": from_host(padded, self.mesh)})
+        logits, _ = self._predictor(self.mesh)(*self.eval_variables, {"images": from_host(padded, self.mesh)})
         return jax.device_get(logits)[: len(images)]
 
     def predict_held_out(self) -> HeldOut:
@@ -180,7 +180,7 @@ class Run:
         The devices share the images, as in an evaluation, which takes as long. All processes must call this.
         """
         source, (count, rows) = self.datasets.evaluation, self.compiler.evaluation_rows(self.phase)
-        evaluated, program, parts = self.evaluated, self._predictor(self.mesh), []
+        evaluated, program, parts = self.eval_variables, self._predictor(self.mesh), []
         with closing(evaluation_prefetcher(source, batch_size=count, rows=local_rows(self.mesh, rows))) as batches:
             while (batch := batches.next()) is not None:
                 logits, found = jax.device_get(program(*evaluated, to_global(batch, self.mesh)))
@@ -260,7 +260,7 @@ class Run:
 
     def whole_state(self) -> TrainState:
         """The state, whole on every device of its mesh. All processes must ask for it."""
-        return self.placement.gather_state(self.state) if self.placement else self.state
+        return self.layout.gather_state(self.state) if self.layout else self.state
 
     def call_hook(
         self, hook: str, record: dict[str, Any], argument: Any, *, is_logged: bool = False, request_step: int = 0

@@ -8,7 +8,7 @@ from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.errors import ConfigError
 from jaxdp.network import InitialValues
-from jaxdp.records import EVENTS, read_events
+from jaxdp.run_records import EVENTS, read_events
 from jaxdp.training.clock import Clock
 from jaxdp.training.run import Run
 from jaxdp.training.state import TrainState, abstract_state, create_state, with_values

@@ -1,9 +1,9 @@
 """The state of training: a pytree of arrays, how it begins, and where it is on the devices between two steps.
 
-Every device holds the whole state (a plain `Placement`), or with a sharded update (`reduce.update sharded`; Xu et al., arXiv
+Every device holds the whole state (a plain `StateLayout`), or with a sharded update (`reduce.update sharded`; Xu et al., arXiv
 2004.13336; ZeRO stage 1, arXiv 1910.02054) its shard of the trained parameters, of the optimizer's state and of the averaged
 parameters along the rows of the mesh (`Sharded`). A step then begins with the all-gather of the parameters, in the dtype in
-which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the placement.
+which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the layout.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from jaxdp.config import Config, Optimizer
 from jaxdp.errors import ConfigError
 from jaxdp.network import FrozenStages, InitialValues, Network
 from jaxdp.optim import build_optimizer, loss_scale
-from jaxdp.optim.squares import Squares, SumOfSquares, local_sums_of_squares
+from jaxdp.optim.squares import SquaredNorms, SumOfSquares, local_sums_of_squares
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.forward_dtypes import forward_dtypes
 from jaxdp.parallel.mesh import HORIZONTAL
@@ -77,7 +77,7 @@ class TrainState(NamedTuple):
     loss_scale: Any
 
     @property
-    def evaluated(self) -> tuple[dict, dict]:
+    def eval_variables(self) -> tuple[dict, dict]:
         """(params, batch_stats) for evaluation: averaged if averaging is on and a step was taken."""
         if self.average == ():
             return self.params, self.batch_stats
@@ -162,7 +162,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(move, tree)
 
 
-class Placement:
+class StateLayout:
     """Where a state is between two steps: here whole on every device."""
 
     sharded = False
@@ -205,23 +205,23 @@ class Placement:
         """The whole state of a placed one, on every device."""
         return state
 
-    def evaluated(self, state: TrainState) -> tuple[dict, dict]:
-        """`TrainState.evaluated` of a placed state."""
-        return state.evaluated
+    def eval_variables(self, state: TrainState) -> tuple[dict, dict]:
+        """`TrainState.eval_variables` of a placed state."""
+        return state.eval_variables
 
-    def squares(self, gradient: dict, params: dict) -> Squares:
+    def squares(self, gradient: dict, params: dict) -> SquaredNorms:
         """The sums of squares that an update needs, of a gradient and of the trained parameters of a placed state.
 
         Called inside `shard_map`."""
         uses_weight_norms = OPTIMIZERS[self.config.optimizer.name].uses_weight_norms
-        return Squares.compute(gradient, params if uses_weight_norms else (), self.sums_of_squares)
+        return SquaredNorms.compute(gradient, params if uses_weight_norms else (), self.sums_of_squares)
 
     def params_gatherer(self) -> Callable[[dict], dict]:
         """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`."""
         return lambda params: params
 
 
-class Sharded(Placement):
+class Sharded(StateLayout):
     """Each device holds its shard of what an update changes; see `jaxdp.parallel.shards`.
 
     What the network computes with, but an optimizer does not change, is whole on every device: frozen parameters, running
@@ -279,8 +279,8 @@ class Sharded(Placement):
     def gather_state(self, state: TrainState) -> TrainState:
         return self._gather(state)
 
-    def evaluated(self, state: TrainState) -> tuple[dict, dict]:
-        return self._gather_evaluated(state._replace(opt_state=())).evaluated
+    def eval_variables(self, state: TrainState) -> tuple[dict, dict]:
+        return self._gather_eval_variables(state._replace(opt_state=())).eval_variables
 
     def params_gatherer(self) -> Callable[[dict], dict]:
         """It sends one message for all vectors, and one for each bucket of the other tensors of each segment, in the dtype in
@@ -346,10 +346,10 @@ class Sharded(Placement):
         return self._gather_program(self.whole, self._is_shard, self.specs)
 
     @cached_property
-    def _gather_evaluated(self) -> Any:
+    def _gather_eval_variables(self) -> Any:
         return self._gather_program(*(tree._replace(opt_state=()) for tree in (self.whole, self._is_shard, self.specs)))
 
 
-def make_placement(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> Placement:
-    """The placement of a config's state on a mesh. On one device there is nothing to shard."""
-    return (Sharded if config.reduce.update == "sharded" and mesh.size > 1 else Placement)(config, model, mesh)
+def make_layout(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> StateLayout:
+    """The layout of a config's state on a mesh. On one device there is nothing to shard."""
+    return (Sharded if config.reduce.update == "sharded" and mesh.size > 1 else StateLayout)(config, model, mesh)

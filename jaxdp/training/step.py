@@ -25,12 +25,12 @@ from jaxdp.parallel.allreduce import Overlap
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training import step_modes as modes
 from jaxdp.training.objective import Batch, Gradient, Loss, Metrics, PixelStats, Step, accuracy, mean_loss, training_examples
-from jaxdp.training.state import Placement, TrainState, make_optimizer, make_placement
+from jaxdp.training.state import StateLayout, TrainState, make_layout, make_optimizer
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
 
-def local_gradient(config: Config, layout: Placement, loss: Loss, *, pixel_stats: PixelStats) -> Gradient:
+def local_gradient(config: Config, layout: StateLayout, loss: Loss, *, pixel_stats: PixelStats) -> Gradient:
     """The gradient of one device's share of the mean loss, before any reduction.
 
     aux: {"loss" and "accuracy", means over the device's images, "moments" for the running statistics}.
@@ -67,7 +67,7 @@ def mean_gradient(local: Gradient, all_reduce: Callable[[dict], dict], mean: Cal
     return gradient
 
 
-def with_update(config: Config, layout: Placement, gradient_of: Gradient) -> Step:
+def with_update(config: Config, layout: StateLayout, gradient_of: Gradient) -> Step:
     """The step that moves the state along a gradient."""
 
     def step(state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
@@ -106,7 +106,7 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
     return update(batch_stats, moments)
 
 
-def step_gradient(config: Config, layout: Placement, *, pixel_stats: PixelStats, accumulation: int = 1) -> Callable[..., Any]:
+def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStats, accumulation: int = 1) -> Callable[..., Any]:
     """f(state, batch, seed, images=None, sent=None): `mean_gradient` with the modes of a config, called inside `shard_map`.
 
     With `reduce.update sharded` each device gets its shard of the gradient. accumulation: micro-batches of one device. images:
@@ -177,7 +177,7 @@ def make_train_step(
 
     config: its augmentation, loss, optimizer and reduction are used. model: `jaxdp.models.create(config.model)`.
     pixel_stats: mean and standard deviation of pixels, 0 to 255, with which images are normalized.
-    state: of `jaxdp.create_state`, or as `make_placement(config, model, mesh)` places it.
+    state: of `jaxdp.create_state`, or as `make_layout(config, model, mesh)` places it.
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32}, rows sharded over all devices. With
     `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
     argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the
@@ -190,7 +190,7 @@ def make_train_step(
     """
     if mesh.size == 1:  # without communication; XLA would copy the gradient nevertheless
         config = without_reduction(config)
-    layout = make_placement(config, model, mesh)
+    layout = make_layout(config, model, mesh)
     gradients = step_gradient(config, layout, pixel_stats=pixel_stats, accumulation=accumulation)
 
     def step(  # noqa: PLR0917 - shard_map passes arguments by position

@@ -17,17 +17,17 @@ from jaxdp.data.prefetch import batch_sharding
 from jaxdp.data.transforms import evaluation_transform
 from jaxdp.errors import ConfigError
 from jaxdp.network import Network
-from jaxdp.parallel import allreduce, collectives
+from jaxdp.parallel import allreduce, traffic
 from jaxdp.parallel.mesh import AXES, devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.objective import Batch, PixelStats
-from jaxdp.training.state import Placement, TrainState, abstract_state, from_host, make_placement, replicated
+from jaxdp.training.state import StateLayout, TrainState, abstract_state, from_host, make_layout, replicated
 from jaxdp.training.step import HYPERPARAMETERS, make_train_step, step_gradient
 from jaxdp.xla import options
-from jaxdp.xla.jax_options import own_options
+from jaxdp.xla.jax_options import jaxdp_jax_config
 
 EVALUATION_COLUMNS = {"labels": jnp.int32, "positions": jnp.uint32, "seen": jnp.int32, "weights": jnp.int32}
 
@@ -63,7 +63,7 @@ def abstract_arguments(
     config: Config, model: Network, phase: PlannedPhase, *, mesh: Mesh | AbstractMesh, images: Any = None
 ) -> tuple:
     """Shapes, dtypes and shardings of the arguments of a training step. config: with the image size of the phase."""
-    state = make_placement(config, model, mesh).abstract
+    state = make_layout(config, model, mesh).abstract
     columns = {"labels": jnp.int32, "positions": jnp.uint32}
     size = config.data.stored_size or config.data.image_size
     batch = _abstract_batch(mesh, phase.global_batch, size=size, columns=columns)
@@ -120,7 +120,7 @@ class StepCompiler:
         self.images, self.devices = images, devices
         self.evaluation_examples = evaluation_examples
         self.meshes: dict[tuple[int, int], Mesh] = {}
-        self.placements: dict[tuple[int, int], Placement] = {}
+        self.layouts: dict[tuple[int, int], StateLayout] = {}
         self.constants = cache(self._transfer_constants)
         self.futures: dict[tuple, Future] = {}
         self.resident_images = cache(partial(from_host, images))  # on a mesh; the compiling thread alone calls it
@@ -132,11 +132,11 @@ class StepCompiler:
             self.meshes[phase.shape] = mesh_of(phase, self.devices)
         return self.meshes[phase.shape]
 
-    def placement(self, phase: PlannedPhase) -> Placement:
+    def layout(self, phase: PlannedPhase) -> StateLayout:
         """Where the state is on the devices during a phase; phases of the same shape share it."""
-        if phase.shape not in self.placements:
-            self.placements[phase.shape] = make_placement(self.config_of(phase), self.model, self.mesh(phase))
-        return self.placements[phase.shape]
+        if phase.shape not in self.layouts:
+            self.layouts[phase.shape] = make_layout(self.config_of(phase), self.model, self.mesh(phase))
+        return self.layouts[phase.shape]
 
     def shown_strategy(self, phase: PlannedPhase) -> str:
         """The all-reduce strategy of a phase and whether the update is sharded; "none" on one device, without all-reduce."""
@@ -175,7 +175,7 @@ class StepCompiler:
     def once(self, key: tuple, compile: Callable, *arguments: Any) -> Future:
         """The future of compile(*arguments), which starts when its key is requested first."""
         if key not in self.futures:
-            self.futures[key] = self.thread.submit(own_options()(compile), *arguments)
+            self.futures[key] = self.thread.submit(jaxdp_jax_config()(compile), *arguments)
         return self.futures[key]
 
     def config_of(self, phase: PlannedPhase) -> Config:
@@ -185,27 +185,27 @@ class StepCompiler:
     def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:
         config = self.config_of(phase)
         traced = trace_train_step(config, self.model, phase, mesh=mesh, pixel_stats=self.pixel_stats, images=self.images)
-        if reason := inexact_collective_reason(collectives.primitives(traced.jaxpr), mesh.devices.flat[0].platform):
+        if reason := inexact_collective_reason(traffic.primitives(traced.jaxpr), mesh.devices.flat[0].platform):
             raise ConfigError("reduce.strategy", config.reduce.strategy, reason=reason)
         return self._compile(traced.lower(), mesh)
 
     def _compile_gradient(self, phase: PlannedPhase) -> Callable:
         config = self.config_of(phase)
-        placement = make_placement(config, self.model, self.mesh(phase))
+        layout = make_layout(config, self.model, self.mesh(phase))
         whole = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
-        gradients = step_gradient(whole, placement, pixel_stats=self.pixel_stats, accumulation=phase.accumulation)
+        gradients = step_gradient(whole, layout, pixel_stats=self.pixel_stats, accumulation=phase.accumulation)
 
         def gradient(  # noqa: PLR0917 - shard_map passes arguments by position
             state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
         ) -> dict:
             return gradients(state, batch, hyperparameters["seed"], images=images)[0]
 
-        return self.compile_mapped(gradient, placement, phase, out_specs=PartitionSpec())
+        return self.compile_mapped(gradient, layout, phase, out_specs=PartitionSpec())
 
-    def compile_mapped(self, function: Callable, placement: Placement, phase: PlannedPhase, *, out_specs: Any) -> Callable:
+    def compile_mapped(self, function: Callable, layout: StateLayout, phase: PlannedPhase, *, out_specs: Any) -> Callable:
         """Compile a function of the arguments of a step, mapped over its mesh. Resident images are added to the arguments."""
-        config, mesh, everywhere = placement.config, self.mesh(phase), PartitionSpec()
-        in_specs = (placement.specs, PartitionSpec(AXES), everywhere) + (everywhere,) * (self.images is not None)
+        config, mesh, everywhere = layout.config, self.mesh(phase), PartitionSpec()
+        in_specs = (layout.specs, PartitionSpec(AXES), everywhere) + (everywhere,) * (self.images is not None)
         check_vma = allreduce.check_vma(config.reduce.strategy)
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
         arguments = abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images)

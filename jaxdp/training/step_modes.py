@@ -16,7 +16,7 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training import request_flags
 from jaxdp.training.objective import Batch, Gradient, Loss, Metrics, PixelStats, Step, accuracy, training_examples
-from jaxdp.training.state import Placement, TrainState
+from jaxdp.training.state import StateLayout, TrainState
 
 LocalGradient = Callable[[Loss], Gradient]
 
@@ -122,7 +122,7 @@ def with_unscaled_gradient(gradient_of: Gradient) -> Gradient:
 
 
 def overlapped_gradient(
-    config: Config, layout: Placement, loss: Loss, *, pixel_stats: PixelStats, overlap: allreduce.Overlap
+    config: Config, layout: StateLayout, loss: Loss, *, pixel_stats: PixelStats, overlap: allreduce.Overlap
 ) -> Gradient:
     """`reduce.overlap`: the backward pass goes segment by segment, and starts the all-reduce of each as soon as possible.
 
@@ -162,7 +162,7 @@ def overlapped_gradient(
     return gradient
 
 
-def with_average(step: Step, config: Config, layout: Placement) -> Step:
+def with_average(step: Step, config: Config, layout: StateLayout) -> Step:
     """`optimizer.average_decay`: an average of the trained parameters and statistics includes each new state."""
 
     def averaging(state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:

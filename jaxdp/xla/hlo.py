@@ -62,7 +62,7 @@ class CompiledCollective:
 
 
 @dataclass
-class Schedule:
+class DeviceWork:
     """The work of one device in a step. kernel_bytes: operands and results of all kernel executions."""
 
     kernels: int = 0
@@ -133,13 +133,13 @@ def replica_groups(attributes: str, devices: int) -> tuple[tuple[int, ...], ...]
     return (tuple(range(devices)),)
 
 
-def read_schedule(text: str, devices: int) -> Schedule:
+def read_schedule(text: str, devices: int) -> DeviceWork:
     """Kernels, bytes and collectives of a scheduled module; loops count as often as they run.
 
     A loop of unknown length counts once. Raises ValueError if it contains a collective.
     """
     computations, entry = parse(text)
-    schedule = Schedule()
+    schedule = DeviceWork()
     _read(computations, entry, times=1, devices=devices, schedule=schedule)
     return schedule
 
@@ -157,7 +157,7 @@ def collective_in(computations: dict[str, list[Instruction]], instruction: Instr
     return None
 
 
-def _read(computations: dict[str, list[Instruction]], name: str, *, times: int, devices: int, schedule: Schedule) -> None:
+def _read(computations: dict[str, list[Instruction]], name: str, *, times: int, devices: int, schedule: DeviceWork) -> None:
     shapes = {instruction.name: instruction.shape for instruction in computations[name]}
     in_flight: dict[str, CompiledCollective] = {}
     for instruction in computations[name]:

@@ -44,7 +44,7 @@ REFUSED: dict[str, Any] = {
 
 
 @contextmanager
-def own_options() -> Iterator[dict[str, Any]]:
+def jaxdp_jax_config() -> Iterator[dict[str, Any]]:
     """Set the options `OWN` for this thread; also a decorator. Yields what `set_aside` returned before.
 
     Needed by every function that traces or runs a program, in every thread that does.
@@ -64,7 +64,7 @@ def set_aside() -> dict[str, Any]:
 
 
 def describe(without_effect: dict[str, Any]) -> str:
-    """A line on options that `own_options` sets aside."""
+    """A line on options that `jaxdp_jax_config` sets aside."""
     words = ", ".join(f"{name}={value}" for name, value in without_effect.items())
     return f"these options of JAX have no effect on a run: {words}"
 

@@ -6,11 +6,11 @@ import pytest
 from helpers.strategies import vector_traffic
 
 from jaxdp.analysis import cost_model
-from jaxdp.analysis.cost_model import Network
+from jaxdp.analysis.cost_model import Links
 from jaxdp.errors import ConfigError
 from jaxdp.strategies import STRATEGIES, Exchange
 
-NETWORK = Network(latency=5e-6, bandwidth=10e9)
+NETWORK = Links(latency=5e-6, bandwidth=10e9)
 MESSAGE = 51_114_064
 
 
@@ -120,7 +120,7 @@ def test_exchange_of_pairs_counts_the_busiest_link_of_a_host_and_of_a_device():
     """The levels of a tree over four hosts of two devices, whose first devices send to those of other hosts, and a ring."""
 
     def times(pairs, volume=1.0, host_bandwidth=1e6, device_bandwidth=math.inf):
-        network = Network(2.0, host_bandwidth, device_bandwidth=device_bandwidth, devices_per_host=2)
+        network = Links(2.0, host_bandwidth, device_bandwidth=device_bandwidth, devices_per_host=2)
         return network.seconds(Exchange(pairs, 3, volume), 4, 2, num_bytes=1e6) - 3 * 2.0
 
     inside, first_level, second_level = ((1, 0), (3, 2), (5, 4), (7, 6)), ((2, 0), (6, 4)), ((4, 0),)
@@ -132,7 +132,7 @@ def test_exchange_of_pairs_counts_the_busiest_link_of_a_host_and_of_a_device():
     assert times(((0, 1), (0, 2)), volume=2.0) == pytest.approx(1)  # one of two messages stays in the host
     for among, shift in (("devices", 1), ("column", 2)):
         pairs = tuple((device, (device + shift) % 8) for device in range(8))
-        network = Network(0.0, 1e6, devices_per_host=2)
+        network = Links(0.0, 1e6, devices_per_host=2)
         for exchange in (Exchange(among, 1, 1.0), Exchange(pairs, 1, 1.0)):
             assert network.seconds(exchange, 4, 2, num_bytes=1e6) == pytest.approx(shift)
 
@@ -168,8 +168,8 @@ def test_turning_points_of_a_ring_bound_by_latency_are_near_the_minimum():
 
 
 def test_parse_network_returns_latency_and_bandwidth():
-    assert cost_model.parse_network("5e-6,10e9") == Network(5e-6, 10e9, device_bandwidth=math.inf)
-    assert cost_model.parse_network("5e-6,10e9,450e9") == Network(5e-6, 10e9, device_bandwidth=450e9)
+    assert cost_model.parse_network("5e-6,10e9") == Links(5e-6, 10e9, device_bandwidth=math.inf)
+    assert cost_model.parse_network("5e-6,10e9,450e9") == Links(5e-6, 10e9, device_bandwidth=450e9)
 
 
 @pytest.mark.parametrize("text", ["5e-6", "fast,10e9", "1,2,3,4", "1,2,0", "-1,1", "0,0", "nan,1", "1,inf", ""])

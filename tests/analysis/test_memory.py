@@ -7,7 +7,7 @@ import pytest
 from jaxdp.analysis import memory
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.errors import ConfigError
-from jaxdp.models.activations import activation_bytes
+from jaxdp.models.activation_memory import activation_bytes
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.sizes import input_bytes, model_summary

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from jaxdp.analysis.network_model import Network, notes, predict, tables
-from jaxdp.analysis.traffic import normalization_messages
+from jaxdp.analysis.cost_model import Links
+from jaxdp.analysis.network_model import notes, predict, tables
+from jaxdp.analysis.wire import normalization_messages
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.planning import make_plan
 from jaxdp.sizes import model_summary
@@ -20,7 +21,7 @@ CONFIG = Config(
 
 def test_predict_with_synchronized_normalization_adds_its_psum_to_every_strategy():
     """On 8 devices psum takes 6 rounds of a double tree or 14 of a ring; for small messages the 6 rounds count."""
-    plan, network = make_plan(CONFIG, examples=4096, devices=8), Network(latency=1e-3, bandwidth=1e12)
+    plan, network = make_plan(CONFIG, examples=4096, devices=8), Links(latency=1e-3, bandwidth=1e12)
     summary, between_layers = model_summary(CONFIG), normalization_messages(plan)
     without = predict(plan, summary, network)["phases"][0]["strategies"]
     prediction = predict(plan, summary, network, normalization_messages=between_layers)
@@ -37,7 +38,7 @@ def test_predict_with_synchronized_normalization_adds_its_psum_to_every_strategy
 
 def test_predict_with_several_workers_on_a_device_is_for_the_devices_of_the_plan():
     """A device computes 16 images in two micro-batches, each of which sends its messages of batch normalization in 4 rounds."""
-    plan, network = make_plan(CONFIG, examples=4096, devices=4), Network(latency=1e-3, bandwidth=1e12)
+    plan, network = make_plan(CONFIG, examples=4096, devices=4), Links(latency=1e-3, bandwidth=1e12)
     summary, between_layers = model_summary(CONFIG), normalization_messages(plan)
     prediction = predict(plan, summary, network, rate=100.0, normalization_messages=between_layers)
     (phase,) = prediction["phases"]
@@ -57,7 +58,7 @@ def test_predict_with_several_workers_on_a_device_is_for_the_devices_of_the_plan
 def test_predict_for_a_phase_on_some_devices_of_each_host_counts_the_links_of_all_hosts():
     """Eight workers occupy four of the eight devices of each of two hosts: psum sends 7/4 of a vector from host to host."""
     plan, summary = make_plan(CONFIG, examples=4096, devices=16, hosts=2), model_summary(CONFIG)
-    network = Network(latency=0.0, bandwidth=1e6, devices_per_host=8)
+    network = Links(latency=0.0, bandwidth=1e6, devices_per_host=8)
     (phase,) = predict(plan, summary, network)["phases"]
     assert phase["mesh"] == [2, 4]
     assert phase["strategies"]["psum"]["communication_seconds"] == pytest.approx(1.75 * sum(summary["messages"]) / 1e6)
@@ -68,7 +69,7 @@ def test_predict_with_a_sharded_update_adds_it_for_strategies_that_scatter():
     and 8 rounds for the statistics, a torus all-reduce."""
     config = dataclasses.replace(CONFIG, reduce=Reduce(update="sharded", wire_dtype="bfloat16"))
     plan, summary = make_plan(config, examples=4096, devices=8), model_summary(config)
-    rows = predict(plan, summary, Network(latency=1e-3, bandwidth=1e9))["phases"][0]["strategies"]
+    rows = predict(plan, summary, Links(latency=1e-3, bandwidth=1e9))["phases"][0]["strategies"]
     assert list(rows) == [*STRATEGIES, "torus, sharded update"]
     *gradients, statistics = summary["messages"]
     gathered = summary["gathered_messages"]
@@ -86,7 +87,7 @@ def test_predict_for_cpu_hosts_shares_their_links_and_sends_bfloat16_as_float32(
     columns, and 1/2 inside it. Between hosts the slower one counts, over gloo both."""
     config = dataclasses.replace(CONFIG, reduce=Reduce(wire_dtype="bfloat16"))
     plan, summary = make_plan(config, examples=4096, devices=8, hosts=4), model_summary(config)
-    network = Network(latency=0.0, bandwidth=1e6, device_bandwidth=4e6, devices_per_host=2)
+    network = Links(latency=0.0, bandwidth=1e6, device_bandwidth=4e6, devices_per_host=2)
     *gradients, statistics = summary["messages"]
     for gloo, widened, hops in ((False, 1, 1.5 / 1e6 + 1 / 4e6), (True, 2, 1.5 / 1e6 + 1.75 / 4e6)):
         prediction = predict(plan, summary, network._replace(gloo=gloo))

@@ -7,7 +7,7 @@ import pytest
 from helpers.strategies import set_stages, without_device_three
 from matplotlib.figure import Figure
 
-from jaxdp.analysis.cost_model import Network, allreduce_seconds, cost_terms
+from jaxdp.analysis.cost_model import Links, allreduce_seconds, cost_terms
 from jaxdp.bench import allreduce as bench_allreduce
 from jaxdp.cli import bench as bench_command
 from jaxdp.parallel.mesh import make_mesh
@@ -18,7 +18,7 @@ from jaxdp.strategies import STRATEGIES
 def test_fit_times_of_the_model_recovers_latency_and_bandwidth(name):
     network = {"latency": 7e-6, "bandwidth": 3e9}
     sizes = (1_000, 100_000, 10_000_000)
-    points = [(size, allreduce_seconds(name, 4, 8, num_bytes=size, network=Network(**network))) for size in sizes]
+    points = [(size, allreduce_seconds(name, 4, 8, num_bytes=size, network=Links(**network))) for size in sizes]
     assert bench_allreduce.fit(points, name, (4, 8)) == pytest.approx(network)
 
 

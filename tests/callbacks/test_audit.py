@@ -25,7 +25,7 @@ from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.parallel.redundant_sum import compare_sums, reference_reduction, rounding_bound
-from jaxdp.records import TIMING, read_log
+from jaxdp.run_records import TIMING, read_log
 from jaxdp.strategies import STRATEGIES
 
 NO_CORRUPTION = {"kind": 0, "device": 0, "place": 0, "bit": 0}

@@ -18,7 +18,7 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Checkpoint, Model, Phase, Stop
-from jaxdp.inference.load_run import choose_checkpoint
+from jaxdp.inference.checkpoints import choose_checkpoint
 from jaxdp.training import loop
 
 SIGNS = {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}

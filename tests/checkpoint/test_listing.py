@@ -6,7 +6,6 @@ import pytest
 from helpers.checkpoints import metadata
 
 from jaxdp.checkpoint.listing import (
-    Retention,
     candidates,
     checkpoint_paths,
     latest_valid,
@@ -18,6 +17,7 @@ from jaxdp.checkpoint.listing import (
 )
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import Manifest, write_manifest
+from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Checkpoint
 from jaxdp.errors import ConfigError
 

@@ -18,15 +18,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
 from jaxdp.checkpoint import manifest, orbax_io
-from jaxdp.checkpoint.checksums import array_checksum
 from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.checkpoint.replicas import array_checksum
 from jaxdp.config import Checkpoint, Config
 from jaxdp.distributed import supervisor
-from jaxdp.distributed.preemption import StopTraining
 from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.signal_handler import StopTraining
 from jaxdp.errors import TrainingError
-from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
+from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import TrainState

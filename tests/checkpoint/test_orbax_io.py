@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from helpers.checkpoints import metadata, replicate
 
-from jaxdp.checkpoint.checksums import describe_arrays
 from jaxdp.checkpoint.manifest import (
     CheckpointError,
     CorruptCheckpoint,
@@ -36,6 +35,7 @@ from jaxdp.checkpoint.orbax_io import (
     verify_checkpoint,
     write_state,
 )
+from jaxdp.checkpoint.replicas import describe_arrays
 from jaxdp.parallel.mesh import make_mesh
 
 

@@ -17,7 +17,7 @@ from helpers.object_storage import NO_AMAZON, REASON, object_storage
 from jaxdp.cloud import fast_reader
 from jaxdp.cloud.fast_reader import ATTEMPTS, RARELY, FastReader
 from jaxdp.cloud.location import ObjectNotFoundError, open_location
-from jaxdp.cloud.source import Source
+from jaxdp.cloud.source import RemoteData
 from jaxdp.config import Storage
 from jaxdp.errors import StorageError
 
@@ -165,7 +165,7 @@ def test_whole_objects_that_cannot_be_verified_are_read_by_the_file_system(monke
         s3.use(monkeypatch)
         s3.direct.pipe_file("bucket/x", DATA)
         s3.direct.pipe_file("bucket/parts", DATA * 120, chunksize=5 * 2**20)
-        remote, read = Source("s3://bucket", Storage(directory=str(tmp_path))), []
+        remote, read = RemoteData("s3://bucket", Storage(directory=str(tmp_path))), []
         monkeypatch.setattr(FastReader, "read", lambda self, key, *_: read.append(key))
         for name, data in (("x", DATA), ("parts", DATA * 120)):
             assert remote.read_checked(remote.location, name, remote.location.info(name)) == data

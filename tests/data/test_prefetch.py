@@ -11,7 +11,7 @@ from helpers.runs import outcome, outcome_of_whole_run
 
 import jaxdp
 from jaxdp.data import prefetch
-from jaxdp.data.loader import ArraySource, DecodedImages
+from jaxdp.data.batch_sources import ArraySource, DecodedImages
 from jaxdp.data.sampler import sample_ids
 from jaxdp.parallel.mesh import make_mesh
 

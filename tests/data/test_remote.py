@@ -17,7 +17,7 @@ from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.cloud.remote_folder import RemoteFolder
 from jaxdp.config import Config, Data, Model, Storage
 from jaxdp.data import prefetch, sources
-from jaxdp.data.loader import DataError
+from jaxdp.data.batch_sources import DataError
 from jaxdp.errors import ConfigError, StorageError
 from jaxdp.setup.consistency import data_digest
 from jaxdp.setup.prepare import data_fingerprint
@@ -32,7 +32,7 @@ def quick(monkeypatch):
 
 def batches(loader, *, seed=3, epochs=2, size=10):
     """The training batches of some epochs, read ahead."""
-    rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) * epochs // size * size).reshape(-1, size)]
+    rows = [prefetch.BatchRows(p, p) for p in np.arange(len(loader) * epochs // size * size).reshape(-1, size)]
     prefetch.read_ahead(loader, (prefetch.sample_ids(seed, row.order, len(loader)) for row in rows))
     return [prefetch.load_images(loader, seed, row) for row in rows]
 

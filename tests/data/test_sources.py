@@ -14,10 +14,10 @@ import jaxdp
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
+from jaxdp.data.batch_sources import ArraySource, DecodedImages
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.folder import LocalFolders
-from jaxdp.data.given import as_source
-from jaxdp.data.loader import ArraySource, DecodedImages
+from jaxdp.data.from_python import as_source
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import load_config

@@ -5,14 +5,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from types import SimpleNamespace
 
 import pytest
 from helpers.processes import popen, wait_until
 
 from jaxdp.distributed import launch as launch_module
-from jaxdp.distributed.launch import LAST_LINES, Process, launch, reserved_port
+from jaxdp.distributed.launch import Process, launch, reserved_port
 from jaxdp.errors import ConfigError
 
 
@@ -79,7 +78,7 @@ def test_launch_forwards_one_of_two_copies_of_a_signal():
         "print('ready', flush=True); time.sleep(300)"
     )
     code = (
-        "import sys; from jaxdp.distributed import launch, stop_signals; stop_signals.COPY_SECONDS = 1e6; "
+        "import sys; from jaxdp.distributed import launch, signal_handler; signal_handler.COPY_SECONDS = 1e6; "
         f"sys.exit(launch.launch([sys.executable, '-c', {script!r}], 1))"
     )
     launcher = popen([sys.executable, "-c", code])
@@ -136,8 +135,8 @@ def test_launch_of_jaxdp_needs_no_activated_environment(monkeypatch, tmp_path, c
 class Fake(Process):
     """A process that ends by itself after some seconds, and after each signal that it does not ignore."""
 
-    def __init__(self, rank, ends=1e9, code=0, lines=(), **after_signal):
-        self.rank, self.last_lines, self.ended, self.killed = rank, deque(lines, maxlen=LAST_LINES), None, False
+    def __init__(self, rank, ends=1e9, code=0, reported=None, **after_signal):
+        self.rank, self.reported, self.ended, self.killed = rank, reported, None, False
         self.on_end, self._readers, self.ends, self.code = (lambda: None), [], ends, code
         self.after_signal, self.received = {"SIGKILL": (0, -9)} | after_signal, []
         self.process = SimpleNamespace(pid=rank, returncode=None)
@@ -155,7 +154,6 @@ class Fake(Process):
 
 
 SAVES = {"SIGTERM": (1, 75), "SIGINT": (1, 75)}
-NAMES_1 = ["jaxdp: rank 1 on node1 failed in step 3: no", "jaxdp: rank 7 on node7 failed: there is no such rank"]
 KILLS, FAILS_3 = "rank {} is still running or suspended; killing it", "rank 1 failed first, with exit code 3, after {} s"
 KILLED_2ND = "killed after a second signal; the same command continues from the last checkpoint, if there is one"
 
@@ -193,22 +191,22 @@ KILLED_2ND = "killed after a second signal; the same command continues from the 
         ),
         ([{"ends": 8, "code": -6}, {"ends": 9, "code": 1}], {}, 134, [[], []], ["rank 0 failed first, by SIGABRT, after 8 s"]),
         (
-            [{"ends": 5, "code": 2, "lines": NAMES_1[:1]}, {"ends": 6, "code": 3, "lines": NAMES_1[:1]}],
+            [{"ends": 5, "code": 2, "reported": 1}, {"ends": 6, "code": 3, "reported": 1}],
             {},
             3,
             [[], []],
             [FAILS_3.format(6)],
         ),
-        ([{"ends": 5, "code": 2, "lines": NAMES_1}, {"ends": 6}], {}, 2, [[], []], ["rank 0 failed first, with exit code 2"]),
+        ([{"ends": 5, "code": 2, "reported": 7}, {"ends": 6}], {}, 2, [[], []], ["rank 0 failed first, with exit code 2"]),
         (
-            [{"ends": 5, "code": 2, "lines": NAMES_1[:1]}, {"ends": 6}],
+            [{"ends": 5, "code": 2, "reported": 1}, {"ends": 6}],
             {},
             2,
             [[], []],
             ["rank 1 exited first, with exit code 0"],
         ),
         (
-            [{"ends": 5, "code": 2, "lines": NAMES_1[:1]}, {}],
+            [{"ends": 5, "code": 2, "reported": 1}, {}],
             {},
             2,
             [[], [(15.25, "SIGKILL")]],
@@ -276,16 +274,3 @@ def test_a_launcher_refuses(arguments, field):
 def test_a_program_that_cannot_be_started_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot be started"):
         launch([str(tmp_path / "none")], 1)
-
-
-GLOO = "[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7"
-
-
-@pytest.mark.parametrize(
-    "lines", [[GLOO], ["[Gloo] Rank [Gloo] Rank 1", GLOO.removeprefix("[Gloo] Rank "), GLOO[7:], GLOO[43:], ""]]
-)
-def test_launch_drops_the_connection_lines_of_gloo(capfd, lines):
-    """Several threads print them, so their parts may mix."""
-    kept = "Rank 1 is connected to 7 peers"
-    assert launch([sys.executable, "-S", "-c", f"print(*{[*lines, kept]!r}, sep=chr(10))"], 1) == 0
-    assert capfd.readouterr().out == f"[0] {kept}\n"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdp.distributed import process_group
-from jaxdp.distributed.process_group import ALL, NONE, SAVE, STOP, Exchange, JoinedProcesses, ProcessGroup
+from jaxdp.distributed.process_group import ALL, NONE, SAVE, STOP, JoinedProcesses, ObjectExchange, ProcessGroup
 from jaxdp.distributed.status import Failure, ProcessStatus
 from jaxdp.distributed.stragglers import StepTimes
 
@@ -17,7 +17,9 @@ def test_a_text_that_is_read_while_it_is_replaced_counts_as_none():
     written = []
     board = SimpleNamespace(poll_seconds=0, write=lambda name, text: written.append(text), read=lambda name: written[-1])
     follower = SimpleNamespace(board=board, session="a")
-    exchange = Exchange(SimpleNamespace(rank=0, is_rank0=True, num_processes=1, follower=follower, status=ProcessStatus()))
+    exchange = ObjectExchange(
+        SimpleNamespace(rank=0, is_rank0=True, num_processes=1, follower=follower, status=ProcessStatus())
+    )
     exchange.all_gather("word", "new" * 100, lambda: None)
     text = written[-1]
     half_old = text[:-40] + text[-40:].replace("new", "old")
@@ -38,7 +40,9 @@ def test_a_stop_ends_an_exchange_whose_board_does_not_answer(method):
     board = SimpleNamespace(poll_seconds=0, write=lambda name, text: None, read=lambda name: None)
     setattr(board, method, fails)
     follower = SimpleNamespace(board=board, session="a")
-    exchange = Exchange(SimpleNamespace(rank=1, is_rank0=False, num_processes=2, follower=follower, status=ProcessStatus()))
+    exchange = ObjectExchange(
+        SimpleNamespace(rank=1, is_rank0=False, num_processes=2, follower=follower, status=ProcessStatus())
+    )
     with pytest.raises(SystemExit):
         exchange.all_gather("word", 1, stop)
 
@@ -98,7 +102,7 @@ def groups_of(processes, board):
         group.follower.stop_reason_of_others = lambda: "SIGINT (rank 1 on node1)"
         group.follower.step_times = {each: StepTimes(2, 2.0, 1.0) for each in range(processes)}
         group.rank, group.num_processes, group.hosts = rank, processes, [f"node{each}" for each in range(processes)]
-        group.status, group._exchange, group._while_waiting = ProcessStatus(), Exchange(group), lambda: None
+        group.status, group._exchange, group._while_waiting = ProcessStatus(), ObjectExchange(group), lambda: None
         group._begin_run()
         groups.append(group)
     return groups

@@ -8,7 +8,7 @@ import pytest
 
 from jaxdp.config import Config, Guard, Mesh
 from jaxdp.distributed import runtime
-from jaxdp.distributed.preemption import Stopped, StopTraining
+from jaxdp.distributed.signal_handler import Stopped, StopTraining
 from jaxdp.distributed.status import Failure
 from jaxdp.distributed.supervisor import limits_from
 from jaxdp.errors import ConfigError

@@ -18,7 +18,7 @@ def stack(file, function, waits_for="", name=stack_traces.MAIN):
     return stack_traces.Stack(name, (stack_traces.Frame(file, 9, function),), waits_for)
 
 
-WAITS = stack("jaxdp/distributed/preemption.py", "wait_for", stack_traces.OTHER_THREAD)
+WAITS = stack("jaxdp/distributed/signal_handler.py", "wait_for", stack_traces.OTHER_THREAD)
 COMPILES = stack("jax/compiler.py", "backend_compile", stack_traces.COMPILER, "compile_0")
 
 
@@ -179,7 +179,7 @@ def test_waits_for_is_decided_by_the_innermost_library_frames(innermost_first, e
     assert stack_traces.waits_for([stack_traces.Frame(file, 1, function) for file, function in pairs]) == expected
 
 
-@pytest.mark.parametrize("wait", [loop.read, jax.device_get, jax.block_until_ready])
+@pytest.mark.parametrize("wait", [loop.to_host_scalars, jax.device_get, jax.block_until_ready])
 def test_a_thread_that_waits_for_its_devices_is_recognized(wait):
     """As the loop, an evaluation and an audit wait: a rank that is stuck in its data is named only if the others wait."""
     release, mesh = threading.Event(), jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
@@ -206,7 +206,7 @@ def test_a_thread_that_waits_for_its_devices_is_recognized(wait):
     assert waiting == stack_traces.DEVICES
 
 
-@pytest.mark.parametrize("file", [*stack_traces.CONTROL, stack_traces.PREEMPTION, stack_traces.STARTED_IN])
+@pytest.mark.parametrize("file", [*stack_traces.CONTROL, stack_traces.SIGNAL_HANDLER, stack_traces.STARTED_IN])
 def test_the_files_that_wait_for_other_ranks_exist(file):
     assert (Path(__file__).parents[2] / file).exists()
 
@@ -228,14 +228,14 @@ def test_a_report_shows_the_main_thread_and_those_that_work_with_their_twelve_in
     first, second, third = (index for index, line in enumerate(shown) if line.endswith(":"))
     assert shown[first : second + 1] == [
         "  main thread (waits for another thread):",
-        "    jaxdp/distributed/preemption.py:9 in wait_for",
+        "    jaxdp/distributed/signal_handler.py:9 in wait_for",
         "  decode_0:",
     ]
     assert shown[second + 1 : third] == [f"    user.py:{line} in f" for line in range(12)]
     assert shown[third:] == ["  compile_0 (waits for the compiler):", "    jax/compiler.py:9 in backend_compile"]
     assert stack_traces.place_of_work([WAITS, COMPILES, long]) == "decode_0 at user.py:0 in f < user.py:1 in f < user.py:2 in f"
     assert stack_traces.place_of_work([WAITS, COMPILES, waits]).startswith("compile_0 at ")
-    assert stack_traces.place_of_work([WAITS, waits]).startswith("main thread at jaxdp/distributed/preemption.py:9")
+    assert stack_traces.place_of_work([WAITS, waits]).startswith("main thread at jaxdp/distributed/signal_handler.py:9")
     assert stack_traces.place_of_work([]) == ""
     devices = [stack("jax/array.py", "_value", stack_traces.DEVICES, name) for name in (stack_traces.MAIN, "decode_0")]
     assert [stack_traces.at_devices(each) for each in (devices, devices[1:], [WAITS])] == [True, False, False]

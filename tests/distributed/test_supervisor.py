@@ -16,11 +16,13 @@ from helpers.step import with_parts
 
 from jaxdp import Callback, train
 from jaxdp.config import Guard
+from jaxdp.distributed import follower as follower_module
 from jaxdp.distributed import stack_traces, status, verdict
 from jaxdp.distributed import supervisor as supervisor_module
+from jaxdp.distributed.follower import Follower
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status import Directory, Failure, ProcessStatus, Verdict
-from jaxdp.distributed.supervisor import Follower, Supervisor
+from jaxdp.distributed.supervisor import Supervisor
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
 
 HANGS = """
@@ -131,7 +133,7 @@ class SlowBoard:
 def test_rank_0_whose_end_ends_the_others_waits_longer_for_them_if_the_directory_is_slow(monkeypatch):
     supervisor, board = Supervisor(Limits()), SlowBoard()
     supervisor.stop()  # its threads end at once
-    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: board.clock, sleep=board.sleep))
+    monkeypatch.setattr(follower_module, "time", SimpleNamespace(monotonic=lambda: board.clock, sleep=board.sleep))
     follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
     board.rank1 = replace(supervisor.record, rank=1, machine="another")
     for count in (1, 2):
@@ -199,7 +201,7 @@ class Processes:
         self.unreachable, self.now = set(), 0
         self.limits = limits or Limits(late_seconds=30, stuck_seconds=100, silence_seconds=15, start_seconds=60)
         self.followers = {}
-        monkeypatch.setattr(supervisor_module, "_is_running", lambda pid: pid - 100 not in self.dead)
+        monkeypatch.setattr(follower_module, "_is_running", lambda pid: pid - 100 not in self.dead)
         monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: cluster.rank not in self.unreachable)
         monkeypatch.setattr(stack_traces, "capture", lambda rank: self.stacks.get(rank, []))
         monkeypatch.setattr(stack_traces, "print_lines", lambda lines: self.printed[self.rank].append("\n".join(lines)))
@@ -373,7 +375,8 @@ def with_clock(monkeypatch, on_sleep=lambda clock: None):
         clock[0] += seconds
         on_sleep(clock[0])
 
-    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    for module in (supervisor_module, follower_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     return clock
 
 
@@ -558,14 +561,14 @@ def test_a_silent_process_of_this_host_is_asked_for_its_stacks_which_show_its_pl
     """Only once it is silent, only on the same host, and only if both see the same directory."""
     killed, dumps, dump = [], [], 'Thread 0x1 (most recent call first):\n  File "user.py", line 3 in f\n'
     clock = with_clock(monkeypatch)
-    monkeypatch.setattr(supervisor_module, "_is_running", lambda pid: True)
+    monkeypatch.setattr(follower_module, "_is_running", lambda pid: True)
     monkeypatch.setattr(Supervisor, "dump_stacks_on_signal", lambda supervisor, file: file.close())
 
     def kill(pid, number):
         killed.append((pid, number, (tmp_path / "1.stacks").read_text()))
         (tmp_path / "1.stacks").write_text(dumps[-1])
 
-    monkeypatch.setattr(supervisor_module.os, "kill", kill)
+    monkeypatch.setattr(follower_module.os, "kill", kill)
     for machine, silent, board, text, place in (
         ("m", 16, Directory(tmp_path), dump, stack_traces.place_of_dump(dump)),
         ("m", 16, Directory(tmp_path), "", "before"),
@@ -642,9 +645,9 @@ def test_a_process_ends_its_threads_in_a_watch_only_if_it_follows_no_others(monk
 def test_a_process_that_has_ended_does_not_run_though_its_parent_has_not_noticed():
     child = subprocess.Popen([sys.executable, "-S", "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert [supervisor_module._is_running(pid) for pid in (os.getpid(), child.pid)] == [True, False]
+    assert [follower_module._is_running(pid) for pid in (os.getpid(), child.pid)] == [True, False]
     child.wait()
-    assert not supervisor_module._is_running(child.pid)
+    assert not follower_module._is_running(child.pid)
 
 
 def test_the_limits_without_a_config_are_its_defaults():

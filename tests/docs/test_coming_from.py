@@ -40,7 +40,6 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ("--model.ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
         ("--optimizer.lr 0.1", "--schedule.learning-rate 0.1"),
         ("--model-ema-warmup", "--optimizer.average-start warmup --optimizer.average-decay 0.9999"),
-        ("--optimizr sgd", "--optimizer.name sgd"),
         ("--dataset tfds/cifar10", "--data.source cifar10"),
         ("--dataset cifar10", "--data.source cifar10"),
         ("--dataset torch/mnist", "--data.source, for example --data.source imagenet2012"),

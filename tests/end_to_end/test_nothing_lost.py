@@ -22,13 +22,13 @@ from jaxdp.checkpoint.manifest import MANIFEST
 from jaxdp.cli.main import main
 from jaxdp.config import Data, Mesh, Phase
 from jaxdp.errors import ConfigError, TrainingError
+from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
 from jaxdp.inference.evaluate import evaluate
-from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.default import JsonLines
-from jaxdp.records import read_log
 from jaxdp.report import as_text, report
 from jaxdp.report.cards import card
 from jaxdp.report.follow import WatchedRun
+from jaxdp.run_records import read_log
 from jaxdp.session.train import train
 
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 from helpers.processes import ROOT, TIMEOUT, launch, outcome, pids_of, wait_for_exit, wait_for_lines
 
-from jaxdp.records import read_log
+from jaxdp.run_records import read_log
 
 RECIPE = f"""
 import dataclasses, functools, sys

@@ -34,7 +34,7 @@ from helpers.processes import (
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
-from jaxdp.records import read_log
+from jaxdp.run_records import read_log
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +111,6 @@ def test_checkpoints_are_written_by_all_processes_without_compiling_a_program(pa
 def test_json_output_is_one_document_on_stdout_although_gloo_prints_there(pair):
     lines = [line.partition("] ")[2] for line in pair.out.splitlines() if line.startswith("[0] ")]
     assert json.loads("\n".join(lines))["processes"] == 2
-    assert "[Gloo]" not in pair.out + pair.err  # `jaxdp launch` drops its lines
 
 
 def test_schedule_from_now_on_two_processes_keeps_the_log(pair, tmp_path):

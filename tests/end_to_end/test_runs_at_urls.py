@@ -23,9 +23,9 @@ from jaxdp.cloud import mirror, remote_workdir
 from jaxdp.cloud.local import run_copy
 from jaxdp.cloud.remote_run import download_checkpoint, download_run_files
 from jaxdp.config import Checkpoint, Storage
-from jaxdp.distributed.preemption import Stopped
+from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.errors import TrainingError
-from jaxdp.inference.load_run import list_checkpoints
+from jaxdp.inference.checkpoints import list_checkpoints
 from jaxdp.loggers.console import Quiet
 from jaxdp.session.train import train
 

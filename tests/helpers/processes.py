@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.records import TIMING, read_log
+from jaxdp.run_records import TIMING, read_log
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 300  # seconds: a slow machine is no failure

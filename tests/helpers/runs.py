@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.loggers.console import Quiet
-from jaxdp.records import RECORD_FIELDS, TIMING, read_log
+from jaxdp.run_records import RECORD_FIELDS, TIMING, read_log
 from jaxdp.session.job import Job
 from jaxdp.session.train import train_job
 

@@ -17,7 +17,7 @@ from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.parallel.shards import partition_spec
-from jaxdp.training.state import TrainState, make_placement
+from jaxdp.training.state import TrainState, make_layout
 from jaxdp.training.step import make_train_step, step_gradient
 
 BATCH, PER_WORKER, PIXELS = 32, 2, (100.0, 60.0)
@@ -87,7 +87,7 @@ def compiled_step(config, mesh_shape):
 def gradient_at(config, model, params, *, stats, batch, accumulation=1, scale=1.0, sent=None):
     """`step_gradient` at these parameters, whole on every device. Call it inside `shard_map`."""
     state = TrainState(params, stats, (), (), loss_scale.create("none")._replace(scale=scale))
-    layout = make_placement(with_parts(config, reduce={"update": "replicated"}), model, make_mesh(1, 1))
+    layout = make_layout(with_parts(config, reduce={"update": "replicated"}), model, make_mesh(1, 1))
     gradients = step_gradient(config, layout, pixel_stats=PIXELS, accumulation=accumulation)
     return gradients(state, batch, config.seed, sent=sent)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxdp.parallel import allreduce, collectives
+from jaxdp.parallel import allreduce, traffic
 from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.strategies import STRATEGIES, Strategy
 
@@ -44,9 +44,9 @@ def vector_program(strategy, mesh, *, elements, wire_dtype=None) -> jax.stages.T
     return jax.jit(mapped).trace(jax.ShapeDtypeStruct((elements,), jnp.float32))
 
 
-def vector_traffic(strategy, mesh_shape, *, elements, wire_dtype=None) -> collectives.StepTraffic:
+def vector_traffic(strategy, mesh_shape, *, elements, wire_dtype=None) -> traffic.StepTraffic:
     """The collectives of the mean of one float32 vector."""
     mesh = abstract_mesh(*mesh_shape)
     traced = vector_program(strategy, mesh, elements=elements, wire_dtype=wire_dtype)
-    found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
-    return collectives.StepTraffic(*mesh_shape, strategy, (0,), tuple(found))
+    found = traffic.find_collectives(traced.jaxpr, dict(mesh.shape))
+    return traffic.StepTraffic(*mesh_shape, strategy, (0,), tuple(found))

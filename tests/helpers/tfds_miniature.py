@@ -4,7 +4,7 @@ import struct
 
 from jaxdp.config import Config, Data
 from jaxdp.data import sources
-from jaxdp.data.records import masked_checksum
+from jaxdp.data.record_files import masked_checksum
 
 
 def prepare_miniature(directory, *, name, version, features, splits, configs=()):

@@ -10,7 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 
-from jaxdp.records import TIMING, read_log
+from jaxdp.run_records import TIMING, read_log
 
 START_SECONDS = 240  # for the tables of a new database, on a slow machine
 

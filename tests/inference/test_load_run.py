@@ -13,8 +13,9 @@ import jaxdp
 from jaxdp.cli import main
 from jaxdp.config import Checkpoint
 from jaxdp.errors import ConfigError
+from jaxdp.inference.checkpoints import choose_checkpoint, delete_all_but, list_checkpoints
 from jaxdp.inference.export import export
-from jaxdp.inference.load_run import choose_checkpoint, keep_checkpoints, list_checkpoints, load_run
+from jaxdp.inference.load_run import load_run
 from jaxdp.setup.run_dir import lock_run_dir
 
 
@@ -56,7 +57,7 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
         assert len(names) == exported["tensors"]
         assert file.metadata()["samples"] == "56"
         weights = {name: file.get_tensor(name) for name in names}
-    params, _ = load_run(tmp_path, "56").state.evaluated
+    params, _ = load_run(tmp_path, "56").state.eval_variables
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         np.testing.assert_array_equal(weights["/".join(["params", *(key.key for key in path)])], leaf)
 
@@ -75,9 +76,9 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
     assert shown.count("valid") == 2
 
     with lock_run_dir(tmp_path), pytest.raises(ConfigError, match="another process is training"):
-        keep_checkpoints(tmp_path, ["newest"])
+        delete_all_but(tmp_path, ["newest"])
     with pytest.raises(ConfigError, match="--keep='57': checkpoint not found"):
-        keep_checkpoints(tmp_path, ["newest", "57"])
+        delete_all_but(tmp_path, ["newest", "57"])
     assert len(list_checkpoints(tmp_path)) == 4
     main.main(["checkpoints", "--workdir", str(tmp_path), "--keep", "best, last,56"])
     kept = sorted({56, best.samples, 160})

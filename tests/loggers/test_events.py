@@ -11,10 +11,10 @@ from contextlib import closing
 import pytest
 from helpers.runs import Recorder, train_shown, train_until
 
-from jaxdp import Stopped, records
+from jaxdp import Stopped, run_records
 from jaxdp.loggers.console import Screen
 from jaxdp.loggers.events import EventLog
-from jaxdp.records import read_events
+from jaxdp.run_records import read_events
 
 
 class StoppingScreen(Screen):
@@ -104,7 +104,7 @@ def test_damaged_lines_and_old_events_are_left_out(tmp_path, monkeypatch):
         b'7\n{"event": 1, "text": ""}\n' + b"[" * 10**5 + b'\n\xff\n{"event": "message", "text": "a", "samples": "x"}\n'
     )
     assert read_events(path) == [{"event": "message", "text": "a"}]
-    monkeypatch.setattr(records, "MAX_READ", 200)
+    monkeypatch.setattr(run_records, "MAX_READ", 200)
     write(tmp_path, *map(str, range(50)))
     texts = [event["text"] for event in read_events(path)]
     assert 2 < len(texts) < 10

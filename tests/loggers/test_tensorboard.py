@@ -16,7 +16,7 @@ from jaxdp import Callback, train
 from jaxdp.config import Config, Phase
 from jaxdp.data.sources import open_datasets
 from jaxdp.loggers.tensorboard import EventFile
-from jaxdp.records import read_log
+from jaxdp.run_records import read_log
 from jaxdp.validation import flatten, to_json
 
 

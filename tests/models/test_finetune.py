@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxdp
 from jaxdp import ConfigError, models, train
-from jaxdp.analysis.traffic import step_traffic
+from jaxdp.analysis.wire import step_traffic
 from jaxdp.cli import main
 from jaxdp.config import Finetune, Mesh, Optimizer, Phase
 from jaxdp.data.augment import normalize
@@ -97,7 +97,7 @@ def test_finetuned_run_keeps_frozen_parts_and_resumes_exactly(tiny_resnet, tmp_p
     assert (saved["weights"], len(saved["digest"])) == (file, 16)
     state = load_run(tmp_path / "whole")[0]
     assert set(state.average.params) == {"layer2_0", "fc_kernel", "fc_bias"}
-    for trees in ((state.params, state.batch_stats), state.evaluated):
+    for trees in ((state.params, state.batch_stats), state.eval_variables):
         for name, value in named_tensors(*trees).items():
             theirs = tensors[torch_name(name)]
             same = np.array_equal(to_torch_layout(np.asarray(value)), theirs)

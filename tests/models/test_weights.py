@@ -52,7 +52,7 @@ def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet,
     steps = {name: tensors.pop(name) for name in list(tensors) if name.endswith("num_batches_tracked")}
     assert {int(value) for value in steps.values()} == {STEPS}
     assert {name: value.shape for name, value in tensors.items()} == torch_layout.tensor_shapes(*BASIC, **SIZES, stem=3)
-    params, batch_stats = load_run(tmp_path / "run")[0].evaluated
+    params, batch_stats = load_run(tmp_path / "run")[0].eval_variables
     images = np.random.default_rng(0).normal(size=(3, 16, 16, 3)).astype(np.float32)
     model = models.create(tiny_resnet.model)
     ours = jax.jit(lambda: model.apply(params, batch_stats, images, train=False)[0])()

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdp.config import Reduce
 from jaxdp.errors import ConfigError
-from jaxdp.parallel import allreduce, collectives
+from jaxdp.parallel import allreduce, traffic
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import own_shard
 from jaxdp.strategies import STRATEGIES
@@ -208,7 +208,7 @@ def test_hierarchical_all_reduces_are_not_merged():
         out_specs=PartitionSpec(),
     )
     traced = jax.jit(mapped).trace(jnp.zeros((8, 5)))
-    assert "optimization_barrier" in collectives.primitives(traced.jaxpr)
+    assert "optimization_barrier" in traffic.primitives(traced.jaxpr)
     found = read_schedule(traced.lower().compile().as_text(), 8).collectives
     assert [(one.operation, len(one.groups)) for one in found] == [("all-reduce", 2), ("all-reduce", 4)]
 

@@ -18,7 +18,7 @@ import jaxdp
 from jaxdp import models
 from jaxdp.config import Reduce
 from jaxdp.errors import ConfigError
-from jaxdp.parallel import allreduce, collectives, reduce_scatter
+from jaxdp.parallel import allreduce, reduce_scatter, traffic
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, make_mesh
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training.step_compiler import mesh_of, trace_train_step
@@ -50,18 +50,18 @@ def scatter_stage(vector):
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_strategy_over_gloo_does_not_use_psum_scatter(strategy, gloo):
-    assert "reduce_scatter" not in collectives.primitives(traced(strategy))
+    assert "reduce_scatter" not in traffic.primitives(traced(strategy))
 
 
 def test_train_step_over_gloo_uses_all_to_all(gloo, tiny_resnet):
     phase = jaxdp.plan(tiny_resnet, devices=4).phases[0]
     step = trace_train_step(tiny_resnet, models.create(tiny_resnet.model), phase, mesh=mesh_of(phase))
-    assert "reduce_scatter" not in collectives.primitives(step.jaxpr)
-    assert "all_to_all" in collectives.primitives(step.jaxpr)
+    assert "reduce_scatter" not in traffic.primitives(step.jaxpr)
+    assert "all_to_all" in traffic.primitives(step.jaxpr)
 
 
 def test_reduce_scatter_single_process_or_gpu_uses_psum_scatter(monkeypatch):
-    assert "reduce_scatter" in collectives.primitives(traced("torus"))
+    assert "reduce_scatter" in traffic.primitives(traced("torus"))
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     assert reduce_scatter.uses_gloo("cpu")
     assert not reduce_scatter.uses_gloo("cuda")
@@ -71,9 +71,9 @@ def test_reduce_scatter_single_process_or_gpu_uses_psum_scatter(monkeypatch):
 @pytest.mark.parametrize("mesh_shape", MESHES)
 def test_all_to_all_sum_sends_same_bytes_as_psum_scatter(mesh_shape, monkeypatch):
     sizes = dict(zip(AXES, mesh_shape, strict=True))
-    scattered = collectives.find_collectives(traced("torus", mesh_shape, jnp.bfloat16), sizes)
+    scattered = traffic.find_collectives(traced("torus", mesh_shape, jnp.bfloat16), sizes)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    exchanged = collectives.find_collectives(traced("torus", mesh_shape, jnp.bfloat16), sizes)
+    exchanged = traffic.find_collectives(traced("torus", mesh_shape, jnp.bfloat16), sizes)
     assert [(one.axes, one.dtype, one.sent_bytes) for one in scattered] == [
         (one.axes, one.dtype, one.sent_bytes) for one in exchanged
     ]
@@ -108,7 +108,7 @@ def test_custom_psum_scatter_over_gloo_with_inexact_jaxlib_raises_config_error(g
     gathered = partial(lax.all_gather, axis_name=HORIZONTAL, tiled=True, to="invarying")
     stages = scatter_stage, lambda vector: lax.psum(vector, VERTICAL), gathered
     set_stages(monkeypatch, "mine", *stages)
-    names = collectives.primitives(traced("mine"))
+    names = traffic.primitives(traced("mine"))
     for version in ("0.10.2", "0.11.2", "0.12.0"):
         monkeypatch.setattr(jaxlib, "__version__", version)
         assert "lax.psum_scatter returns wrong sums" in reduce_scatter.inexact_collective_reason(names, "cpu")

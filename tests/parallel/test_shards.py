@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxdp.parallel import allreduce, collectives
+from jaxdp.parallel import allreduce, traffic
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows, to_parts
 
@@ -57,7 +57,7 @@ def test_gathered_tensors_travel_in_the_dtype_in_which_they_are_returned():
     shards = [jax.ShapeDtypeStruct((4 * shard_shape(one.shape, 4)[-1],), jnp.float32) for one in whole]
     gather = partial(allreduce.gather_tensors, tensors=whole, strategy="torus")
     mapped = jax.shard_map(gather, mesh=mesh, in_specs=(ROWS,), out_specs=EVERYWHERE, check_vma=False)
-    found = collectives.find_collectives(jax.jit(mapped).trace(shards).jaxpr, dict(mesh.shape))
+    found = traffic.find_collectives(jax.jit(mapped).trace(shards).jaxpr, dict(mesh.shape))
     assert {(one.dtype, one.operand_bytes) for one in found} == {("bfloat16", 2 * 6), ("float32", 4 * 2)}
     assert [(one.shape, one.dtype) for one in jax.eval_shape(mapped, shards)] == [(one.shape, one.dtype) for one in whole]
 

@@ -16,9 +16,9 @@ from helpers.watch import append, serving, training_record
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.loggers.events import EventLog
-from jaxdp.records import read_log
 from jaxdp.report import follow, output, page
-from jaxdp.report.confusion import Confusion
+from jaxdp.report.confusion import ConfusionReport
+from jaxdp.run_records import read_log
 from jaxdp.setup import run_dir
 
 pytestmark = pytest.mark.slow
@@ -174,7 +174,7 @@ def test_page_fits_phones_and_is_readable_in_light_and_dark(browse, runs, tmp_pa
 @pytest.mark.parametrize("width", [PHONE, 420, 1000, 1600])
 def test_page_with_long_names_of_classes_fits(browse, tmp_path, monkeypatch, width):
     names = [f"common_{'beginning_' * 8}{number}" if number % 2 else f"pictures of the bird {number}" for number in range(25)]
-    confusion = Confusion(np.eye(25, dtype=np.int64) * 4 + np.roll(np.eye(25, dtype=np.int64), 1), names, "a checkpoint")
+    confusion = ConfusionReport(np.eye(25, dtype=np.int64) * 4 + np.roll(np.eye(25, dtype=np.int64), 1), names, "a checkpoint")
     monkeypatch.setattr(output, "_evaluate", lambda *_: confusion)
     written = output.write(write_run(tmp_path / "run"), tmp_path / "page")
     with browse(written.as_uri(), width=width, height=800) as browser:

@@ -9,8 +9,8 @@ import pytest
 from helpers.report import write_run
 
 from jaxdp.cli import main
-from jaxdp.records import read_log
 from jaxdp.report import metrics_csv
+from jaxdp.run_records import read_log
 
 SECOND = ' the, "second"\r日本'  # the name of a run
 

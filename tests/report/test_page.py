@@ -25,7 +25,7 @@ from jaxdp.inference import evaluate as evaluation
 from jaxdp.inference.evaluate import evaluate
 from jaxdp.loggers.events import EventLog
 from jaxdp.report import plots, write
-from jaxdp.report.confusion import Confusion
+from jaxdp.report.confusion import ConfusionReport
 from jaxdp.report.run_history import PARTS, read, read_all
 
 SECTIONS = (
@@ -137,7 +137,7 @@ def test_figures_show_names_with_dollars_and_missing_glyphs_without_warnings(tmp
     monkeypatch.setattr(
         plots, "_figures", lambda *given: [found for found in figures(*given) if found[0] in ("loss", "classes-1")]
     )
-    confusion = Confusion(np.eye(3, dtype=np.int64), ["$5_$10", "$x^2$", "日本"], "a checkpoint")
+    confusion = ConfusionReport(np.eye(3, dtype=np.int64), ["$5_$10", "$x^2$", "日本"], "a checkpoint")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pictures = plots.draw(runs, [confusion])

@@ -13,7 +13,7 @@ from PIL import Image
 
 from jaxdp.config import Phase
 from jaxdp.report import plots
-from jaxdp.report.confusion import Confusion
+from jaxdp.report.confusion import ConfusionReport
 from jaxdp.report.run_history import read, read_all
 
 
@@ -102,7 +102,7 @@ def test_values_of_callbacks_that_matplotlib_cannot_draw_are_left_out(tmp_path, 
 
 def test_long_names_of_classes_that_begin_alike_have_different_labels():
     names = [f"photographs_of_the_species_number_{number}" for number in range(3)]
-    axes = plots.confusion_figure(Confusion(np.eye(3, dtype=np.int64), names, "a checkpoint")).panel
+    axes = plots.confusion_figure(ConfusionReport(np.eye(3, dtype=np.int64), names, "a checkpoint")).panel
     for ticks in (axes.get_xticklabels(), axes.get_yticklabels()):
         texts = [tick.get_text() for tick in ticks]
         assert len(set(texts)) == 3
@@ -133,7 +133,7 @@ def test_layer_has_a_title_on_each_drawn_point(tmp_path):
 
 
 def test_layer_of_long_curves_is_limited_and_keeps_both_ends():
-    figure = plots.Plot("title")
+    figure = plots.PanelFigure("title")
     for name in ("first", "second"):
         values = [float(n) for n in range(100_000)]
         plots._draw_line(figure.panel, values, values, style={}, label=(name, "", "epochs"))

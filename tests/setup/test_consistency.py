@@ -8,8 +8,8 @@ import pytest
 from helpers.images import encode, noise
 
 from jaxdp.config import Config, Data
+from jaxdp.data.batch_sources import ArraySource
 from jaxdp.data.image_folder import ImageFolder
-from jaxdp.data.loader import ArraySource
 from jaxdp.data.table import Table, TableItems
 from jaxdp.errors import ConfigError
 from jaxdp.setup import consistency

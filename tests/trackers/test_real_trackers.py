@@ -17,7 +17,7 @@ from helpers.tracked import MlflowServer, log_points, untimed, wandb_points, wan
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed.launch import reserved_port
-from jaxdp.records import read_log
+from jaxdp.run_records import read_log
 from jaxdp.trackers import tracker
 from jaxdp.trackers.run_files import git_commit
 from jaxdp.validation import flatten, to_json

@@ -16,8 +16,8 @@ from jaxdp import ConfigError
 from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.cloud.local import run_copy
 from jaxdp.cloud.remote_run import download_checkpoint
-from jaxdp.distributed.preemption import ForcedStop
-from jaxdp.records import read_events, read_log
+from jaxdp.distributed.signal_handler import ForcedStop
+from jaxdp.run_records import read_events, read_log
 from jaxdp.trackers import tracker
 from jaxdp.trackers.run_files import TrackerState, exclusive, read_origin
 from jaxdp.trackers.tracker import Tracker, Trackers, trackers_of

@@ -96,7 +96,7 @@ def attach(devices, monkeypatch, *, load_seconds, pause_seconds=64.0):
     """Let a run take its steps on simulated devices."""
     compile_train, read, next_batch, evaluate = (
         step_compiler.StepCompiler._compile_train,
-        loop.read,
+        loop.to_host_scalars,
         DeviceIterator.next,
         loop.evaluate,
     )
@@ -138,7 +138,7 @@ def attach(devices, monkeypatch, *, load_seconds, pause_seconds=64.0):
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", compile_simulated)
     monkeypatch.setattr(DeviceIterator, "next", load)
     monkeypatch.setattr(DeviceIterator, "wait_seconds", property(lambda self: devices.waited))
-    monkeypatch.setattr(loop, "read", read_completed)
+    monkeypatch.setattr(loop, "to_host_scalars", read_completed)
     monkeypatch.setattr(loop, "evaluate", pausing(evaluate))
     monkeypatch.setattr(CheckpointManager, "save", pausing(save))
     monkeypatch.setattr(audit, "describe", pausing(describe))

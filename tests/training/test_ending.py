@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.distributed.preemption import Stopped
+from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.training import ending
 

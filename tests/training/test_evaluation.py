@@ -13,13 +13,13 @@ from jaxdp import models
 from jaxdp.config import Config, Data, Model, Optimizer
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
-from jaxdp.data.loader import IGNORED
+from jaxdp.data.batch_sources import IGNORED
 from jaxdp.data.synthetic import SyntheticSource
-from jaxdp.distributed.preemption import StopTraining
+from jaxdp.distributed.signal_handler import StopTraining
 from jaxdp.errors import TrainingError
 from jaxdp.inference.evaluate import Confusion
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.records import read_log
+from jaxdp.run_records import read_log
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import ExampleCollector, evaluate, make_evaluation_step
 

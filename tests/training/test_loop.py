@@ -103,7 +103,7 @@ def test_next_phase_compiles_in_the_background_while_the_current_one_runs(tiny, 
 def test_metrics_of_a_step_are_fetched_after_the_next_dispatch(tiny, tmp_path, monkeypatch):
     events = []
     compile_train = step_compiler.StepCompiler._compile_train
-    read = loop.read
+    read = loop.to_host_scalars
 
     def compile_recording_dispatches(self, mesh, phase):
         step = compile_train(self, mesh, phase)
@@ -119,7 +119,7 @@ def test_metrics_of_a_step_are_fetched_after_the_next_dispatch(tiny, tmp_path, m
         return read(metrics)
 
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", compile_recording_dispatches)
-    monkeypatch.setattr(loop, "read", recording_fetches)
+    monkeypatch.setattr(loop, "to_host_scalars", recording_fetches)
     config = dataclasses.replace(tiny, batch=(Phase(8),))
     train(with_parts(config, evaluation={"every_epochs": None}, checkpoint={"every_epochs": None}), tmp_path)
     assert events == ["dispatch", *["dispatch", "fetch"] * 18, "fetch"]

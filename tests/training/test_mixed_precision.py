@@ -203,7 +203,7 @@ def averages(values, **options):
     average, found = Average({"w": zero}, {}, zero), []
     for value in values:
         average = average.include({"w": np.float32(value)}, {}, Optimizer(**options))
-        found.append(float(TrainState({"w": zero}, {}, (), average, ()).evaluated[0]["w"]))
+        found.append(float(TrainState({"w": zero}, {}, (), average, ()).eval_variables[0]["w"]))
     return found
 
 
@@ -227,7 +227,7 @@ def test_average_over_many_steps_equals_float64(start, decay, steps):
 
     def include(average, value):
         average = average.include({"w": value}, {}, optimizer)
-        return average, TrainState({"w": value}, {}, (), average, ()).evaluated[0]["w"]
+        return average, TrainState({"w": value}, {}, (), average, ()).eval_variables[0]["w"]
 
     pairs = jnp.asarray(np.stack([values, np.full(steps, 0.7)], 1), jnp.float32)
     _, found = jax.lax.scan(include, Average({"w": jnp.zeros(2)}, {}, jnp.zeros(())), pairs)
@@ -258,7 +258,7 @@ def test_average_is_the_bias_corrected_mean_of_all_steps():
     for place, name in enumerate(("params", "batch_stats")):
         seen = [jax.tree.map(lambda p: np.asarray(p, np.float64), getattr(state, name)) for state in states]
         expected = jax.tree.map(lambda *values: sum(w * v for w, v in zip(weights, values, strict=True)), *seen)
-        assert_close(states[-1].evaluated[place], expected, 1e-5)
+        assert_close(states[-1].eval_variables[place], expected, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])

@@ -10,8 +10,8 @@ from helpers.step import BATCH, PIXELS, compiled_step, hyperparameters, linear_c
 from jaxdp import models
 from jaxdp.data import prefetch
 from jaxdp.distributed import process_group
-from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.traffic import find_collectives
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.request_flags import BATCH_KEY, NONE, SAVE, STOP

@@ -29,14 +29,15 @@ from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.checkpoint.orbax_io import load_state
 from jaxdp.config import Data, Mesh, Phase, Stop
-from jaxdp.data.loader import DataError
-from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.inference.load_run import choose_checkpoint, load_run
+from jaxdp.data.batch_sources import DataError
+from jaxdp.distributed.signal_handler import SignalHandler
+from jaxdp.inference.checkpoints import choose_checkpoint
+from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.records import read_log
 from jaxdp.report import report
+from jaxdp.run_records import read_log
 from jaxdp.training.state import abstract_state
 
 

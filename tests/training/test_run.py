@@ -15,7 +15,7 @@ from jaxdp.data.prefetch import train_batch
 from jaxdp.data.sources import open_datasets
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
-from jaxdp.records import RECORD_FIELDS
+from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training import run as module
 from jaxdp.training.run import Run, open_batches
 from jaxdp.training.state import create_state
@@ -84,7 +84,7 @@ def test_predictions_of_any_number_of_images_are_the_network_s(tiny, run_of, ima
     run = run_of(tiny)
     run.state = create_state(tiny, run.model, run.mesh)
     inputs, labels = run.datasets.evaluation.batch(np.arange(23), np.arange(23))
-    expected = run.model.apply(*run.evaluated, normalize(inputs, *PIXELS), train=False)[0]
+    expected = run.model.apply(*run.eval_variables, normalize(inputs, *PIXELS), train=False)[0]
     found = run.predict(inputs[:images])
     assert (type(found), found.shape) == (np.ndarray, (images, 6))
     np.testing.assert_allclose(found, expected[:images], rtol=1e-5, atol=1e-6)

@@ -34,10 +34,10 @@ from jaxdp.data.augment import augment, normalize
 from jaxdp.losses import cross_entropy
 from jaxdp.models import resnet
 from jaxdp.optim import build_optimizer
-from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.traffic import find_collectives
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.state import create_state, make_placement
+from jaxdp.training.state import create_state, make_layout
 from jaxdp.training.step import make_train_step, update_statistics
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
@@ -268,7 +268,7 @@ def test_a_factor_of_all_class_weights_leaves_the_bits_of_the_state(normalized_l
         optimizer = {"class_weights": weights, "loss_scale": "dynamic", "name": "sgd"}
         config = with_parts(linear_config(), optimizer=optimizer, reduce={"wire_dtype": "float16", **reduction})
         mesh, model = make_mesh(2, 4), models.create(config.model)
-        state = make_placement(config, model, mesh).place(create_state(config, model, mesh))
+        state = make_layout(config, model, mesh).place(create_state(config, model, mesh))
         step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
         for _ in range(3):
             state, metrics = step(state, prefetch.to_global(make_batch(), mesh), hyperparameters(0.01))

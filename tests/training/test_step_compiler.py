@@ -71,7 +71,7 @@ def test_phases_of_one_shape_share_mesh_placement_and_programs(compiler_of):
     compiler, calls = compiler_of(), []
     first, second = compiler.plan.phases
     assert compiler.mesh(first) is compiler.mesh(second)
-    assert compiler.placement(first) is compiler.placement(second)
+    assert compiler.layout(first) is compiler.layout(second)
     assert dict(compiler.mesh(first).shape) == dict(zip(AXES, first.shape, strict=True))
     keys = {compiler.key(phase) for phase in (first, replace(first, first_sample=5, momentum=0.1))}
     assert len(keys) == 1

@@ -22,9 +22,9 @@ from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
-from jaxdp.records import read_log
+from jaxdp.run_records import read_log
 from jaxdp.training.step_compiler import mesh_of, trace_train_step
-from jaxdp.xla.jax_options import OWN, REFUSED, check, describe, own_options, set_aside
+from jaxdp.xla.jax_options import OWN, REFUSED, check, describe, jaxdp_jax_config, set_aside
 
 pytestmark = pytest.mark.usefixtures("own_programs")
 
@@ -158,7 +158,7 @@ def test_every_array_of_a_step_states_its_dtype(tiny_resnet, changes):
 
 
 def test_own_options_hold_in_a_decorated_function_and_are_undone_after_an_error():
-    @own_options()
+    @jaxdp_jax_config()
     def dtype_and_fail():
         assert jax.numpy.ones(()).dtype == np.float32
         raise RuntimeError
@@ -182,7 +182,7 @@ def test_every_option_without_a_context_manager_is_refused_unless_it_has_the_def
 
 def test_own_options_are_set_inside_alone_and_yield_those_that_they_set_aside():
     with set_for_this_thread(others()):
-        with own_options() as without_effect:
+        with jaxdp_jax_config() as without_effect:
             assert without_effect == others()
             assert set_aside() == {}
             assert {name: jax.config.values[name] for name in OWN} == OWN

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxdp.config import Model
-from jaxdp.models.activations import activation_bytes
+from jaxdp.models.activation_memory import activation_bytes
 from jaxdp.registration import register_model
 
 RECORD = Path(__file__).parents[2] / "benchmarks/results/memory.json"

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp.config import MAX_CLASSES, Config
+from jaxdp.data.batch_sources import ItemSource
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
-from jaxdp.data.loader import ItemSource
 from jaxdp.errors import ConfigError, first_line, place_in_user_code
 
 GIVEN = "given"  # the name of the source

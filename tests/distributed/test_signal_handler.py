@@ -14,11 +14,11 @@ from helpers.processes import RESNET, ROOT, TIMEOUT, TINY, log_lines, outcome, p
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed import supervisor
-from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.distributed.status import Failure
 from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import EXIT_STOPPED
-from jaxdp.records import read_log
+from jaxdp.run_records import read_log
 
 SLOW = [*TINY, *RESNET, "--mesh.cpu-devices", "2", "--epochs", "16", "--batch.0.until-epoch", "8"]  # compiles for seconds
 ASKED_BY_HAND = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT)
@@ -153,7 +153,7 @@ def test_the_wake_up_descriptor_of_an_event_loop_is_kept():
 
 WAITS_IN_A_THREAD = """
 import os, signal, threading
-from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.signal_handler import SignalHandler
 def waits():
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait()
@@ -174,7 +174,7 @@ WAITING = """
 import sys, time
 from pathlib import Path
 from jaxdp.distributed.launchers import detect
-from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.distributed.process_group import JoinedProcesses
 from jaxdp.distributed.status import Directory
 from jaxdp.distributed.verdict import Limits

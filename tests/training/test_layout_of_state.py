@@ -22,13 +22,13 @@ from jaxdp.data import prefetch
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import load_run
 from jaxdp.optim import loss_scale
-from jaxdp.parallel import collectives
 from jaxdp.parallel.allreduce import stages_of
 from jaxdp.parallel.mesh import HORIZONTAL, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import shard_shape
+from jaxdp.parallel.traffic import find_collectives
 from jaxdp.planning import make_plan
 from jaxdp.sizes import model_summary, state_bytes
-from jaxdp.training.state import abstract_state, create_state, make_placement
+from jaxdp.training.state import abstract_state, create_state, make_layout
 from jaxdp.training.step import make_train_step
 from jaxdp.training.step_compiler import trace_train_step
 
@@ -43,15 +43,15 @@ def sharded(config):
 def ten_steps(config, mesh_shape, accumulation=1, steps=10):
     """(the whole state, metrics of every step) on the host; the scales of all blocks differ from zero."""
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
-    placement = make_placement(config, model, mesh)
+    layout = make_layout(config, model, mesh)
     state = create_state(config, model, mesh)
-    state = placement.place(state._replace(params=jax.tree.map(lambda p: p + 0.05, state.params)))
+    state = layout.place(state._replace(params=jax.tree.map(lambda p: p + 0.05, state.params)))
     step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
     batch, metrics = prefetch.to_global(make_batch(), mesh), []
     for _ in range(steps):
         state, values = step(state, batch, hyperparameters(RATES[config.optimizer.name]))
         metrics.append({name: float(value) for name, value in values.items()})
-    return jax.device_get(placement.gather_state(state)), metrics
+    return jax.device_get(layout.gather_state(state)), metrics
 
 
 def relative_difference(ours, expected):
@@ -186,35 +186,35 @@ def test_lars_step_on_shards_equals_float64(small_net, adapt):
 
 def state_of(config, mesh):
     model = models.create(config.model)
-    placement = make_placement(config, model, mesh)
-    return placement, create_state(config, model, mesh)
+    layout = make_layout(config, model, mesh)
+    return layout, create_state(config, model, mesh)
 
 
 @pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (8, 1)])
 def test_placed_state_is_in_shards_and_gathers_to_the_same_bits(small_net, mesh_shape):
     config = sharded(on_small_net(optimizer={"average_decay": 0.9}))
     mesh = make_mesh(*mesh_shape)
-    placement, whole = state_of(config, mesh)
-    placed = placement.place(whole)
-    for leaf, expected in zip(jax.tree.leaves(placed), jax.tree.leaves(placement.abstract), strict=True):
+    layout, whole = state_of(config, mesh)
+    placed = layout.place(whole)
+    for leaf, expected in zip(jax.tree.leaves(placed), jax.tree.leaves(layout.abstract), strict=True):
         assert (leaf.shape, leaf.dtype) == (expected.shape, expected.dtype)
         assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
     parts = mesh_shape[1]
     for leaf, tensor in zip(jax.tree.leaves(placed.params), jax.tree.leaves(whole.params), strict=True):
         assert leaf.addressable_shards[0].data.shape == shard_shape(tensor.shape, parts)
         assert leaf.ndim == tensor.ndim
-    jax.tree.map(np.testing.assert_array_equal, placement.gather_state(placed), whole)
-    jax.tree.map(np.testing.assert_array_equal, placement.evaluated(placed), whole.evaluated)
+    jax.tree.map(np.testing.assert_array_equal, layout.gather_state(placed), whole)
+    jax.tree.map(np.testing.assert_array_equal, layout.eval_variables(placed), whole.eval_variables)
 
 
 def test_optimizer_state_of_a_compiled_step_is_a_part_of_the_replicated_one(normalized_linear):
     """By XLA's own account of the arguments of the step on one device, and as `jaxdp plan` counts the state."""
     sizes, mesh = {}, make_mesh(2, 4)
     for config in (linear_config(), sharded(linear_config())):
-        placement, whole = state_of(config, mesh)
+        layout, whole = state_of(config, mesh)
         step = make_train_step(config, models.create(config.model), mesh, pixel_stats=PIXELS, accumulation=2)
         batch = prefetch.to_global(make_batch(), mesh)
-        compiled = step.lower(placement.place(whole), batch, hyperparameters(0.1)).compile()
+        compiled = step.lower(layout.place(whole), batch, hyperparameters(0.1)).compile()
         others = sum(leaf.nbytes for leaf in jax.tree.leaves(batch)) / 8 + 12
         sizes[config.reduce.update] = compiled.memory_analysis().argument_size_in_bytes - others
         plan = make_plan(config, examples=100, devices=8)
@@ -226,14 +226,14 @@ def test_optimizer_state_of_a_compiled_step_is_a_part_of_the_replicated_one(norm
     assert sizes["sharded"] < 0.27 * sizes["replicated"]
 
 
-def traffic(config, mesh_shape=(2, 4)):
+def collectives(config, mesh_shape=(2, 4)):
     devices = math.prod(mesh_shape)
     config = dataclasses.replace(config, batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH // devices),))
     config = dataclasses.replace(config, mesh=Mesh(vertical=mesh_shape[0], horizontal=mesh_shape[1]))
     phase = make_plan(config, examples=100, devices=devices).phases[0]
     mesh = abstract_mesh(*mesh_shape)
     traced = trace_train_step(config, models.create(config.model), phase, mesh=mesh)
-    return collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
+    return find_collectives(traced.jaxpr, dict(mesh.shape))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def traffic(config, mesh_shape=(2, 4)):
 )
 def test_norms_of_all_tensors_are_one_message_along_the_rows(optimizer, calls):
     config = sharded(with_parts(step_config(), optimizer=optimizer))
-    along_rows = [one for one in traffic(config) if one.operation == "all-reduce" and one.axes == (HORIZONTAL,)]
+    along_rows = [one for one in collectives(config) if one.operation == "all-reduce" and one.axes == (HORIZONTAL,)]
     tensors = len(jax.tree.leaves(abstract_state(config, models.create(config.model), abstract_mesh(2, 4)).params))
     assert sum(one.count for one in along_rows) == calls
     assert along_rows[0].dtype == "float32"
@@ -370,7 +370,7 @@ def test_messages_of_the_plan_are_those_of_the_step(dtype, changes):
     config = sharded(with_parts(step_config(), model={"dtype": dtype, "width": 8, "classes": 8}, reduce=changes))
     planned = sorted(model_summary(config)["gathered_messages"])
     statistics = model_summary(config)["statistics_bytes"]
-    found = [4 * one.operand_bytes for one in traffic(config) if one.operation == "all-gather" for _ in range(one.count)]
+    found = [4 * one.operand_bytes for one in collectives(config) if one.operation == "all-gather" for _ in range(one.count)]
     found.remove(next(size for size in found if 0 <= size - statistics < 16))
     assert [size for size in sorted(found)] == pytest.approx(planned, abs=32)
 
@@ -394,9 +394,9 @@ def test_registered_strategy_that_scatters_shards_the_update(run, tmp_path):
 
 def test_finetuning_in_shards_keeps_frozen_parameters_whole():
     config = sharded(dataclasses.replace(step_config(), finetune=Finetune(weights="any", frozen_stages=1)))
-    placement, whole = state_of(config, make_mesh(2, 4))
-    placed = placement.place(whole)
-    trained = placement.model.trainable(whole.params, 1)
+    layout, whole = state_of(config, make_mesh(2, 4))
+    placed = layout.place(whole)
+    trained = layout.model.trainable(whole.params, 1)
     assert whole.params.keys() - trained.keys()
     for name, tree in placed.params.items():
         for leaf in jax.tree.leaves(tree):

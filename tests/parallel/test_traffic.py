@@ -17,11 +17,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
-from jaxdp.analysis.traffic import normalization_messages, plan_traffic, step_traffic, table
+from jaxdp.analysis.wire import normalization_messages, plan_traffic, step_traffic, table
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.errors import ConfigError
-from jaxdp.parallel import collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
+from jaxdp.parallel.traffic import OPERATIONS, Collective, find_collectives, primitives
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.sizes import model_summary
@@ -37,25 +37,23 @@ traffic = partial(vector_traffic, elements=ELEMENTS)
 def test_traffic_torus_has_the_three_messages_of_the_paper():
     padded = 2 * 100_004
     assert traffic("torus", (2, 4), wire_dtype=jnp.bfloat16).collectives == (
-        collectives.Collective("reduce-scatter", ("horizontal",), 4, "bfloat16", padded, 1),
-        collectives.Collective("all-reduce", ("vertical",), 2, "bfloat16", padded // 4, 1),
-        collectives.Collective("all-gather", ("horizontal",), 4, "bfloat16", padded // 4, 1),
+        Collective("reduce-scatter", ("horizontal",), 4, "bfloat16", padded, 1),
+        Collective("all-reduce", ("vertical",), 2, "bfloat16", padded // 4, 1),
+        Collective("all-gather", ("horizontal",), 4, "bfloat16", padded // 4, 1),
     )
 
 
 def test_traffic_ring_has_2_n_minus_1_permutes():
     part = 4 * math.ceil(ELEMENTS / 1024)
-    assert traffic("ring", (32, 32)).collectives == (
-        collectives.Collective("collective-permute", AXES, 1024, "float32", part, 2 * 1023),
-    )
+    assert traffic("ring", (32, 32)).collectives == (Collective("collective-permute", AXES, 1024, "float32", part, 2 * 1023),)
 
 
 def test_traffic_hierarchical_sends_the_vector_along_both_axes():
     hierarchical = traffic("hierarchical", (4, 8))
     size = 4 * ELEMENTS
     assert hierarchical.collectives == (
-        collectives.Collective("all-reduce", ("horizontal",), 8, "float32", size, 1),
-        collectives.Collective("all-reduce", ("vertical",), 4, "float32", size, 1),
+        Collective("all-reduce", ("horizontal",), 8, "float32", size, 1),
+        Collective("all-reduce", ("vertical",), 4, "float32", size, 1),
     )
 
 
@@ -143,18 +141,16 @@ def test_find_collectives_counts_scans_and_rejects_while_loops():
         mapped = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(AXES), out_specs=PartitionSpec(AXES))
         return jax.jit(mapped).trace(jax.ShapeDtypeStruct((8,), jnp.float32)).jaxpr
 
-    assert collectives.find_collectives(traced(scanned), dict(mesh.shape)) == [
-        collectives.Collective("all-reduce", AXES, 4, "float32", 8, 5)
-    ]
-    all_reduces = collectives.Collective("all-reduce", AXES, 4, "float32", 8, 5)
-    assert collectives.find_collectives(traced(counted_without_messages), dict(mesh.shape)) == [all_reduces]
-    assert collectives.find_collectives(traced(twice), dict(mesh.shape)) == [dataclasses.replace(all_reduces, count=30)]
-    permute = collectives.Collective("collective-permute", ("horizontal",), 4, "float32", 8, 1, (1,))
-    assert set(collectives.find_collectives(traced(branches), dict(mesh.shape))) == {all_reduces, permute}
-    assert collectives.primitives(traced(branches)) >= {"scan", "cond", "psum_invariant", "ppermute"}
+    assert find_collectives(traced(scanned), dict(mesh.shape)) == [Collective("all-reduce", AXES, 4, "float32", 8, 5)]
+    all_reduces = Collective("all-reduce", AXES, 4, "float32", 8, 5)
+    assert find_collectives(traced(counted_without_messages), dict(mesh.shape)) == [all_reduces]
+    assert find_collectives(traced(twice), dict(mesh.shape)) == [dataclasses.replace(all_reduces, count=30)]
+    permute = Collective("collective-permute", ("horizontal",), 4, "float32", 8, 1, (1,))
+    assert set(find_collectives(traced(branches), dict(mesh.shape))) == {all_reduces, permute}
+    assert primitives(traced(branches)) >= {"scan", "cond", "psum_invariant", "ppermute"}
     for function in (looped, scan_in_loop, lambda x: lax.scan(lambda c, _: (scan_in_loop(c), None), x, None, length=2)[0]):
         with pytest.raises(ConfigError, match="all-reduce in a while loop: the number of iterations is unknown"):
-            collectives.find_collectives(traced(function), dict(mesh.shape))
+            find_collectives(traced(function), dict(mesh.shape))
 
 
 CONFIG = Config(
@@ -170,7 +166,7 @@ def plan_of(**parts):
     return make_plan(with_parts(CONFIG, **parts), examples=4096, devices=8)
 
 
-def sent_by(**parts) -> tuple[collectives.Collective, ...]:
+def sent_by(**parts) -> tuple[Collective, ...]:
     """What a step of `CONFIG` with parts changed sends."""
     plan = plan_of(**parts)
     return step_traffic(plan.config, plan.phases[0]).collectives
@@ -280,6 +276,6 @@ def test_sent_bytes_of_every_operation_are_those_of_its_cheapest_algorithm():
         "all-gather": 4000,
         "collective-permute": 1000,
     }
-    assert set(expected) == set(collectives.OPERATIONS.values())
+    assert set(expected) == set(OPERATIONS.values())
     for operation, sent in expected.items():
-        assert collectives.Collective(operation, AXES, 5, "float32", 1000, 3).sent_bytes == pytest.approx(3 * sent), operation
+        assert Collective(operation, AXES, 5, "float32", 1000, 3).sent_bytes == pytest.approx(3 * sent), operation

@@ -7,9 +7,8 @@ from rich.table import Table
 from jaxdp import models
 from jaxdp.analysis.tables import table_of
 from jaxdp.config import RESNET, Config
-from jaxdp.parallel import collectives
-from jaxdp.parallel.collectives import Collective, StepTraffic
 from jaxdp.parallel.mesh import abstract_mesh
+from jaxdp.parallel.traffic import Collective, StepTraffic, find_collectives
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training.step import without_reduction
 from jaxdp.training.step_compiler import trace_train_step
@@ -30,7 +29,7 @@ def step_traffic(config: Config, phase: PlannedPhase) -> StepTraffic:
     """The collectives of a step of a phase, read from the step traced for a mesh of that shape. Needs no devices."""
     mesh = abstract_mesh(phase.vertical, phase.horizontal)
     traced = trace_train_step(config, models.create(config.model, platform="any"), phase, mesh=mesh)
-    found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
+    found = find_collectives(traced.jaxpr, dict(mesh.shape))
     return StepTraffic(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
 
 

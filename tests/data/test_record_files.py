@@ -11,9 +11,9 @@ from helpers.step import with_parts
 from helpers.tfds_miniature import frame_record, open_split
 
 from jaxdp.config import Config, Data
-from jaxdp.data import records, sources
+from jaxdp.data import record_files, sources
+from jaxdp.data.batch_sources import DataError, DecodedImages
 from jaxdp.data.decode import center_crop
-from jaxdp.data.loader import DataError, DecodedImages
 from jaxdp.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ from jaxdp.errors import ConfigError
 def test_tfrecord_and_array_record_return_equal_examples(imagenet, imagenet_tfrecord, split):
     one = open_split("imagenet2012", str(imagenet), split)
     other = open_split("imagenet2012", str(imagenet_tfrecord), split)
-    assert isinstance(other.records, records.TFRecords)
+    assert isinstance(other.records, record_files.TFRecords)
     assert len(one) == len(other) > 0
     assert [other[n] for n in range(len(other))] == [one[n] for n in range(len(one))]
     with pytest.raises(IndexError):
@@ -30,7 +30,7 @@ def test_tfrecord_and_array_record_return_equal_examples(imagenet, imagenet_tfre
 
 def test_array_records_may_need_more_open_files_than_the_limit(imagenet, monkeypatch):
     needed = []
-    monkeypatch.setattr(records, "allow_open_files", needed.append)
+    monkeypatch.setattr(record_files, "allow_open_files", needed.append)
     open_split("imagenet2012", str(imagenet), "train")
     assert needed == [1]
 
@@ -54,14 +54,14 @@ def test_a_tfrecord_file_truncated_anywhere_is_refused_with_the_place(tmp_path):
     parts, file = [frame_record(bytes(length)) for length in (0, 5, 300)], tmp_path / "fruit.tfrecord"
     starts = np.cumsum([0, *map(len, parts)])
     file.write_bytes(b"".join(parts))
-    np.testing.assert_array_equal(records.record_offsets(str(file), 3), np.transpose([starts[:3], [0, 5, 300]]))
+    np.testing.assert_array_equal(record_files.record_offsets(str(file), 3), np.transpose([starts[:3], [0, 5, 300]]))
     for length in {1, 11, 12, 15, 16, 17, 27, 28, 36, 37, 38, starts[-1] - 1} - {*starts.tolist()}:
         file.write_bytes(b"".join(parts)[:length])
         last = starts[starts < length].max()
         with pytest.raises(ConfigError, match=rf"damaged file: the record at byte {last} is truncated; prepare it again"):
-            records.record_offsets(str(file), 3)
+            record_files.record_offsets(str(file), 3)
     file.write_bytes(b"")
-    assert records.record_offsets(str(file), 0).shape == (0, 2)
+    assert record_files.record_offsets(str(file), 0).shape == (0, 2)
 
 
 def test_damaged_tfrecord_is_named_or_skipped(imagenet_tfrecord):
@@ -110,20 +110,20 @@ def test_check_array_record_truncated_anywhere_raises(tmp_path):
     for n in range(200):
         writer.write(np.random.default_rng(n).bytes(2000))
     writer.close()
-    records.check_array_record(str(file), 200)
+    record_files.check_array_record(str(file), 200)
     with pytest.raises(ConfigError, match=r"damaged file: 200 records, expected 100; prepare it again$"):
-        records.check_array_record(str(file), 100)
+        record_files.check_array_record(str(file), 100)
     with pytest.raises(OSError, match=r"regular file|directory"):  # nor would a pipe be waited for
-        records.check_array_record(str(tmp_path), 200)
+        record_files.check_array_record(str(tmp_path), 200)
     data = file.read_bytes()
     for length in (0, 1, 70_000, len(data) // 2, len(data) - 65_536, len(data) - 1):
         file.write_bytes(data[:length])
         with pytest.raises(ConfigError, match=r"^data.directory=.*00000-of-00001': damaged file: .*; prepare it again$"):
-            records.check_array_record(str(file), 200)
+            record_files.check_array_record(str(file), 200)
 
 
 def test_masked_checksum_is_crc32c():
-    crc = struct.unpack("<I", records.masked_checksum(b"123456789"))[0]
+    crc = struct.unpack("<I", record_files.masked_checksum(b"123456789"))[0]
     assert crc == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF  # the published check value
 
 

@@ -6,7 +6,7 @@ import pytest
 from helpers.checkpoints import replicate, sharded_array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdp.checkpoint.checksums import (
+from jaxdp.checkpoint.replicas import (
     WHOLE,
     StateReport,
     array_checksum,

@@ -8,17 +8,17 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from jaxdp.cli import main
-from jaxdp.cloud import patience
+from jaxdp.cloud import retry
 from jaxdp.cloud import source as remote
 from jaxdp.cloud.location import ObjectNotFoundError, storage_errors
-from jaxdp.cloud.patience import Patience, open_patiently
+from jaxdp.cloud.retry import Patience, open_patiently
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, StorageError
 
 
 @pytest.fixture
 def short(monkeypatch):
     for name, seconds in {"FIRST_PAUSE": 0.01, "LONGEST_PAUSE": 0.02, "QUIET_SECONDS": 0.05}.items():
-        monkeypatch.setattr(patience, name, seconds)
+        monkeypatch.setattr(retry, name, seconds)
 
 
 def test_an_interruption_is_reported_once_by_all_threads(short):
@@ -130,9 +130,9 @@ def test_a_command_ends_with_code_2_only_if_the_same_command_fails_again(command
 
     for name in ("cat_file", "find", "ls", "info"):
         monkeypatch.setattr(MemoryFileSystem, name, fail)
-    for module in (patience, remote):
+    for module in (retry, remote):
         monkeypatch.setattr(module, "START_SECONDS", 0.0)
-    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
     url, output = f"memory:/{tmp_path}", str(tmp_path / "output")
     data = ["train", "--workdir", output, "--data.source", "folder", "--data.directory", url, "--model.depth", "18"]
     arguments = {

@@ -1,12 +1,12 @@
-"""Tests of jaxdp.records."""
+"""Tests of jaxdp.run_records."""
 
 import json
 import os
 
 import pytest
 
-from jaxdp import records as module
-from jaxdp.records import is_plausible, read_events, read_log, scan_log, to_json
+from jaxdp import run_records as module
+from jaxdp.run_records import is_plausible, read_events, read_log, scan_log, to_json
 
 
 def test_to_json_writes_numbers_that_are_not_finite_as_null():

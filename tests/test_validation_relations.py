@@ -7,8 +7,7 @@ import pytest
 from jaxdp.config import Config, Phase
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
-from jaxdp.relations import check_classes, check_targets
-from jaxdp.validation import validate, with_fields
+from jaxdp.validation import check_classes, check_targets, validate, with_fields
 
 FOLDER = {"data.source": "folder", "data.directory": "/images"}
 LINEAR = {"model.name": "normalized_linear"}
