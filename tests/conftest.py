@@ -11,6 +11,8 @@ from pathlib import Path
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: commands that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:  # likewise
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; with a handler, the tests still outlast the terminal
     signal.signal(signal.SIGHUP, lambda *_: None)
 os.environ["JAX_PLATFORMS"] = "cpu"
