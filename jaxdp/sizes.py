@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Optimizer, at_image_size, phase_image_size
-from jaxdp.data.chunks import PREFETCH_DEPTH, image_bytes, rows_per_chunk
+from jaxdp.data.prefetch import PREFETCH_DEPTH, image_bytes, rows_per_chunk
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan
 

@@ -22,7 +22,6 @@ CORE = [
     "flags",
     "foreign_flags",
     "locks",
-    "phases",
     "planning",
     "published",
     "recipes",

@@ -12,8 +12,7 @@ from jaxdp import schedules
 from jaxdp.config import Config, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.plan_table import _rates
-from jaxdp.phases import interval_elapsed, phase_steps, samples_until
-from jaxdp.planning import make_plan
+from jaxdp.planning import interval_elapsed, make_plan, phase_steps, samples_until
 from jaxdp.schedules import Position
 
 SONY_B = Schedule("sony_b", 29.0, warmup_epochs=5.0, start=0.2, power=2.0, boundaries=(30.0,), factor=50 / 29)

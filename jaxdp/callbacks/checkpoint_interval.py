@@ -4,7 +4,7 @@ import time
 
 import jax
 
-from jaxdp.phases import interval_elapsed
+from jaxdp.planning import interval_elapsed
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
 

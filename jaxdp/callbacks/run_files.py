@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from jaxdp import phases, schedules
+from jaxdp import planning, schedules
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.errors import ConfigError
 from jaxdp.planning import Plan
@@ -62,7 +62,7 @@ def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     if samples >= plan.total_samples or names.isdisjoint({"epochs", "batch", "schedule"}):
         return None
     examples = round(samples / manifest.epoch) if samples else plan.examples
-    spans = phases.phase_steps(saved.batch, saved.epochs, examples)
+    spans = planning.phase_steps(saved.batch, saved.epochs, examples)
     index = max(index for index, (first, steps) in enumerate(spans) if steps and first <= samples)
     batch = saved.batch[index].global_batch
     try:

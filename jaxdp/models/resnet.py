@@ -21,7 +21,6 @@ from jaxdp.errors import ConfigError, one_of
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneValue, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
 from jaxdp.models.convolution import BLURRED_POOLS, average_pool, blur, blurs_input, convolve, form_on, max_pool, pool_padding
-from jaxdp.models.drop_path import block_rate, branch_factor
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
 from jaxdp.models.squeeze_excitation import Excitation, mean_over_positions, squeeze
@@ -180,7 +179,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
-        """keep: factor on the branch for each image, see `drop_path.branch_factor`; None without."""
+        """keep: factor on the branch for each image, see `branch_factor`; None without."""
         blurs = self.blurs and self.stride != 1
         stride = 1 if blurs else self.stride
         is_gated = keep is not None or self.excitation is not None
@@ -364,3 +363,22 @@ class ResNet(nn.Module):
             if segment in (None, (name,)):
                 x = build(features, stride, name=name)(x, *keeps(number))
         return head(x) if segment in (None, HEAD) else x
+
+
+def block_rate(rate: float, block: int, blocks: int) -> float:
+    """The probability with which images skip the branch of a block, counted from 0, as in timm. rate: for the last block.
+
+    The paper on drop-path divides by `blocks` instead.
+    """
+    return rate * block / (blocks - 1)
+
+
+def branch_factor(keys: jax.Array, rate: float, block: int) -> jax.Array:
+    """Drop-path (Huang et al., arXiv 1603.09382): 0 with probability `rate`, else 1 / (1 - rate), for each image of a block.
+
+    Returns [B, 1, 1, 1] float32, whose mean is 1. keys: [B], of the images; block: its number, which makes draws of blocks
+    independent. As in timm, each image is drawn by itself and branches are scaled in training. The paper (section 3) draws once
+    for a mini-batch and multiplies the branch in evaluation instead.
+    """
+    uniform = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, block), dtype=jnp.float32))(keys)
+    return jnp.where(uniform < rate, 0.0, jnp.float32(1 / (1 - rate)))[:, None, None, None]

@@ -19,8 +19,7 @@ from jaxdp.data.batch_sources import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.distributed.signal_handler import ForcedStop, StopTraining
 from jaxdp.errors import TrainingError
-from jaxdp.phases import interval_elapsed
-from jaxdp.planning import PlannedPhase
+from jaxdp.planning import PlannedPhase, interval_elapsed
 from jaxdp.training import ending, request_flags
 from jaxdp.training.callback import CallbackError
 from jaxdp.training.evaluation import ExampleCollector, evaluate

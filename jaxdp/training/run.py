@@ -14,8 +14,15 @@ from jax.sharding import Mesh
 
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config, at_image_size
-from jaxdp.data.chunks import image_bytes, rows_per_chunk
-from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
+from jaxdp.data.prefetch import (
+    DeviceIterator,
+    batch_sharding,
+    evaluation_prefetcher,
+    image_bytes,
+    local_rows,
+    rows_per_chunk,
+    to_global,
+)
 from jaxdp.errors import kind_of, printable
 from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training.clock import Clock, TimedStep

@@ -12,8 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config, at_image_size
-from jaxdp.data.chunks import AHEAD_BYTES, PREFETCH_DEPTH
-from jaxdp.data.prefetch import batch_sharding
+from jaxdp.data.prefetch import AHEAD_BYTES, PREFETCH_DEPTH, batch_sharding
 from jaxdp.data.transforms import evaluation_transform
 from jaxdp.errors import ConfigError
 from jaxdp.network import Network

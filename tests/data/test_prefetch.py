@@ -160,6 +160,6 @@ def test_train_batch_returns_fresh_memory():
 def test_train_in_chunks_is_bitwise_identical(tiny, tmp_path, monkeypatch):
     whole = outcome_of_whole_run(tiny)
     image = 3 * 16 * 16
-    monkeypatch.setattr("jaxdp.data.chunks.AHEAD_BYTES", 3 * 4 * image)  # one image a device at a time
+    monkeypatch.setattr("jaxdp.data.prefetch.AHEAD_BYTES", 3 * 4 * image)  # one image a device at a time
     jaxdp.train(tiny, tmp_path / "chunks")
     assert outcome(tmp_path / "chunks") == whole

@@ -15,8 +15,7 @@ from jaxdp import ConfigError, models
 from jaxdp.cli import main
 from jaxdp.config import Model
 from jaxdp.models import weights
-from jaxdp.models.drop_path import block_rate, branch_factor
-from jaxdp.models.resnet import TWO_BLOCKS
+from jaxdp.models.resnet import TWO_BLOCKS, block_rate, branch_factor
 from jaxdp.models.summary import summary
 from jaxdp.models.torch_weights import COUNTER, to_torch
 

@@ -13,7 +13,7 @@ from jaxdp import models
 from jaxdp.cli import main
 from jaxdp.config import Model
 from jaxdp.models import weights
-from jaxdp.models.drop_path import block_rate, branch_factor
+from jaxdp.models.resnet import block_rate, branch_factor
 from jaxdp.models.torch_weights import to_torch
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from jaxdp.config import Model
 from jaxdp.data.augment import MODEL_KEY, augment, image_keys, normalize
 from jaxdp.losses import cross_entropy
 from jaxdp.models import resnet
-from jaxdp.models.drop_path import branch_factor
+from jaxdp.models.resnet import branch_factor
 
 RATE = 0.5
 

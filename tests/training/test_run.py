@@ -181,7 +181,7 @@ def test_batches_of_a_phase_are_those_of_the_sampler_from_the_samples_seen_on(ti
         return real(*arguments, **more)
 
     monkeypatch.setattr(module, "DeviceIterator", iterator)
-    monkeypatch.setattr("jaxdp.data.chunks.AHEAD_BYTES", 3 * 4 * 3 * 16 * 16)  # of three images for each device
+    monkeypatch.setattr("jaxdp.data.prefetch.AHEAD_BYTES", 3 * 4 * 3 * 16 * 16)  # of three images for each device
     batches, found = open_batches(run.compiler, run.datasets, phase, **({"first": first} if first else {})), []
     try:
         while not resident and (batch := batches.next()) is not None:
