@@ -1,31 +1,37 @@
 """The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values.
 
 The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
-tables in `choices.py` and `schedules.py`. The fields that only some choices read are a record, such as `Lars`, from which
-their section inherits; the tables at the end of the sections name the record of each choice.
+tables in `choices.py`; the section `schedule` stands in `schedules.py`. The fields that only some choices read are a record,
+such as `Lars`, from which their section inherits. The tables at the end of the sections name the record of each choice.
 """
 
-import inspect
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import Field
 from typing_extensions import Doc
 
 from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, OPTIMIZERS, SOURCES, STOP_METRICS
 from jaxdp.errors import ConfigError as ConfigError
-from jaxdp.registry import NAME_PATTERN, OneOf
-from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
+from jaxdp.fields import (
+    LARGEST,
+    SMALLEST,
+    Bytes,
+    Count,
+    FromList,
+    Minutes,
+    NonNegative,
+    Positive,
+    RegisteredName,
+    Section,
+)
+from jaxdp.registry import OneOf
+from jaxdp.schedules import MOMENTUM_RULES
+from jaxdp.schedules import Schedule as Schedule
 from jaxdp.strategies import STRATEGIES
 
-LARGEST, SMALLEST = 1e15, 1e-15  # bounds of numbers that devices use in float32, which must hold their squares
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Bytes = Annotated[int, Field(ge=1, le=2**60)]
-NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
-Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
-Minutes = Annotated[float, Field(gt=0, le=1e6)]  # within the range of Python's timers
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**100  # of the loss, well within float32
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
@@ -33,7 +39,6 @@ LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
 RESNET = "resnet"  # the built-in model
 MAX_CLASSES = 1_000_000
 TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
-RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate` looks the name up in the registry
 StrategyName = Annotated[
     RegisteredName,
     Doc(
@@ -51,31 +56,9 @@ SourceName = Annotated[
 LARGEST_IMAGE, MOST_PIXELS = 4096, 2**16  # side of images of the network, and of images that are resized to
 JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
-FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
 Stem = Literal["imagenet", "deep", "small"]
-
-
-class Section:
-    """A group of fields of the config."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, revalidate_instances="always")
-
-    def __init_subclass__(cls) -> None:
-        names = [name for part in cls.__mro__ for name in inspect.get_annotations(part)]
-        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise TypeError(f"{cls.__name__} has two fields {twice[0]}, one of which would hide the other: rename one")
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """A section may be a dict; its values keep their exact types."""
-        schema = handler(source)
-        handler.resolve_ref_schema(schema)["strict"] = False
-        return schema
-
-    def check(self) -> None:
-        """Raise ConfigError for values of its fields that do not fit together; `validation.py` has relations of sections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -483,79 +466,6 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
 
 
 @dataclass(frozen=True)
-class EverySchedule(Section):
-    """What every built-in schedule reads; registered ones read their epoch alone."""
-
-    name: Annotated[RegisteredName, Doc(f"Learning-rate schedule. {SCHEDULES.help}")] = "cosine"
-    learning_rate: Positive = 1.0
-    """Peak learning rate; for goyal the rate at a global batch of 256"""
-    warmup_epochs: NonNegative = 5.0
-    """Length of the linear warm-up, in epochs"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmUp(EverySchedule):
-    """Warm-up from a rate of the user's."""
-
-    start: NonNegative = 0.0
-    """Learning rate at epoch 0 of the warm-up (all but goyal, which starts at `learning_rate`, or lower with a batch below
-    256)"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cosine(WarmUp):
-    """Decay to a rate of the user's."""
-
-    end: NonNegative = 0.0
-    """Learning rate at the last epoch (cosine, polynomial, sony_a)"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Power(WarmUp):
-    """Decay by a power of the rest of the run."""
-
-    power: Positive = 2.0
-    """Exponent of the decay (polynomial, sony_a, sony_b)"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Polynomial(Power, Cosine):
-    """Polynomial decay."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps(EverySchedule):
-    """Step decay."""
-
-    boundaries: Annotated[tuple[Positive, ...], FromList] = ()
-    """Epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
-    factor: Positive = 0.1
-    """Learning-rate multiplier at each boundary (goyal, sony_b)"""
-
-    def check(self) -> None:
-        """Boundaries increase, and the warm-up ends before the first one."""
-        if list(self.boundaries) != sorted(set(self.boundaries)):
-            raise ConfigError("schedule.boundaries", self.boundaries, reason="must increase")
-        if self.boundaries and self.warmup_epochs > self.boundaries[0]:
-            reason = f"must not exceed the first of schedule.boundaries ({self.boundaries[0]:g})"
-            raise ConfigError("schedule.warmup_epochs", self.warmup_epochs, reason=reason)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SonyB(Steps, Power):
-    """Polynomial decay with steps."""
-
-
-@dataclass(frozen=True)
-class Schedule(SonyB, Polynomial):
-    """Learning rate as a function of epochs."""
-
-    from_epoch: NonNegative = 0.0
-    """Epoch of the run at which the schedule begins, and from which warm-up and boundaries count; `--schedule-from-now` sets
-    it"""
-
-
-@dataclass(frozen=True)
 class Finetune(Section):
     """Training from pretrained weights."""
 
@@ -750,7 +660,6 @@ class Config(Section):
 # it reads too. A registered choice reads every field.
 OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam)
 LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss)
-SCHEDULES.read("schedule", cosine=Cosine, polynomial=Polynomial, goyal=Steps, sony_b=SonyB)
 AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
 AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, trivial_augment=TrivialAugment)
 MIXES.read("data", mixup=Mixed)

@@ -10,17 +10,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast, get_args
+from typing import cast, get_args
 
 from jaxdp.errors import ConfigError, print_safe, suggest
+from jaxdp.flag_table import ALL, GENERAL, Flag, Flags
 from jaxdp.foreign_flags import COUNTERPARTS
 from jaxdp.registry import OneOf
 
-if TYPE_CHECKING:
-    from jaxdp.flags import Flag, Flags
-
 NARROWEST, WIDEST = 40, 100  # columns of wrapped text
-GENERAL, ALL = "general", "all"
 GENERAL_TEXT = "Options of the command; name, seed and length of the run"
 
 
@@ -42,7 +39,7 @@ def asks_for_help(arguments: Iterable[str]) -> bool:
     return any(re.fullmatch(r"-h|--help(=.*)?", word) for word in arguments)
 
 
-def show(options: type, flags: "Flags", *, program: str, topic: str, everyday: Sequence[str]) -> None:
+def show(options: type, flags: Flags, *, program: str, topic: str, everyday: Sequence[str]) -> None:
     """Print help and exit. options: class of the command's options.
 
     topic: a group, `all`, or "" for an overview: the flags of the options class itself, those named in `everyday`, and the
@@ -67,12 +64,12 @@ def show(options: type, flags: "Flags", *, program: str, topic: str, everyday: S
     sys.exit()
 
 
-def _group(flags: "Flags", group: str) -> str:
+def _group(flags: Flags, group: str) -> str:
     text = "\n".join(_wrap(f"{group}: {_group_texts(flags)[group]}.", _width()))
     return f"{text}\n{_full_rows(flag for flag in flags.named.values() if flag.group == group)}"
 
 
-def _full_rows(flags: Iterable["Flag"]) -> str:
+def _full_rows(flags: Iterable[Flag]) -> str:
     """Every flag with its values, its whole help and its default. A flag and its negation share a row."""
     fields: dict[str, list[Flag]] = {}
     for flag in flags:
@@ -97,7 +94,7 @@ def description(options: type) -> str:
     return "\n".join([f"{shown}\n\nExamples:", *(f"  {line}" for line in wrapped)]) if examples else shown
 
 
-def _overview(options: type, flags: "Flags", *, program: str, everyday: Sequence[str]) -> str:
+def _overview(options: type, flags: Flags, *, program: str, everyday: Sequence[str]) -> str:
     own = {flag.spelling: flags.named[flag.spelling] for flag in flags.named.values() if flag.owner is options}
     shown = [*own.values(), *(flags.named[name] for name in everyday if name in flags.named)]
     texts = {f"{flag.name} {flag.value_name}".rstrip(): _short_text(flag) for flag in shown}
@@ -110,7 +107,7 @@ def _overview(options: type, flags: "Flags", *, program: str, everyday: Sequence
     return "\n\n".join(parts)
 
 
-def _group_texts(flags: "Flags") -> dict[str, str]:
+def _group_texts(flags: Flags) -> dict[str, str]:
     """A phrase on every group, from the docstring of its class."""
     texts = {name: _first_clause(inspect.getdoc(owner) or "") for name, owner in flags.groups.items()}
     return texts | {GENERAL: GENERAL_TEXT}
@@ -129,7 +126,7 @@ def docstrings(options: type) -> dict[str, str]:
     return found
 
 
-def help_text(flag: "Flag") -> str:
+def help_text(flag: Flag) -> str:
     """The help of a flag: the docstring of its field, or the text of its type, and the names in its table."""
     from typing_extensions import Doc
 
@@ -138,17 +135,17 @@ def help_text(flag: "Flag") -> str:
     return ". ".join([text, *(mark.table.help for mark in marks if isinstance(mark, OneOf))])
 
 
-def purpose(flag: "Flag") -> str:
+def purpose(flag: Flag) -> str:
     """The first clause of a flag's help."""
     return _first_clause(help_text(flag))
 
 
-def _short_text(flag: "Flag") -> str:
+def _short_text(flag: Flag) -> str:
     choices = f": {', '.join(flag.choices)}" if flag.choices else ""
     return purpose(flag) + choices + ("" if flag.switch else _default_text(flag))
 
 
-def _default_text(flag: "Flag") -> str:
+def _default_text(flag: Flag) -> str:
     """The default of a flag; "" if there is none, or if it is None or empty, whose meaning is in the text."""
     values = flag.default if isinstance(flag.default, tuple) else () if flag.default is None else (flag.default,)
     return f" (default: {' '.join(map(str, values))})" if values else ""

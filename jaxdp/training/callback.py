@@ -4,19 +4,16 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import FrozenInstanceError
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
+from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.distributed.signal_handler import StopTraining
 from jaxdp.distributed.status import Failure
 from jaxdp.errors import TrainingError, first_line, place_in_user_code, printable_lines
-
-if TYPE_CHECKING:
-    from jaxdp.checkpoint.manifest import Manifest
-    from jaxdp.training.result import TrainResult
-    from jaxdp.training.run import Run
-
+from jaxdp.training.result import TrainResult
+from jaxdp.training.run import Run
 
 INSTEAD_OF_CHANGES = (
     "callbacks change nothing of the training: to freeze layers until an epoch, train a run with finetune.frozen_stages and "
@@ -45,14 +42,14 @@ class Callback:
 
     detach_on_error = False
 
-    def on_start(self, run: "Run") -> None:
+    def on_start(self, run: Run) -> None:
         """Called once, when the state has been restored or initialized and before the first step of the session."""
 
-    def before_step(self, run: "Run", batch: dict[str, jax.Array]) -> None:
+    def before_step(self, run: Run, batch: dict[str, jax.Array]) -> None:
         """Called before a step is started. batch: its arrays on the devices. `run.state` is its input; the metrics of the step
         before may not be known yet."""
 
-    def after_step(self, run: "Run", metrics: Mapping[str, Any]) -> None:
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Called with the metrics of a completed step. The next step is already running, and `run.state` is its result, except
         before an evaluation, a save or an audit, and after the last step of a phase.
 
@@ -60,13 +57,13 @@ class Callback:
         says whether it is one of those that the log receives.
         """
 
-    def after_evaluation(self, run: "Run", evaluation: Mapping[str, Any]) -> None:
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
         """Called with the record of an evaluation, of `run.state`; no step is running."""
 
-    def after_save(self, run: "Run", checkpoint: "Manifest") -> None:
+    def after_save(self, run: Run, checkpoint: Manifest) -> None:
         """Called with a complete checkpoint, between two steps; not at the same step on every process."""
 
-    def on_end(self, run: "Run", result: "TrainResult | None") -> None:
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
         """Called once, at the end of the session. result: None after a stop or an error, which is `run.error`."""
 
 
@@ -106,7 +103,7 @@ class Callbacks:
     def _is_users(self, callback: Callback) -> bool:
         return any(each is callback for each in self.users)  # `in` would compare arrays of a dataclass
 
-    def on_start(self, run: "Run") -> None:
+    def on_start(self, run: Run) -> None:
         for callback in self.users:
             if never := sorted(name for name in dir(callback) if name.startswith(PREFIXES) and not hasattr(Callback, name)):
                 hooks = ", ".join(name for name in vars(Callback) if name.startswith(PREFIXES))
@@ -116,7 +113,7 @@ class Callbacks:
             self._call(callback, "on_start", run)
         self._find_callbacks()  # on_start may set methods
 
-    def on_end(self, run: "Run", result: "TrainResult | None") -> None:
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
         """Call all, in reverse order, whatever some of them raise; then raise the first exception, or show all of them if the
         run has failed already."""
         errors, cause = [], ""
@@ -135,7 +132,7 @@ class Callbacks:
         for each in errors:
             run.info(first_line(each))
 
-    def call(self, hook: str, run: "Run", argument: Any) -> None:
+    def call(self, hook: str, run: Run, argument: Any) -> None:
         """Call one of HOOKS of all callbacks. After an error of the user's the others are still called: they write the log.
         The errors of a run that has failed already are shown."""
         failure: CallbackError | None = None
@@ -151,14 +148,14 @@ class Callbacks:
         if failure is not None:
             run.info(first_line(failure))
 
-    def _call(self, callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
+    def _call(self, callback: Callback, hook: str, run: Run, *arguments: Any) -> None:
         try:
             self._method(callback, hook)(run, *arguments)
         except ERRORS as error:
             if failure := self._failure_of(callback, hook, error, run=run):
                 raise failure from failure.__cause__
 
-    def _failure_of(self, callback: Callback, hook: str, error: BaseException, *, run: "Run") -> CallbackError | None:
+    def _failure_of(self, callback: Callback, hook: str, error: BaseException, *, run: Run) -> CallbackError | None:
         """The error of a user's callback; None for a callback that is detached instead. Raises any other error again."""
         if isinstance(error, StopTraining):
             raise error
@@ -190,7 +187,7 @@ class Callbacks:
         self._find_callbacks()
 
 
-def _call_watched(callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
+def _call_watched(callback: Callback, hook: str, run: Run, *arguments: Any) -> None:
     """Call a user's method. Raises CallbackError if it has changed the state, which is then as before."""
     leaves, structure = jax.tree.flatten(getattr(run, "state", None))
     try:

@@ -1,22 +1,23 @@
 """The end of a run: its result, errors that end it, and the checkpoint from which it can be resumed."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.checkpoint.progress import Progress
 from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.optim import loss_scale
-
-if TYPE_CHECKING:
-    from jaxdp.training.run import Run
+from jaxdp.training.result import TrainResult, versions
+from jaxdp.training.run import Run
 
 LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
 
 
-def check_skipped(run: "Run") -> None:
+def check_skipped(run: Run) -> None:
     """Raise TrainingError if a run skipped all of its steps."""
     steps, scaling = run.progress.steps, run.config.optimizer.loss_scale
     if steps and run.progress.skipped_steps == steps:
@@ -36,7 +37,7 @@ def check_evaluation(record: Mapping[str, Any]) -> None:
         )
 
 
-def result_evaluation(run: "Run") -> dict[str, Any]:
+def result_evaluation(run: Run) -> dict[str, Any]:
     """The evaluation of the checkpoint that is the result of the run: with early stopping the best one, else the last.
 
     All processes call this at the end, when all checkpoints are saved. If the best one could not be saved, it is the last.
@@ -51,7 +52,50 @@ def result_evaluation(run: "Run") -> dict[str, Any]:
     return progress.last_evaluation
 
 
-def latest(run: "Run") -> Manifest | None:
+def collect_result(run: Run, evaluation: dict[str, Any]) -> TrainResult:
+    """The result of a run that has ended. All processes call this. evaluation: of the checkpoint that is the result."""
+    group, plan, progress = run.processes, run.plan, progress_now(run)
+    by_process = group.all_gather_object("bad images", progress.bad_images, while_waiting=lambda: None)
+    bad_images = {name: reason for images in by_process for name, reason in images.items()}
+    stop_reason = run.stop_reason if progress.samples < plan.total_samples else None
+    progress = dataclasses.replace(progress, bad_images=bad_images, stop_reason=stop_reason)
+    assert progress.first_step_seconds is not None
+    report, phase = group.straggler_report(whole_run=True), plan.phase_before(progress.samples)
+    has_best = run.config.stop.patience is not None
+    shared = {field.name for field in dataclasses.fields(TrainResult)} & {field.name for field in dataclasses.fields(progress)}
+    strategies = [run.compiler.shown_strategy(each) for each in plan.phases[: phase.index + 1]]
+    return TrainResult(
+        accuracy=evaluation["eval_accuracy"],
+        top5=evaluation.get("eval_top5"),
+        loss=evaluation["eval_loss"],
+        eval_examples=evaluation["eval_examples"],
+        epochs=run.epoch,
+        seconds_to_first_step=progress.first_step_seconds,
+        images_per_second=progress.samples / progress.training_seconds,
+        devices=phase.devices,
+        device_kind=run.devices[0].device_kind,
+        mesh=phase.shape,
+        versions=versions(),
+        workdir=run.location,
+        strategy=", ".join(dict.fromkeys(strategies)),
+        processes=group.num_processes,
+        hosts=len(set(group.host_numbers)),
+        waiting_share=report.get("waiting_share", 0.0),
+        slowest=report.get("slowest", []),
+        save_error=run.checkpoints.last_error,
+        best_samples=evaluation["samples"] if has_best else None,
+        best_epoch=evaluation["epoch"] if has_best else None,
+        stopped_early=stop_reason is not None,
+        **{name: getattr(progress, name) for name in shared},
+    )
+
+
+def progress_now(run: Run) -> Progress:
+    """The progress of a run with its times and bad images up to now."""
+    return dataclasses.replace(run.progress, wall_seconds=run.clock.wall_seconds, bad_images=run.datasets.bad_images)
+
+
+def latest(run: Run) -> Manifest | None:
     """The newest checkpoint, after the save in progress; on rank 0 the newest one whose files are all intact.
 
     Only rank 0 verifies checksums: otherwise every process would read all files at once.
@@ -60,7 +104,7 @@ def latest(run: "Run") -> Manifest | None:
     return run.checkpoints.latest_valid() if run.is_rank0 else next(read_manifests(run.checkpoints.folder), None)
 
 
-def stop_exception(run: "Run", *, saved: bool) -> Stopped | TrainingError:
+def stop_exception(run: Run, *, saved: bool) -> Stopped | TrainingError:
     """The exception that ends a run after a stop signal. saved: whether a step has run; the last one is then saved."""
     reason = run.signals.stop_reason
     if not saved:
@@ -73,7 +117,7 @@ def stop_exception(run: "Run", *, saved: bool) -> Stopped | TrainingError:
     return Stopped(f"{message}; {describe_latest(run)}")
 
 
-def describe_latest(run: "Run", advice: str = "{again} continues from it") -> str:
+def describe_latest(run: Run, advice: str = "{again} continues from it") -> str:
     """Path, epoch and accuracy of the `latest` checkpoint, and `advice` with {path} and {again} replaced."""
     newest = latest(run)
     if newest is None:

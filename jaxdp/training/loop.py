@@ -23,7 +23,7 @@ from jaxdp.planning import PlannedPhase, interval_elapsed
 from jaxdp.training import ending, request_flags
 from jaxdp.training.callback import CallbackError
 from jaxdp.training.evaluation import ExampleCollector, evaluate
-from jaxdp.training.result import TrainResult, progress_now, versions
+from jaxdp.training.result import TrainResult, versions
 from jaxdp.training.run import Run, StartedStep, open_batches
 
 ADVICE_AFTER_ERROR = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
@@ -220,7 +220,7 @@ def save_now(run: Run) -> None:
 
 def _metadata(run: Run) -> dict[str, Any]:
     """What a checkpoint stores beside the arrays."""
-    progress = progress_now(run)
+    progress = ending.progress_now(run)
     evaluation = progress.last_evaluation
     return {
         "progress": dataclasses.asdict(progress),
@@ -264,7 +264,7 @@ def finish(run: Run) -> TrainResult:
         save_now(run)
     run.processes.set_activity("finish", progress.steps, "waiting for the last save")
     _wait_for_save(run)
-    run.result = TrainResult.collect(run, ending.result_evaluation(run))
+    run.result = ending.collect_result(run, ending.result_evaluation(run))
     run.callbacks.on_end(run, run.result)
     return run.result
 

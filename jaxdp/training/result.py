@@ -5,13 +5,9 @@ import platform
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxdp import __version__
-from jaxdp.checkpoint.progress import Progress
-
-if TYPE_CHECKING:  # it imports JAX, which takes seconds; reports read results without it
-    from jaxdp.training.run import Run
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,49 +69,6 @@ class TrainResult:
             f"TrainResult(accuracy={self.accuracy:.4f}, loss={self.loss:.4f}, epochs={self.epochs:.2f}, steps={self.steps}, "
             f"wall_seconds={self.wall_seconds:.1f}, workdir={self.workdir!r}, ...)"
         )
-
-    @classmethod
-    def collect(cls, run: "Run", evaluation: dict[str, Any]) -> "TrainResult":
-        """The result of a run that has ended. All processes call this. evaluation: of the checkpoint that is the result."""
-        group, plan, progress = run.processes, run.plan, progress_now(run)
-        by_process = group.all_gather_object("bad images", progress.bad_images, while_waiting=lambda: None)
-        bad_images = {name: reason for images in by_process for name, reason in images.items()}
-        stop_reason = run.stop_reason if progress.samples < plan.total_samples else None
-        progress = dataclasses.replace(progress, bad_images=bad_images, stop_reason=stop_reason)
-        assert progress.first_step_seconds is not None
-        report, phase = group.straggler_report(whole_run=True), plan.phase_before(progress.samples)
-        has_best = run.config.stop.patience is not None
-        shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(progress)}
-        strategies = [run.compiler.shown_strategy(each) for each in plan.phases[: phase.index + 1]]
-        return cls(
-            accuracy=evaluation["eval_accuracy"],
-            top5=evaluation.get("eval_top5"),
-            loss=evaluation["eval_loss"],
-            eval_examples=evaluation["eval_examples"],
-            epochs=run.epoch,
-            seconds_to_first_step=progress.first_step_seconds,
-            images_per_second=progress.samples / progress.training_seconds,
-            devices=phase.devices,
-            device_kind=run.devices[0].device_kind,
-            mesh=phase.shape,
-            versions=versions(),
-            workdir=run.location,
-            strategy=", ".join(dict.fromkeys(strategies)),
-            processes=group.num_processes,
-            hosts=len(set(group.host_numbers)),
-            waiting_share=report.get("waiting_share", 0.0),
-            slowest=report.get("slowest", []),
-            save_error=run.checkpoints.last_error,
-            best_samples=evaluation["samples"] if has_best else None,
-            best_epoch=evaluation["epoch"] if has_best else None,
-            stopped_early=stop_reason is not None,
-            **{name: getattr(progress, name) for name in shared},
-        )
-
-
-def progress_now(run: "Run") -> Progress:
-    """The progress of a run with its times and bad images up to now."""
-    return dataclasses.replace(run.progress, wall_seconds=run.clock.wall_seconds, bad_images=run.datasets.bad_images)
 
 
 @cache

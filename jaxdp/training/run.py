@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config, at_image_size
+from jaxdp.data.datasets import Datasets
 from jaxdp.data.prefetch import (
     DeviceIterator,
     batch_sharding,
@@ -23,21 +26,15 @@ from jaxdp.data.prefetch import (
     rows_per_chunk,
     to_global,
 )
+from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.errors import kind_of, printable
+from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training.clock import Clock, TimedStep
 from jaxdp.training.evaluation import evaluation_logits
+from jaxdp.training.result import TrainResult
 from jaxdp.training.state import StateLayout, TrainState, from_host, replicate, replicated
-
-if TYPE_CHECKING:
-    from jaxdp.checkpoint.manager import CheckpointManager
-    from jaxdp.checkpoint.manifest import Manifest
-    from jaxdp.data.datasets import Datasets
-    from jaxdp.distributed.signal_handler import SignalHandler
-    from jaxdp.planning import Plan, PlannedPhase
-    from jaxdp.training.callback import Callbacks
-    from jaxdp.training.result import TrainResult
-    from jaxdp.training.step_compiler import StepCompiler
+from jaxdp.training.step_compiler import StepCompiler
 
 # Fields that a callback cannot log, also without the prefix that TensorBoard and trackers leave out. run: a column of the CSV.
 RESERVED = {*RECORD_FIELDS, *(name.removeprefix("eval_") for name in RECORD_FIELDS), "request", "run"}
@@ -65,6 +62,19 @@ class HeldOut(NamedTuple):
     logits: np.ndarray
 
 
+class Hooks(Protocol):
+    """The callbacks of a run, as the loop calls them: `jaxdp.training.callback.Callbacks`."""
+
+    users: list[Any]
+    of_hook: dict[str, Any]
+
+    def on_start(self, run: "Run") -> None: ...
+
+    def call(self, hook: str, run: "Run", argument: Any) -> None: ...
+
+    def on_end(self, run: "Run", result: TrainResult | None) -> None: ...
+
+
 class Run:
     """A run in training: what it is, where it stands, and what callbacks may ask for.
 
@@ -81,15 +91,15 @@ class Run:
 
     def __init__(
         self,
-        compiler: "StepCompiler",
-        datasets: "Datasets",
+        compiler: StepCompiler,
+        datasets: Datasets,
         workdir: Path,
         *,
         data_fingerprint: dict[str, str],
         location: str,
-        signals: "SignalHandler",
-        checkpoints: "CheckpointManager",
-        callbacks: "Callbacks",
+        signals: SignalHandler,
+        checkpoints: CheckpointManager,
+        callbacks: Hooks,
         info: Callable[[str], Any],
         status: Callable[[str], Any],
         resume_action: str,
@@ -129,7 +139,7 @@ class Run:
         self._predictor = cache(self._make_predictor)
 
     @property
-    def plan(self) -> "Plan":
+    def plan(self) -> Plan:
         """What the run does."""
         return self.compiler.plan
 
@@ -296,7 +306,7 @@ def _checked_reason(method: str, reason: str) -> str:
     return printable(reason)
 
 
-def open_batches(compiler: "StepCompiler", datasets: "Datasets", phase: "PlannedPhase", *, first: int = 0) -> DeviceIterator:
+def open_batches(compiler: StepCompiler, datasets: Datasets, phase: PlannedPhase, *, first: int = 0) -> DeviceIterator:
     """The batches of a phase from `first` samples seen on, loaded in the background. Close it when done."""
     config, resident = compiler.plan.config, compiler.images is not None
     data, chunk = at_image_size(config, phase.image_size).data, None

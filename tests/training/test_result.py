@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.training.result import TrainResult, progress_now, versions
+from jaxdp.training.ending import collect_result, progress_now
+from jaxdp.training.result import TrainResult, versions
 
 PROGRESS = Progress(
     **{"samples": 96, "steps": 12, "training_seconds": 8.0, "evaluation_seconds": 2.0, "input_seconds": 0.25},
@@ -85,7 +86,7 @@ FINISHED = {"samples": 192, "images_per_second": 24.0, "devices": 4, "mesh": (1,
 )
 def test_each_field_is_what_the_run_has_counted(options, without, changed):
     evaluation = {name: value for name, value in EVALUATION.items() if name not in without}
-    assert dataclasses.asdict(TrainResult.collect(run(**options), evaluation)) == SHARED | changed
+    assert dataclasses.asdict(collect_result(run(**options), evaluation)) == SHARED | changed
 
 
 def test_a_result_of_the_required_fields_alone_describes_a_run_without_incidents_of_one_process():
