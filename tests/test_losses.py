@@ -12,7 +12,7 @@ import jaxdp
 from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
 from jaxdp.data.batch_sources import ArraySource
-from jaxdp.data.class_weights import with_class_weights
+from jaxdp.data.classes import with_class_weights
 from jaxdp.data.datasets import with_classes
 from jaxdp.errors import ConfigError
 from jaxdp.losses import binary_cross_entropy, cross_entropy, label_weights, rank_of_label

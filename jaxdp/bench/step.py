@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.table import Table
 
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.analysis.tables import table_of
-from jaxdp.bench import roofline
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
 from jaxdp.config import Config, Schedule
 from jaxdp.errors import ConfigError, plural
+from jaxdp.parallel import timing
+from jaxdp.parallel.mesh import AXES
 from jaxdp.sizes import model_summary
 from jaxdp.xla import kernels, options
 
@@ -172,7 +174,7 @@ def run(
         "kernels": None,
     }
     keep(record)
-    measured = roofline.measure(mesh, config.model.dtype)
+    measured = measure_ceilings(mesh, config.model.dtype)
     record["ceilings"] = {"measured": measured} | ceilings
     if profile:
         keep(record)
@@ -255,3 +257,42 @@ def _kernel_table(profile: dict) -> Table:
     if profile["elsewhere_seconds"] is not None:
         table.add_row("unknown kernels", "", f"{1e3 * profile['elsewhere_seconds']:,.2f}")
     return table
+
+
+MATRIX_SIDE = {"cpu": 2048, "gpu": 8192}
+CALLS = {"cpu": 1, "gpu": 20}  # between two waits; each takes a noticeable part of a call on a GPU
+VECTOR_ELEMENTS = {"cpu": 2**25, "gpu": 2**29}  # over all devices; larger than any cache
+
+
+def measure_ceilings(mesh: Mesh, dtype: str, *, repeats: int = 7) -> dict[str, float]:
+    """{"flops", "bytes_per_second"}, medians of all devices of a mesh together, each working independently.
+
+    flops: of the product of two square matrices of `dtype`. bytes_per_second: read and written when adding to a long float32
+    vector.
+    """
+    kind = "cpu" if mesh.devices.flat[0].platform == "cpu" else "gpu"
+    side, calls, elements = MATRIX_SIDE[kind], CALLS[kind], VECTOR_ELEMENTS[kind] // mesh.size
+    rows = PartitionSpec(AXES)
+
+    def on_each_device(function: Callable, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Callable[[], jax.Array]:
+        make_inputs = jax.jit(
+            lambda: jax.random.normal(jax.random.key(0), (mesh.size, *shape), dtype), out_shardings=NamedSharding(mesh, rows)
+        )
+        inputs = make_inputs()
+        mapped = jax.jit(jax.shard_map(lambda x: function(x[0])[None], mesh=mesh, in_specs=rows, out_specs=rows))
+        compiled = mapped.lower(inputs).compile()
+
+        def call() -> jax.Array:
+            for _ in range(calls):
+                out = compiled(inputs)
+            return out
+
+        return call
+
+    measured = {
+        "flops": on_each_device(lambda x: x @ x, (side, side), jnp.dtype(dtype)),
+        "bytes_per_second": on_each_device(lambda x: x + 1, (elements,), jnp.float32),
+    }
+    work = {"flops": 2 * side**3 * mesh.size, "bytes_per_second": 2 * 4 * elements * mesh.size}
+    seconds = timing.time_alternately(measured, repeats)
+    return {name: calls * work[name] / statistics.median(seconds[name]) for name in measured}

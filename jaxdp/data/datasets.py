@@ -13,7 +13,7 @@ import numpy as np
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.batch_sources import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
-from jaxdp.data.class_names import matching_labels, names_of
+from jaxdp.data.classes import matching_labels, names_of
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError, printable

@@ -13,7 +13,7 @@ import numpy as np
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data.batch_sources import ArraySource
-from jaxdp.data.class_names import matching_labels
+from jaxdp.data.classes import matching_labels
 from jaxdp.data.datasets import Datasets, Source, class_error, model_classes, pixel_stats, resized
 
 FILE = Path(__file__).with_name("digits.npz")

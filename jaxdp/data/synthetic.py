@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxdp.config import Config
-from jaxdp.data.class_names import matching_labels
+from jaxdp.data.classes import matching_labels
 from jaxdp.data.datasets import Datasets, Source, class_error, pixel_stats, resized
 
 CLASSES = 1000  # unless the model's number is given

@@ -14,7 +14,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config
 from jaxdp.data import progress
 from jaxdp.data.batch_sources import ArraySource, DataError
-from jaxdp.data.class_weights import with_class_weights
+from jaxdp.data.classes import with_class_weights
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup

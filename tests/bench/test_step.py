@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jaxdp.bench import roofline
+from jaxdp.bench import step
 from jaxdp.bench import step as bench_step
 from jaxdp.cli.main import main
 from jaxdp.config import Config, Data, Model, Optimizer, Phase
@@ -16,8 +16,8 @@ from jaxdp.sizes import model_summary
 
 
 def test_run_reports_rates_memory_and_ceilings(tiny, monkeypatch):
-    monkeypatch.setitem(roofline.MATRIX_SIDE, "cpu", 64)
-    monkeypatch.setitem(roofline.VECTOR_ELEMENTS, "cpu", 4096)
+    monkeypatch.setitem(step.MATRIX_SIDE, "cpu", 64)
+    monkeypatch.setitem(step.VECTOR_ELEMENTS, "cpu", 4096)
     record = bench_step.run(tiny, make_mesh(2, 2), batch=8, repeats=2, seconds=0.01)
     assert record["images_per_second"] == pytest.approx(8 / record["step_seconds"])
     assert record["fastest"] <= record["step_seconds"] <= record["slowest"]
@@ -38,8 +38,8 @@ def test_timed_step_is_written_before_its_profile(tiny, monkeypatch, tmp_path):
     def profile_kernels(step, steps):
         raise MemoryError
 
-    monkeypatch.setitem(roofline.MATRIX_SIDE, "cpu", 64)
-    monkeypatch.setitem(roofline.VECTOR_ELEMENTS, "cpu", 4096)
+    monkeypatch.setitem(step.MATRIX_SIDE, "cpu", 64)
+    monkeypatch.setitem(step.VECTOR_ELEMENTS, "cpu", 4096)
     monkeypatch.setattr(bench_step.kernels, "profile_kernels", profile_kernels)
     words = "bench step --model.depth 18 --model.width 4 --data.source synthetic --data.image-size 32 --model.stem small"
     words += " --mesh.cpu-devices 8 --batch-size 8 --repeats 2 --seconds 0.01 --no-starts --kernels --output"

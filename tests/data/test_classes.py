@@ -13,7 +13,7 @@ from PIL import Image
 import jaxdp
 from jaxdp.config import Config, Data
 from jaxdp.data import sources
-from jaxdp.data.class_names import matching_labels
+from jaxdp.data.classes import matching_labels
 from jaxdp.data.datasets import with_classes
 from jaxdp.errors import ConfigError
 
