@@ -328,14 +328,15 @@ def measure_hosts(job: Job) -> dict:
 
 def predicted_seconds(row: dict, measured: dict) -> float:
     """Seconds of the step of a row of the record, as `jaxdp plan --hosts 4 --network` predicts them."""
-    from jaxdp.analysis.network_model import SHARDED, Network, predict
+    from jaxdp.analysis.cost_model import Links
+    from jaxdp.analysis.network_model import SHARDED, predict
     from jaxdp.sizes import model_summary
 
     plan = step_plan(row["mesh"], {name: row[name] for name in ("wire_dtype", "overlap", "update")})
     bandwidth = PAYLOAD * RATES[row["rate"]]
-    network = Network(measured["latency"], bandwidth, measured["device_bandwidth"], devices_per_host=DEVICES, gloo=True)
+    links = Links(measured["latency"], bandwidth, measured["device_bandwidth"], devices_per_host=DEVICES, gloo=True)
     images_per_second = STEP_IMAGES / HOSTS / DEVICES / measured["computation"]
-    (phase,) = predict(plan, model_summary(plan.config), network, rate=images_per_second)["phases"]
+    (phase,) = predict(plan, model_summary(plan.config), links, rate=images_per_second)["phases"]
     return phase["strategies"][row["strategy"] + SHARDED * (row["update"] == "sharded")]["step_seconds"]
 
 
