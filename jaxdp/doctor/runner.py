@@ -38,9 +38,6 @@ def _check_versions(result: ResultBuilder) -> None:
 def make_table(results: list[CheckResult]) -> Table:
     """Status, name and message of every check; below a warning or an error, its fix."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
     for result in results:
         table.add_row(Text(result.status, COLORS[result.status]), result.check, Text(result.message))
         if result.fix:

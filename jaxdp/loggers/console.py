@@ -5,12 +5,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -20,9 +19,7 @@ from jaxdp.errors import plural, print_safe, printable_lines
 from jaxdp.files import discard_output
 
 PRINT_SECONDS = 15.0  # least time between printed step lines without a terminal: a log stays short
-PLAIN_WIDTH = 128
 BAR_COLUMNS = 110  # narrowest terminal that shows the bar itself
-GAP = 2  # spaces between the columns of a table
 
 
 def format_duration(seconds: float) -> str:
@@ -57,41 +54,14 @@ def _is_interactive(stream: TextIO) -> bool:
     return True
 
 
-def _printable_cell(cell: Any) -> Text:
-    """The text of a table's cell, which may quote untrusted text, without markup."""
-    return Text(printable_lines(cell), cell.style if isinstance(cell, Text) else "")
-
-
-def _column_widths(table: Table, columns: list[list[Text]], available: int) -> list[int]:
-    """Widths of a table's columns that together fit `available` characters, if that breaks neither words nor numbers.
-
-    The widest column that can be narrowed is narrowed first.
-    """
-    widths, least = [], []
-    for column, cells in zip(table.columns, columns, strict=True):
-        header = str(column.header) if table.show_header else ""
-        lines = [line for cell in cells for line in cell.plain.split("\n")]
-        is_whole = column.no_wrap or column.justify == "right"  # a number and its unit stay on one line
-        words = lines if is_whole else [word for line in lines for word in line.split()]
-        widths.append(max(map(cell_len, [header, *lines])))
-        least.append(max(map(cell_len, [*header.split(), *words]), default=0))
-    while sum(widths) + GAP * (len(widths) - 1) > available and widths != least:
-        widest = max((index for index in range(len(widths)) if widths[index] > least[index]), key=widths.__getitem__)
-        widths[widest] -= 1
-    return widths
-
-
-def _lines_of_rows(table: Table, columns: list[list[Text]]) -> Iterator[Text]:
-    """The rows of a table as lines `name: value` with an empty line between rows; without a header, one line per row."""
-    for number, row in enumerate(zip(*columns, strict=True)):
-        if not table.show_header:
-            yield Text(": ").join(cell for cell in row if cell)
-            continue
-        if number:
-            yield Text()
-        for column, cell in zip(table.columns, row, strict=True):
-            if cell:
-                yield Text.assemble((f"{column.header}: ", "table.header"), cell)
+def _printable(table: Table) -> Table:
+    """A table without frame, title, caption and markup; its cells may quote untrusted text."""
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=table.show_header)
+    for column in table.columns:
+        shown.add_column(column.header, justify=column.justify, overflow="fold")
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        shown.add_row(*(Text(printable_lines(cell), cell.style if isinstance(cell, Text) else "") for cell in row))
+    return shown
 
 
 class _Console(Console):
@@ -174,7 +144,7 @@ class Screen(Quiet):
             file=stream,
             highlight=False,
             soft_wrap=True,
-            width=None if self.live else PLAIN_WIDTH,
+            width=None if self.live else sys.maxsize,
             force_terminal=None if self.live else False,  # a launcher's pseudo-terminal may end in a file: no colors
         )
         self.progress: Progress | None = None
@@ -208,29 +178,16 @@ class Screen(Quiet):
         self.console.print(printable_lines(text), markup=False, emoji=False)
 
     def table(self, table: Table) -> None:
-        """Print a table; in a terminal that is too narrow for its words, its rows as lines `name: value`.
+        """Print a table: in a terminal as wide as it; elsewhere each row is one line.
 
         Title and caption are separate lines, because rich would wrap them to the table's width.
         """
         if table.title:
             self.info(str(table.title))
-        columns = [[_printable_cell(cell) for cell in column.cells] for column in table.columns]
-        widths = _column_widths(table, columns, self.console.width)
-        total = sum(widths) + GAP * (len(widths) - 1)
-        if self.live and total > self.console.width:
-            for line in _lines_of_rows(table, columns):
-                self.console.print(line, soft_wrap=False, overflow="fold")
-        else:
-            shown = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=table.show_header)
-            for column, width in zip(table.columns, widths, strict=True):
-                shown.add_column(column.header, justify=column.justify, width=width, overflow="fold")
-            for row in zip(*columns, strict=True):
-                shown.add_row(*row)
-            options = self.console.options.update_width(max(total, self.console.width))
-            for segments in self.console.render_lines(shown, options, pad=False):
-                line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
-                line.rstrip()
-                self.console.print(line)
+        for segments in self.console.render_lines(_printable(table), pad=False):
+            line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+            line.rstrip()
+            self.console.print(line)
         if table.caption:
             self.info(str(table.caption))
 
