@@ -218,7 +218,3 @@ def test_no_time_is_taken_from_a_clock_that_can_be_set():
     for path in sorted({*PACKAGE.rglob("*.py")} - exempt):
         found = re.search(r"\btime\.(time|time_ns|ctime)\(|\bdatetime\b|\bst_[mc]time\b", path.read_text())
         assert found is None, f"{path}: {found}"
-
-
-def test_the_readme_can_be_read_in_two_minutes():
-    assert len((PACKAGE.parent / "README.md").read_text().split()) <= 500
