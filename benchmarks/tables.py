@@ -17,7 +17,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 import accuracy
 import audit
-import callbacks
 import changes
 import chaos
 import collectives
@@ -29,8 +28,6 @@ import loaders
 import lr_range
 import mutations
 import network
-import object_storage_data
-import object_storage_runs
 import process_failures
 import staleness
 import startup
@@ -279,7 +276,6 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "memory": of("memory", compiled.memory_table, "compiled.py"),
     "lr_range": of("lr_range", lr_range.table, "lr_range.py"),
     "startup": of("startup", startup.table),
-    "callbacks": of("callbacks", callbacks.table, "callbacks.py"),
     "allreduce": of("allreduce_cpu", allreduce),
     "scaling": of("scaling_cifar10_cpu", scaling),
     "compiled": of("compiled", compiled.strategies_table),
@@ -293,9 +289,6 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "cores": of("input_cores", loaders.cores_table),
     "loader": of("loader_augmentations", loaders.augmentations_table),
     "chaos": of("chaos", chaos.table, "chaos.py"),
-    "object_storage_data": of("object_storage_data", object_storage_data.table, "object_storage_data.py"),
-    "object_reads": of("object_storage_data", object_storage_data.reads_table, "object_storage_data.py"),
-    "object_storage_runs": of("object_storage_runs", object_storage_runs.table, "object_storage_runs.py"),
     "process_failures": of("process_failures", process_failures.table, "process_failures.py"),
     "cuts": of("network", network.cuts_table, "cluster/network.py", "cuts"),
     "mutations": of("mutations", mutations.table, "mutations.py"),
@@ -325,6 +318,9 @@ def main():
             stale.append(page)
         if "--check" not in arguments:
             path.write_text(new)
+    if "--check" in arguments:
+        for table in MEASUREMENTS.values():
+            table()  # raises if a script no longer fits its record
     if "--check" in arguments and stale:
         sys.exit(f"{', '.join(stale)}: out of date; run python benchmarks/tables.py")
 

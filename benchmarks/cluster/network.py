@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from hosts import Hosts
@@ -326,17 +326,25 @@ def measure_hosts(job: Job) -> dict:
     }
 
 
+@cache
+def planned(mesh: tuple[int, int], wire_dtype: str, overlap: bool, update: str) -> tuple:
+    """The plan of a step, and the summary of its model."""
+    from jaxdp.sizes import model_summary
+
+    plan = step_plan(mesh, {"wire_dtype": wire_dtype, "overlap": overlap, "update": update})
+    return plan, model_summary(plan.config)
+
+
 def predicted_seconds(row: dict, measured: dict) -> float:
     """Seconds of the step of a row of the record, as `jaxdp plan --hosts 4 --network` predicts them."""
     from jaxdp.analysis.cost_model import Links
     from jaxdp.analysis.network_model import SHARDED, predict
-    from jaxdp.sizes import model_summary
 
-    plan = step_plan(row["mesh"], {name: row[name] for name in ("wire_dtype", "overlap", "update")})
+    plan, summary = planned(tuple(row["mesh"]), *(row[name] for name in ("wire_dtype", "overlap", "update")))
     bandwidth = PAYLOAD * RATES[row["rate"]]
     links = Links(measured["latency"], bandwidth, measured["device_bandwidth"], devices_per_host=DEVICES, gloo=True)
     images_per_second = STEP_IMAGES / HOSTS / DEVICES / measured["computation"]
-    (phase,) = predict(plan, model_summary(plan.config), links, rate=images_per_second)["phases"]
+    (phase,) = predict(plan, summary, links, rate=images_per_second)["phases"]
     return phase["strategies"][row["strategy"] + SHARDED * (row["update"] == "sharded")]["step_seconds"]
 
 
