@@ -6,17 +6,14 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxdp.checkpoint.manager import CheckpointManager
-from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import Config, at_image_size
-from jaxdp.data.datasets import Datasets
 from jaxdp.data.prefetch import (
     DeviceIterator,
     batch_sharding,
@@ -26,15 +23,20 @@ from jaxdp.data.prefetch import (
     rows_per_chunk,
     to_global,
 )
-from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.errors import kind_of, printable
-from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training.clock import Clock, TimedStep
 from jaxdp.training.evaluation import evaluation_logits
-from jaxdp.training.result import TrainResult
 from jaxdp.training.state import StateLayout, TrainState, from_host, replicate, replicated
-from jaxdp.training.step_compiler import StepCompiler
+
+if TYPE_CHECKING:  # the loop imports none of them
+    from jaxdp.checkpoint.manager import CheckpointManager
+    from jaxdp.checkpoint.manifest import Manifest
+    from jaxdp.data.datasets import Datasets
+    from jaxdp.distributed.signal_handler import SignalHandler
+    from jaxdp.planning import Plan, PlannedPhase
+    from jaxdp.training.result import TrainResult
+    from jaxdp.training.step_compiler import StepCompiler
 
 # Fields that a callback cannot log, also without the prefix that TensorBoard and trackers leave out. run: a column of the CSV.
 RESERVED = {*RECORD_FIELDS, *(name.removeprefix("eval_") for name in RECORD_FIELDS), "request", "run"}
@@ -72,7 +74,7 @@ class Hooks(Protocol):
 
     def call(self, hook: str, run: "Run", argument: Any) -> None: ...
 
-    def on_end(self, run: "Run", result: TrainResult | None) -> None: ...
+    def on_end(self, run: "Run", result: "TrainResult | None") -> None: ...
 
 
 class Run:
@@ -91,14 +93,14 @@ class Run:
 
     def __init__(
         self,
-        compiler: StepCompiler,
-        datasets: Datasets,
+        compiler: "StepCompiler",
+        datasets: "Datasets",
         workdir: Path,
         *,
         data_fingerprint: dict[str, str],
         location: str,
-        signals: SignalHandler,
-        checkpoints: CheckpointManager,
+        signals: "SignalHandler",
+        checkpoints: "CheckpointManager",
         callbacks: Hooks,
         info: Callable[[str], Any],
         status: Callable[[str], Any],
@@ -139,7 +141,7 @@ class Run:
         self._predictor = cache(self._make_predictor)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> "Plan":
         """What the run does."""
         return self.compiler.plan
 
@@ -306,7 +308,7 @@ def _checked_reason(method: str, reason: str) -> str:
     return printable(reason)
 
 
-def open_batches(compiler: StepCompiler, datasets: Datasets, phase: PlannedPhase, *, first: int = 0) -> DeviceIterator:
+def open_batches(compiler: "StepCompiler", datasets: "Datasets", phase: "PlannedPhase", *, first: int = 0) -> DeviceIterator:
     """The batches of a phase from `first` samples seen on, loaded in the background. Close it when done."""
     config, resident = compiler.plan.config, compiler.images is not None
     data, chunk = at_image_size(config, phase.image_size).data, None
