@@ -20,7 +20,7 @@ else:
     digits = LazyModule("jaxdp.data.digits")
     file = LazyModule("jaxdp.data.file")
     folder = LazyModule("jaxdp.data.folder")
-    given = LazyModule("jaxdp.data.from_python")
+    from_python = LazyModule("jaxdp.data.from_python")
     losses = LazyModule("jaxdp.losses")
     models = LazyModule("jaxdp.models")
     optimizer = LazyModule("jaxdp.optim.optimizer")

@@ -189,7 +189,7 @@ def test_prepared_data_that_do_not_fit_in_the_cache_raise_one_line(imagenet, tmp
 def test_a_copy_with_a_byte_that_was_flipped_in_transit_is_made_again(imagenet, tmp_path, monkeypatch):
     (file,) = imagenet.rglob("*-train.array_record-*")
     data = file.read_bytes()
-    far = remote.Source(f"file://{file.parent}", Storage(directory=str(tmp_path)))
+    far = remote.RemoteData(f"file://{file.parent}", Storage(directory=str(tmp_path)))
     info = ObjectInfo(len(data), f"md5:{hashlib.md5(data).hexdigest()}")
     monkeypatch.setattr(Location, "info", lambda self, name: info)
     flip_a_byte(monkeypatch)

@@ -210,7 +210,7 @@ FAILED = r"jaxdp: rank 1 on \S+ failed in step 7: "
         (
             "fault of the watching thread",  # supervision goes on
             [
-                r"the thread status-files raised KeyError: 'a bug'; raised at .*supervisor.py:\d+ in _judge_all",
+                r"the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all",
                 f"{FAILED}exited without a message",
             ],
         ),
