@@ -42,7 +42,7 @@ def latest_valid(folder: Path, max_samples: int | None = None, *, below: str = "
 def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
     """The checkpoints saved right after an evaluation, best first; ties are broken in favor of the newer one.
 
-    metric: a name in `jaxdp.choices.STOP_METRICS`. Checkpoints whose value is not finite are left out.
+    metric: a name in `jaxdp.choices.STOP_METRICS`. Checkpoints with a value that is not finite are omitted.
     """
     sign = STOP_METRICS[metric].sign
     values = [(manifest.metric(metric), manifest) for manifest in manifests]
@@ -51,11 +51,11 @@ def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
 
 
 def candidates(found: Mapping[int, Manifest | str], checkpoint: str, metric: str, *, field: str = "--checkpoint") -> list[int]:
-    """Samples of the checkpoints that a name in CHECKPOINT_NAMES may mean, in order: it means the first one that is valid.
+    """Samples of the checkpoints that a name in CHECKPOINT_NAMES may mean, in order; it means the first valid one.
 
-    "result": the best checkpoint that early stopping recorded in the newest one, else the newest. found: samples -> manifest,
-    or why it cannot be read, newest first. metric: the run's `stop.metric`. Raises ConfigError that names `field` if "best" has
-    no evaluation.
+    "result": the best checkpoint that early stopping recorded in the newest one, else the newest. found: samples -> manifest or
+    the reason why it cannot be read, newest first. metric: the run's `stop.metric`. Raises ConfigError that names `field` if
+    "best" has no evaluation.
     """
     valid = [manifest for manifest in found.values() if isinstance(manifest, Manifest)]
     if checkpoint == "best":
@@ -71,7 +71,7 @@ def candidates(found: Mapping[int, Manifest | str], checkpoint: str, metric: str
 def named_checkpoints(manifests: list[Manifest], metric: str) -> dict[str, int]:
     """Name in CHECKPOINT_NAMES -> samples of the checkpoint that it means among `manifests`, valid ones, newest first.
 
-    metric: the run's `stop.metric`. Names without a checkpoint are left out.
+    metric: the run's `stop.metric`. Names without a checkpoint are omitted.
     """
     found = {manifest.samples: manifest for manifest in manifests}
     orders = {name: candidates(found, name, metric) for name in ("result", "newest")}

@@ -56,15 +56,15 @@ class Rollback(NamedTuple):
 
 
 class Uploader(Protocol):
-    """complete_here: whether all processes write to one directory; otherwise their parts reach rank 0's directory later."""
+    """complete_here: whether all processes write to one directory; otherwise parts reach rank 0's directory later."""
 
     complete_here: bool
 
     def enqueue(self, samples: int) -> None:
-        """Upload the checkpoint of `samples` samples, which is complete. All processes call this, in the saving thread."""
+        """Upload the complete checkpoint of `samples` samples. All processes call this, in the saving thread."""
 
     def reject(self, *, after: int, reason: str) -> None:
-        """Mark the checkpoints of more than `after` samples as not to be used. Rank 0 alone calls this."""
+        """Mark the checkpoints of more than `after` samples as rejected. Rank 0 alone calls this."""
 
 
 _last_saves: dict[Path, Future] = {}  # by folder; a save may outlive its run if a second signal ended the run
@@ -118,7 +118,7 @@ class CheckpointManager:
         self.check()
         placed = state if placed is None else placed
         is_sharded = not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(placed))
-        # Shards have few bytes, so all are compared; of a state that is whole on every device, only the parameters.
+        # Shards have few bytes, so all are compared; of a whole state, only the parameters.
         diverged = replicas.diverged_devices(placed if is_sharded else getattr(placed, "params", placed))
         parts = replicas.part_checksums(placed) if self.group.num_processes > 1 else {}
         report = StateReport([*map(str, diverged)], parts, metadata.get("progress", {}).get("bad_images", {}))
@@ -213,7 +213,7 @@ class CheckpointManager:
         return self.retention.audited
 
     def quarantine_unaudited(self) -> Rollback:
-        """Rename to NAME.suspect all checkpoints after the last audit that passed, or else after the one resumed from."""
+        """Rename to NAME.suspect all checkpoints after the last audit that passed, or else after the resumed one."""
         samples = self.retention.resumed if self.retention.audited is None else self.retention.audited
         trusted = None if samples is None else self.latest_valid(samples)
         quarantined, failures = [], []
@@ -224,7 +224,7 @@ class CheckpointManager:
                 except OSError as error:
                     failures.append(f"{path} ({error.strerror})")
         if self.uploader:
-            after = trusted.samples if trusted else samples  # this checkpoint may be only at the URL
+            after = trusted.samples if trusted else samples  # this checkpoint may exist only at the URL
             self.uploader.reject(after=-1 if after is None else after, reason="it was saved after the last audit that passed")
         return Rollback(trusted.path if trusted else None, quarantined, failures)
 
@@ -235,7 +235,7 @@ class CheckpointManager:
         return orbax_io.make_checkpointer(self.group.rank)
 
     def _try_save(self) -> None:
-        """Take the steps of a save that a file system may refuse, in a folder of this process."""
+        """Try what a file system may refuse in a save, in a folder of this process."""
         group, path = self.group, self.folder / f"{UNFINISHED}{TRIAL}-{self.group.rank}"
         renamed = path.with_name(f"{path.name}-renamed")
         group.status.set_background_save("a trial of a save")
@@ -315,7 +315,8 @@ class CheckpointManager:
         return None
 
     def _abandon(self, path: Path, error: str) -> None:
-        """Remove a failed save, which no process writes any more. A single process continues without it; several must end."""
+        """Remove a failed save, which no process writes any more. A single process continues without it; several processes must
+        end."""
         remove(path)
         message = f"the checkpoint {path} could not be saved ({error})"
         if self.group.num_processes > 1:
@@ -325,8 +326,8 @@ class CheckpointManager:
         self.info(f"{message}; training continues, and {kept}")
 
     def _clean_up(self) -> None:
-        """Complete a save that was interrupted between its manifest and its final name. Remove what other saves left: Orbax may
-        have written to it for a moment after a failure."""
+        """Complete a save that was interrupted between its manifest and its final name. Remove the remains of other saves:
+        Orbax may have written them just after a failure."""
         for path in [*self.folder.glob(f"{UNFINISHED}*")]:
             final = path.with_name(path.name.removeprefix(UNFINISHED))
             with contextlib.suppress(CheckpointError, OSError):

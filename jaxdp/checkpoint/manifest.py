@@ -35,7 +35,7 @@ class CorruptCheckpoint(CheckpointError):
 
 
 class UnreadableCheckpoint(TrainingError, CheckpointError):
-    """A checkpoint that could not be read for another reason, such as missing permission. It may be valid and is kept."""
+    """A checkpoint that could not be read for a different reason, such as missing permission. It may be valid and is kept."""
 
 
 def _check_inside(name: str) -> str:
@@ -118,13 +118,13 @@ class Manifest:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a directory's name is a plain decimal number, as a checkpoint's is."""
+    """Whether a directory's name is a plain decimal number, like a checkpoint's."""
     return re.fullmatch("0|[1-9][0-9]*", name) is not None
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint at `path`. Raises CorruptCheckpoint if it is missing, damaged or from another
-    checkpoint, or if `path` is a link or no directory; UnreadableCheckpoint on other I/O errors."""
+    """The manifest of the checkpoint at `path`. Raises CorruptCheckpoint if it is missing, damaged or from a different
+    checkpoint, or if `path` is a link or no directory. Raises UnreadableCheckpoint on other I/O errors."""
     file = path
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -184,7 +184,7 @@ def part_folder(part: int, parts: int) -> str:
 
 
 def file_checksum(path: Path, expected_bytes: int | None = None) -> list:
-    """[bytes, CRC-32 in hexadecimal] of a file; [bytes, None], without reading it, if its size is not `expected_bytes`."""
+    """[bytes, CRC-32 in hexadecimal] of a file; [bytes, None] if its size is not `expected_bytes`."""
     num_bytes, crc = 0, 0
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size

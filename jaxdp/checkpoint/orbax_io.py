@@ -38,8 +38,8 @@ class CheckpointMismatch(Exception):
 def make_checkpointer(rank: int) -> "ocp.Checkpointer":
     """An Orbax checkpointer that reads in this process alone, and writes only what this process passes to it.
 
-    It is not asynchronous: jaxdp's saving thread waits for it. Orbax's own time limit follows a clock that can be set, and
-    several processes would take each other's signals for their own. It has no barriers between processes, because these would
+    It is not asynchronous: jaxdp's saving thread waits for it. Orbax's own time limit uses a clock that can be set, and several
+    processes would mistake each other's signals for their own. There are no barriers between processes, because they would
     interleave with the collectives of the training step.
     """
     import orbax.checkpoint as ocp
@@ -64,7 +64,7 @@ def write_state(checkpointer: "ocp.Checkpointer", path: Path, host_state: Any, *
 
 
 def try_write(path: Path) -> None:
-    """Write a file in a folder with the library that Orbax writes arrays with. Importing Orbax would delay the first step."""
+    """Write a file in a folder with the library that Orbax uses for arrays. Importing Orbax would delay the first step."""
     import tensorstore
 
     store = tensorstore.KvStore.open({"driver": "file", "path": f"{path.absolute() / STATE}/"}).result()
@@ -137,7 +137,7 @@ def load_state(manifest: Manifest, abstract_state: Any) -> Any:
 
 
 def verify_checkpoint(manifest: Manifest) -> None:
-    """Compare every file and every array of a checkpoint with its manifest, whatever its model is.
+    """Compare every file and every array of a checkpoint, of any model, with its manifest.
 
     Raises CorruptCheckpoint, and UnreadableCheckpoint if Orbax cannot read it.
     """

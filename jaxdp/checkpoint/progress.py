@@ -23,12 +23,12 @@ class Progress:
     """Position and history of a run, saved with every checkpoint. Seconds add up over all sessions of the run.
 
     first_step_seconds: from the start of the command to the first step, in the last session that took one. last_evaluation:
-    record of the last evaluation. evaluation_due: an evaluation was requested and has not run; it follows step
-    evaluation_step. best, not_improved (early stopping): record of the best evaluation, and number of evaluations since the
-    last one that improved. retained: samples of checkpoints that are never removed. audits: number of audits that passed;
-    audited_step: step of the last one; audited_checkpoint: samples of the newest checkpoint at that time. loss_exploded: the
-    warning about an exploded loss was shown. stop_reason: why the run ends after step stop_step; None if it continues.
-    sessions: number of times the run was started. records: number of records that the log had received.
+    record of the last evaluation. evaluation_due: an evaluation was requested and has not run. It follows step evaluation_step.
+    best, not_improved (early stopping): record of the best evaluation, and number of evaluations since the last one that
+    improved. retained: samples of checkpoints that are never removed. audits: number of audits that passed; audited_step: step
+    of the last one; audited_checkpoint: samples of the newest checkpoint at that time. loss_exploded: the warning about an
+    exploded loss was shown. stop_reason: why the run ends after step stop_step; None if it continues. sessions: number of times
+    the run was started. records: number of records that the log had received.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")

@@ -10,7 +10,7 @@ import google_crc32c
 import jax
 import numpy as np
 
-WHOLE = ""  # among the numbers of parts: the checksum of the whole state
+WHOLE = ""  # in place of the number of a part: the whole state
 
 
 def array_checksum(array: np.typing.ArrayLike) -> str:
@@ -99,7 +99,7 @@ def rejection_reason(samples: int, reports: list[StateReport], hosts: list[str])
 
 
 def _diverged_ranks(reports: list[StateReport]) -> list[int]:
-    """The ranks whose state differs from most ranks' state; if parts differ, the ranks whose part differs from most copies."""
+    """The ranks whose state differs from most ranks; if parts differ, the ranks whose part differs from most copies."""
     by_part: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, report in enumerate(reports):
         for part, checksum in report.checksums.items():

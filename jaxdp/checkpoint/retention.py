@@ -10,7 +10,7 @@ from jaxdp.checkpoint.manifest import Manifest
 class Retention:
     """Keeps the newest `keep` checkpoints, the best one by `metric`, the retained ones and the last audited one.
 
-    With early stopping, also keeps the best one that each of these names in its progress: the run may return to it.
+    With early stopping, also keeps the best checkpoint in the progress of each of these: the run may return to it.
     Checkpoints are identified by their number of samples. metric: a name in `jaxdp.choices.STOP_METRICS`. retained: checkpoints
     that are never removed. audited: the newest checkpoint when an audit last passed. resumed: the checkpoint this session
     started from, kept until an audit passes. uploading: the checkpoint that is being uploaded.
@@ -24,7 +24,7 @@ class Retention:
     uploading: int | None = None
 
     def continue_from(self, manifest: Manifest) -> None:
-        """Adopt the retained and audited checkpoints that the run had when it saved this checkpoint."""
+        """Adopt the retained and audited checkpoints of the run at the time of this checkpoint."""
         progress = manifest.metadata["progress"]
         self.retained, self.audited = [*progress.get("retained", [])], progress.get("audited_checkpoint")
         self.resumed = manifest.samples

@@ -19,7 +19,7 @@ from jaxdp.parallel.mesh import AXES
 
 @dataclass(frozen=True)
 class ResNetModel:
-    """A ResNet as a `Network`, which says what its methods do."""
+    """A ResNet as a `Network`; see there for the methods."""
 
     module: ResNet
 
@@ -68,7 +68,7 @@ class ResNetModel:
 
 @partial(jax.jit, static_argnums=(0, 2))
 def init_resnet(module: ResNet, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
-    """`ResNetModel.init` of a module, traced once for all programs of a run; the form of its convolutions changes nothing."""
+    """`ResNetModel.init` of a module, traced once for all programs of a run; it does not depend on the form of convolutions."""
     variables = module.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
     return sample_params(key, variables["params"]), variables["batch_stats"]
 
@@ -93,8 +93,8 @@ def sample_params(key: jax.Array, stds: Tree) -> Tree:
 
 
 def create(config: Model, platform: str | None = None, *, custom_vjp: bool = True) -> Network:
-    """The network of a config. platform: the devices' platform, for `form_on`; None: JAX's default backend. custom_vjp: use
-    the hand-written gradients of a ResNet, which move less memory than those that JAX derives.
+    """The network of a config. platform: the devices' platform, for `form_on`; None: JAX's default backend. custom_vjp: use the
+    hand-written gradients of a ResNet, which move less memory than JAX's.
 
     Raises ConfigError for a name that is neither built in nor registered in this process.
     """

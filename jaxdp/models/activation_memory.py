@@ -43,7 +43,7 @@ def activation_bytes(config: ModelConfig, image_shape: tuple[int, int, int], fro
 
 
 def _bytes_by_segment(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stages: int) -> list[int]:
-    """Bytes per image that the backward pass of each trained segment needs; an array counts for the first that needs it."""
+    """Bytes per image that the backward pass of each trained segment needs; an array counts for the first such segment."""
     model = models.create(config, platform="any")
     frozen, trainable = model.split_frozen(frozen_stages)
 
@@ -99,7 +99,7 @@ def _size(variables: Iterable[Any]) -> int:
 
 
 def _stored(jaxpr: Jaxpr, inputs: Sequence[frozenset[Var]]) -> list[frozenset[Var]]:
-    """For each output of a jaxpr, the variables that elementwise operations compute it from. inputs: the same of its inputs."""
+    """For each output of a jaxpr, the variables from which elementwise operations make it. inputs: the same of its inputs."""
     origins: dict[Var, frozenset[Var]] = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def origin(variable: Any) -> frozenset[Var]:

@@ -13,7 +13,7 @@ REDUCTION_AXES = (0, 1, 2)  # batch, height and width; not the channels
 
 
 class OneValue(ConfigError):
-    """The error of a batch normalization of one value of each channel, whose result is its bias, whatever the value."""
+    """A batch normalization has only one value of each channel: its result is the bias, whatever the value."""
 
     def __init__(self, layer: str) -> None:
         self.layer = layer
@@ -51,14 +51,14 @@ class Normalization(NamedTuple):
 
     @property
     def factor(self) -> jax.Array:
-        """What x is multiplied by."""
+        """The factor on x."""
         return self.scale * self.inverse_std
 
     @property
     def center_behind_relu(self) -> jax.Array:
         """[C] float32 near the mean of the ReLU of the normalized tensor.
 
-        For a normal distribution that mean is 0 to 0.69 standard deviations of the ReLU above it.
+        For a normal distribution the mean is 0 to 0.69 standard deviations of the ReLU above this value.
         """
         return lax.stop_gradient(jnp.maximum(self.bias, 0.0))
 
@@ -69,7 +69,7 @@ class Normalization(NamedTuple):
 
         total: the sum of the cotangent behind the ReLU; product: the sum of this cotangent times x. Both are [C] float32, over
         `count` positions of this device. axes: mesh axes over which the statistics are synchronized. The gradient of x,
-        factor * masked + slope * x + constant, includes the path through mean and var; their own is zero.
+        factor * masked + slope * x + constant, includes the path through mean and var; their gradients are zero.
         """
         scale_gradient = (product - self.mean * total) * self.inverse_std
         total_mean, scale_mean = mean_over(axes, (total / count, scale_gradient / count))
@@ -87,7 +87,7 @@ class BatchNormTerm(NamedTuple):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """That of activations."""
+        """The dtype of activations."""
         return self.x.dtype
 
     def plus(self, total: jax.Array | float, fusion: Fusion) -> jax.Array:
@@ -131,5 +131,5 @@ def sums(*values: jax.Array) -> list[jax.Array]:
 
 
 def mean_over(axes: tuple[str, ...], values: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The mean over mesh axes, marked as varying over them again so that its type is the same as without axes."""
+    """The mean over mesh axes, marked as varying over them again, so its type is the same as without axes."""
     return lax.pcast(lax.pmean(values, axes), axes, to="varying") if axes else values

@@ -1,7 +1,7 @@
 """The ReLU of a sum of normalized tensors and a shortcut, which ends every part of a residual block.
 
-These passes are bound by memory bandwidth on most devices, so both directions read and write activations as rarely as possible:
-the forward pass takes one pass for the moments and one for the output, the backward pass one for two sums and one for the
+Memory bandwidth bounds these passes on most devices, so both directions read and write activations as rarely as possible. The
+forward pass takes one pass for the moments and one for the output. The backward pass takes one for two sums and one for the
 gradients.
 """
 
@@ -29,7 +29,7 @@ def bn_relu(
 
 
 def total_of(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None) -> jax.Array:
-    """The sum of terms and shortcut. Folded terms come last: each is a convolution that adds what came before it."""
+    """The sum of terms and shortcut. Folded terms come last: each is a convolution that adds the sum of the previous terms."""
     total: jax.Array | float = 0.0 if shortcut is None else shortcut.astype(jnp.float32)
     for term in sorted(terms, key=lambda term: isinstance(term, FoldedTerm)):
         total = term.plus(total, fusion)
@@ -57,7 +57,7 @@ def rectify(fusion: Fusion, terms: tuple[Term, ...], total: jax.Array) -> jax.Ar
     """The ReLU of the sum of these terms and others."""
     # Without a barrier, XLA recomputes y where the next shortcut is added, both where the third is added, and so on. Behind a
     # folded term it keeps the sum for the sign, and computes the ReLU in a separate pass. On CPUs XLA drops barriers before
-    # fusion; there a square root does it, because XLA considers it too expensive to duplicate.
+    # fusion. There a square root is the barrier, because XLA considers it too expensive to duplicate.
     if fusion.convolution == "product":
         return relu_by_sqrt(total.astype(jnp.float32)).astype(terms[0].dtype)
     return lax.optimization_barrier(jnp.maximum(total, 0).astype(terms[0].dtype))
@@ -71,8 +71,8 @@ def relu_by_sqrt(x: jax.Array) -> jax.Array:
 def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
     terms, y, has_shortcut = residuals
     if y is None and fusion.convolution == "direct":
-        # XLA's GPU compiler would write a comparison to memory for the second pass. A product stays in the passes. Where the
-        # cotangent is not finite and the mask is 0 it gives NaN: a step with such a cotangent never looks finite.
+        # XLA's GPU compiler would write a comparison to memory for the second pass. A product stays in the passes. If the
+        # cotangent is not finite and the mask is 0, the product is NaN. A step with such a cotangent is never finite anyway.
         terms = (terms[0]._replace(x=lax.optimization_barrier(terms[0].x)),)
         masked = cotangent.astype(jnp.float32) * jnp.maximum(jnp.sign(terms[0].plus(0.0, fusion)), 0.0)
         total, *sums = reduce_sums(masked, masked * terms[0].x.astype(jnp.float32))

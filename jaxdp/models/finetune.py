@@ -1,4 +1,4 @@
-"""Given parameters: runs that start from a file (`finetune.weights`) or a tree (`initial_params`), and the tree of a run."""
+"""Given parameters, from a file (`finetune.weights`) or a tree (`initial_params`), and the tree of a run."""
 
 import dataclasses
 import os
@@ -51,7 +51,7 @@ def _checked_array(name: str, leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     if not jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
         raise ConfigError(ARGUMENT, reason=f"{name} has dtype {array.dtype}", hint="convert it to float32")
-    with np.errstate(over="ignore"):  # what is beyond the range of float32 becomes infinite
+    with np.errstate(over="ignore"):  # values beyond the range of float32 become infinite
         array = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(array).all():
         raise ConfigError(ARGUMENT, reason=f"{name} has values that are not finite", hint="give finite values")
@@ -61,12 +61,12 @@ def _checked_array(name: str, leaf: Any) -> np.ndarray:
 def read_weights(
     config: Config, saved_digest: str | None = None, given: NamedTensors | None = None
 ) -> tuple[Config, NamedTensors | None]:
-    """The config with the digest of the given parameters, and these; None if the run starts from the seed.
+    """(the config with the digest of the given parameters, the parameters); None if the run starts from the seed.
 
-    saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the parameters: if the file is
-    missing, or `initial_params` is, they are None. given: the tensors of `initial_params`. Raises ConfigError if the file
-    cannot be used, if the parameters have another digest than the config, or are of another ResNet, and for frozen parts
-    without them.
+    saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the parameters: they are None if the
+    file or `initial_params` is missing. given: the tensors of `initial_params`. Raises ConfigError if the file cannot be used,
+    if the parameters have a different digest from the config or are of a different ResNet, and for frozen parts without
+    parameters.
     """
     finetune = config.finetune
     is_absent = given is None and (finetune.weights is None or not os.path.exists(finetune.weights))
@@ -116,9 +116,9 @@ def missing_file_warnings(config: Config, weights: NamedTensors | None) -> list[
 def initial_values(config: Config, given: NamedTensors | None) -> InitialValues | None:
     """The given parameters and statistics that a run starts from; None if the config says that there are none.
 
-    Tensors that the model lacks are left out, and those that are not given follow the seed, as a classifier for another number
-    of classes does; the line about them lists all these. Raises ConfigError if the run lacks its parameters, for a tensor of
-    another shape, if no tensor matches, and for an initial bias of a classifier that is given.
+    Tensors that the model lacks are omitted. Tensors that are not given are drawn from the seed, and so is a classifier for a
+    different number of classes. A line lists all these. Raises ConfigError if the run lacks its parameters, for a tensor of a
+    different shape, if no tensor matches, and for the initial bias of a given classifier.
     """
     if config.finetune.digest is None:
         return None
@@ -174,19 +174,19 @@ def _shapes_for_another_class(config: Config) -> dict[str, Shape]:
     more = dataclasses.replace(config.model, classes=config.model.class_count + 1)
     try:
         return _shapes(dataclasses.replace(config, model=more))
-    except ConfigError:  # the model allows its own number of classes alone
+    except ConfigError:  # the model allows only its own number of classes
         return _shapes(config)
 
 
 def _differ_in_classes(given: Shape, shape: Shape, more: Shape | None) -> bool:
-    """Whether a given shape differs from the model's in dimensions alone that follow from the number of classes."""
+    """Whether a given shape differs from the model's only in dimensions that follow from the number of classes."""
     if more is None or not len(given) == len(shape) == len(more):
         return False
     return all(found == own or own != other for found, own, other in zip(given, shape, more, strict=True))
 
 
 def without_root(name: str) -> str:
-    """The name of a tensor without the first part that names of registered models have."""
+    """The name of a tensor without the first part, which registered models have."""
     for tree in TREES:
         name = name.replace(f"{tree}{ROOT}/", tree, 1) if name.startswith(f"{tree}{ROOT}/") else name
     return name

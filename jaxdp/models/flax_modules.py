@@ -1,4 +1,4 @@
-"""Flax modules as networks: parameters are trained, and the statistics of Flax's `BatchNorm` averaged over workers.
+"""Flax modules as networks: their parameters are trained; a run averages the statistics of Flax's `BatchNorm` over workers.
 
 A network has one segment, or one for each submodule that a method `stages` of the module returns.
 """
@@ -63,7 +63,7 @@ class FlaxNet(ABC):
     def _apply(
         self, params: dict, batch_stats: dict, x: Any, *, index: int, train: bool, key: jax.Array | None
     ) -> tuple[Any, Mapping]:
-        """(output of a stage, in training the statistics of this batch in place of running averages, else {}).
+        """(output of a stage, the statistics of this batch in training, else {}).
 
         params, batch_stats: trees of the module with the part of this stage.
         """
@@ -128,7 +128,7 @@ class LinenNet(FlaxNet):
         return y, statistics
 
     def _call(self, module: nn.Module, x: Any, *, index: int, train: bool) -> Any:
-        """The output of a stage of the bound module; of the module itself if it declares no stages."""
+        """The output of a stage of the bound module, or of the module itself without stages."""
         called: Any = module.stages()[index] if self.paths != ((),) else module
         return called(x, **_mode_arguments(called.__call__, train))
 
@@ -136,7 +136,7 @@ class LinenNet(FlaxNet):
 class NnxNet(FlaxNet):
     """An nnx module, whose `Param` variables are trained.
 
-    build(key) constructs the module; it is called in traces only. Constants, arrays that are neither `Param` nor `BatchStat`,
+    build(key) constructs the module; it is called in traces only. Constants (arrays that are neither `Param` nor `BatchStat`)
     do not depend on the run's seed.
     """
 
@@ -221,7 +221,7 @@ class NnxNet(FlaxNet):
 
 
 def _mode_arguments(call: Callable, train: bool) -> dict[str, bool]:
-    """The keyword arguments for a module's `__call__`. Raises Unusable if it requires any others but images and rngs."""
+    """The keyword arguments for a module's `__call__`. Raises Unusable if it requires others than images and rngs."""
     _, *others = inspect.signature(call).parameters.values()
     known = {name: value == train for name, value in MODE_ARGUMENTS.items()}
     for one in others:
@@ -302,7 +302,7 @@ def _statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path]) -> A
     """Inside this context, `nn.BatchNorm` stores in training the mean and variance of the batch instead of moving averages.
 
     axes: mesh axes over which they are synchronized; None keeps each layer's own. Adds the path of every layer that is called
-    to `normalized`. Calls raise Unusable if a layer uses running averages in training, or does not in evaluation, and OneValue.
+    to `normalized`. Calls raise OneValue, and Unusable if a layer uses running averages in training or the batch in evaluation.
     """
 
     def intercept(  # noqa: PLR0917 - Flax passes arguments by position
@@ -332,7 +332,7 @@ def _statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path]) -> A
 
 
 def _noting_one_value(layer: nnx.BatchNorm, name: Path, of_one_value: set[Path]) -> Callable:
-    """The function that a layer calls with its input, which adds `name` to a set if that has one value of each channel."""
+    """The function that a layer calls with its input. It adds `name` to a set if the input has one value of each channel."""
     promote = layer.promote_dtype
 
     def noting(arrays: tuple, **options: Any) -> Any:
@@ -344,7 +344,7 @@ def _noting_one_value(layer: nnx.BatchNorm, name: Path, of_one_value: set[Path])
 
 
 def _values_of_channel(layer: nn.BatchNorm | nnx.BatchNorm, shape: tuple[int, ...]) -> int:
-    """Over how many values of each channel a layer averages, on all devices that it synchronizes."""
+    """The number of values of each channel that a layer averages, on all devices that it synchronizes."""
     channel_axes: Any = layer.axis if isinstance(layer.axis, Iterable) else (layer.axis,)
     channels, groups = math.prod(shape[axis] for axis in channel_axes), layer.axis_index_groups
     devices = 1 if layer.axis_name is None else lax.axis_size(layer.axis_name)
@@ -362,7 +362,7 @@ def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _names(path: tuple) -> Path:
-    """A path in a module, whose lists have integer indices, as names."""
+    """A path in a module as names; lists have integer indices."""
     return tuple(map(str, path))
 
 
@@ -378,5 +378,5 @@ def _constants(module: nnx.Module) -> dict[Path, Any]:
 
 
 def _with_value(variable: Any, value: Any) -> Any:
-    """A copy of a variable with another value; the same for None."""
+    """A copy of a variable with a new value; unchanged for None."""
     return variable if value is None else jax.tree.map(lambda _: value, variable)

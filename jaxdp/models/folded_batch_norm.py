@@ -1,8 +1,8 @@
 """Batch normalization folded into the 1x1 convolution before it, in training: the convolution's result is never written.
 
-With S = mean(h h^T) and m = mean(h), x = h W has the mean m W and the variance diag(W^T (S - m m^T) W). They are known before x
-is, so that scale and shift go into the kernel and a bias. The gradient needs no x either: docs/performance.md derives it.
-Folding pays where h has fewer channels than x: at the end of a bottleneck block, and in most downsampling shortcuts.
+With S = mean(h h^T) and m = mean(h), x = h W has the mean m W and the variance diag(W^T (S - m m^T) W). Both are known before
+x, so scale and shift go into the kernel and a bias. The gradient needs no x either: docs/performance.md derives it. Folding
+pays where h has fewer channels than x: at the end of a bottleneck block, and in most downsampling shortcuts.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Projection(NamedTuple):
 
     @property
     def rounded_kernel(self) -> jax.Array:
-        """The kernel as a convolution in the dtype of h takes it, float32."""
+        """The kernel rounded to the dtype of h, as float32."""
         info = jnp.finfo(self.h.dtype)
         return lax.reduce_precision(self.kernel, exponent_bits=info.nexp, mantissa_bits=info.nmant)
 
@@ -66,7 +66,7 @@ class FoldedTerm(NamedTuple):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """That of activations."""
+        """The dtype of activations."""
         return self.projection.h.dtype
 
     def plus(self, total: jax.Array | float, fusion: Fusion) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What a file of weights states besides tensors: the preparation of images, class names, and BlurPool, which has no weights.
+"""What a file of weights has besides tensors: the preparation of images, class names, and BlurPool, which has no weights.
 
 jaxdp has metadata for all. timm stores `pretrained_cfg` as JSON in the metadata of a safetensors file, or in the `config.json`
 beside it, as on the Hugging Face hub. Older files of that name hold its entries at the top.
@@ -24,15 +24,15 @@ METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
 ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
 MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
 USUAL = Preprocessing(eval_size=224, eval_resize=0.875, eval_interpolation="bilinear")
-"""That of torchvision's first weights and of most papers, for files that state none."""
+"""The preprocessing of torchvision's first weights and most papers, for files without any."""
 
 PixelStat = float | tuple[float, ...]
 
 
 def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
-    """What a readable safetensors file states, in jaxdp's metadata, in timm's, or in timm's file beside it.
+    """The preprocessing in a readable safetensors file: in jaxdp's metadata, in timm's, or in timm's file beside it.
 
-    Values that it does not state are None or empty. Raises ConfigError, naming `field`, for statements that cannot be followed.
+    Missing values are None or empty. Raises ConfigError, naming `field`, for values that cannot be used.
     """
     metadata = metadata_of(read_regular(path, MAX_FILE_BYTES))
     beside = Path(path).parent / TIMM_FILE
@@ -52,7 +52,7 @@ def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
 
 
 def classes_of(path: str | Path, field: str) -> list[str] | None:
-    """The class names that a readable safetensors file states, [] for numbers; None if it states none.
+    """The class names in a readable safetensors file, [] for numbers; None without any.
 
     Raises ConfigError, naming `field`, for anything but a list of names.
     """
@@ -75,8 +75,8 @@ def metadata_of(data: bytes) -> dict[str, str]:
 def _of_timm(stated: Any) -> Preprocessing:
     """The preprocessing of a `pretrained_cfg`, whose `test_` entries replace the training entries.
 
-    An entry that is missing is not stated. Raises ValueError for one that is null, except `test_` entries, which timm may leave
-    empty, and for images that jaxdp does not prepare.
+    Raises ValueError for images that jaxdp does not prepare, and for an entry that is null; timm may leave `test_` entries
+    empty.
     """
     if not isinstance(stated, dict):
         raise ValueError(f"{TIMM} is {json.dumps(stated)[:60]}, not an object")
@@ -114,7 +114,7 @@ def checked(stated: dict[str, Any]) -> Preprocessing:
 
 
 def as_dict(preprocessing: Preprocessing) -> dict[str, Any]:
-    """The values that are given, by field."""
+    """The given values, by field."""
     return {name: value for name, value in vars(preprocessing).items() if value not in (None, ())}
 
 
@@ -131,7 +131,7 @@ def with_preprocessing(data: Data, preprocessing: Preprocessing) -> Data:
 
 
 def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
-    """That of a run's evaluation. mean, std: of its normalization; see `jaxdp.data.sources.Datasets`."""
+    """The preprocessing of a run's evaluation. mean, std: of its normalization; see `jaxdp.data.sources.Datasets`."""
     crops_first = config.data.eval_interpolation == "area"
     shares = [tuple(np.broadcast_to(np.asarray(stat) / 255, 3).tolist()) for stat in (mean, std)]
     return Preprocessing(
@@ -144,14 +144,14 @@ def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
 
 
 def describe(preprocessing: Preprocessing) -> str:
-    """The preprocessing in one line, with `USUAL` for what it does not give."""
+    """The preprocessing in one line, with `USUAL` for missing values."""
     return evaluation_words(Config(data=with_preprocessing(Data(source="given"), merge(USUAL, preprocessing))))
 
 
 def stated_blur_pool(path: str, metadata: Mapping[str, str]) -> str | None:
-    """The form of BlurPool that a file states: in jaxdp's metadata, or by the architecture in timm's metadata or `config.json`.
+    """The form of BlurPool of a file, from jaxdp's metadata, or from the architecture in timm's metadata or `config.json`.
 
-    None if it states none. Raises ValueError for another filter, which jaxdp does not have.
+    None if it is not stated. Raises ValueError for a filter that jaxdp does not have.
     """
     form = _entry(metadata.get("model", ""), "blur_pool")
     if form is not None:

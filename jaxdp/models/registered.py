@@ -20,7 +20,7 @@ from jaxdp.network import ROOT, apply_in_segments
 from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.registration import model_hint
 
-CLASS_COUNTS = ("classes", "num_classes")  # parameters of a module class, which then takes these in place of the config
+CLASS_COUNTS = ("classes", "num_classes")  # parameters of a module class that takes them in place of the config
 CALL_HINT = (
     f"a Flax module is called with images [B, H, W, 3] and those of {', '.join(MODE_ARGUMENTS)} that it takes, its class with "
     "the number of classes if it has a parameter `classes`, else with the model config"
@@ -60,7 +60,7 @@ class RegisteredModel:
         return self.net.segments
 
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
-        """(frozen segments, trainable segments): nothing is frozen, because only a ResNet can be."""
+        """(frozen segments, trainable segments): nothing is frozen, which only a ResNet supports."""
         return (), self.segments
 
     def trainable(self, tree: dict, frozen_stages: int) -> dict:
@@ -78,7 +78,8 @@ class RegisteredModel:
     ) -> tuple[jax.Array, dict]:
         """(logits, moments); see `Network.apply`. key: of dropout, in training.
 
-        Raises ConfigError if the model fails, or returns logits of another shape, or moments of other layers than batch_stats.
+        Raises ConfigError if the model fails, returns logits of a wrong shape, or moments of layers that are not in
+        batch_stats.
         """
         return apply_in_segments(self, params, batch_stats, images, train=train, key=key)
 
@@ -165,7 +166,7 @@ def _build_net(config: ModelConfig) -> FlaxNet | FunctionPair:
 def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, Any], bool]:
     """(positional arguments, keyword arguments without rngs, whether it takes rngs) for the registered function.
 
-    A module class that has a parameter `classes` or `num_classes` takes that, and `dtype`, in place of the config.
+    A module class with a parameter `classes` or `num_classes` takes it, and `dtype`, in place of the config.
     """
     is_module = inspect.isclass(build) and issubclass(build, (nn.Module, nnx.Module))
     given: list = [config]
@@ -188,7 +189,7 @@ def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, An
 
 
 def _check_receives_nothing(config: ModelConfig, registered: str) -> None:
-    """Raise ConfigError if a field asks for a change of the network that cannot reach it. registered: what has been."""
+    """Raise ConfigError if a field asks for a change that cannot reach the network. registered: what was registered."""
     for field in ("shortcut", "squeeze_excitation", "blur_pool", "drop_path", "classifier_bias"):
         value = getattr(config, field)
         if value != getattr(ModelConfig(), field):
@@ -199,7 +200,7 @@ def _check_receives_nothing(config: ModelConfig, registered: str) -> None:
 
 @contextmanager
 def _errors_in_one_line(name: str, hint: str = CALL_HINT) -> Iterator[None]:
-    """Turn an error of a registered model into a ConfigError that says where in the model it arose."""
+    """Turn an error of a registered model into a ConfigError that names its place in the model."""
     try:
         yield
     except ConfigError:

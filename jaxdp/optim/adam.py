@@ -12,8 +12,8 @@ from jaxdp.optim.lars import is_matrix_or_larger, scale_by_trust_ratio, with_sch
 def scale_by_adam(*, b1: float | jax.Array, b2: float, eps: float) -> optax.GradientTransformation:
     """g -> m / (sqrt(s) + eps), with unbiased moving averages m of g and s of g^2.
 
-    Adam divides a moving average by 1 - b^t, which is wrong once b has changed. Here the constant 1 is averaged beside each and
-    divides it; that average equals 1 - b^t while b is constant. b1: may differ in every step.
+    Adam divides a moving average by 1 - b^t, which is wrong once b has changed. Here the average is divided by the moving
+    average of the constant 1, which equals 1 - b^t while b is constant. b1: may differ in every step.
     """
 
     def init(params: Any) -> Any:
@@ -35,7 +35,7 @@ def lamb(
 ) -> optax.GradientTransformation:
     """LAMB, algorithm 2 of You et al. (arXiv 1904.00962): u = m / (sqrt(s) + eps) + b w; w = w - L norm(w) / norm(u) u.
 
-    m and s are unbiased moving averages of the gradient and its square, also where b1 changes. Decay b and the ratio of norms
+    m and s are unbiased moving averages of the gradient and its square, even if b1 changes. Decay b and the ratio of norms
     apply to tensors of two or more dimensions, as with LARS.
 
     learning_rate, b1: a float, a traced scalar or a schedule (step -> value). Its `update` needs the parameters.

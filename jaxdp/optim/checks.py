@@ -42,7 +42,7 @@ def check_loss(optimizer: Optimizer, classes: int) -> None:
 def check_optimizer(config: Optimizer, params: Any) -> None:
     """Trace the first update of a registered optimizer. params: arrays or shapes, float32.
 
-    Raises ConfigError if it fails, or if updates or the new state have other shapes or dtypes than parameters or state.
+    Raises ConfigError if it fails, or if updates or the new state differ in shape or dtype from parameters or state.
     """
     if config.name not in OPTIMIZERS.registered:
         return

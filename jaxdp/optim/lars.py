@@ -84,15 +84,15 @@ def lars(
     nesterov: bool = False,
     mask: Any = None,
 ) -> optax.GradientTransformation:
-    """LARS (You et al., arXiv 1708.03888): momentum SGD with a rate for each tensor by the ratio of the norms of weights w and
+    """LARS (You et al., arXiv 1708.03888): momentum SGD whose rate for each tensor follows the norms of its weights w and
     gradient g.
 
     v = m v + L t (g + b w); w = w - v (Nesterov: w = w - (L t (g + b w) + m v)), with learning rate L, velocity v, momentum m
     and decay b. t = trust_coefficient * norm(w) / (norm(g) + b * norm(w) + eps), or 1 if a norm is 0.
 
     learning_rate, momentum: a float, a traced scalar or a schedule (step -> value). mask: a tree of bools, or a function of the
-    parameters that returns one, True where trust ratio and decay apply (default: tensors of two or more dimensions).
-    Its `update` needs the parameters. optax.lars has norm(g + b w) in the denominator, and no momentum that changes.
+    parameters that returns one: whether trust ratio and decay apply (default: to tensors of two or more dimensions).
+    Its `update` needs the parameters. optax.lars has norm(g + b w) in the denominator, and a constant momentum.
     """
     mask = is_matrix_or_larger if mask is None else mask
 
@@ -115,7 +115,7 @@ def with_schedules(build: Callable[..., optax.GradientTransformation], **hyperpa
 
 
 def in_float32(rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    """A rule that computes in float32, and keeps its state in it, where gradient and parameters have 16 bits.
+    """A rule that computes and keeps its state in float32 even if gradient and parameters have 16 bits.
 
     Updates have the dtypes of the parameters, and the state keeps its own, whatever the dtypes of hyperparameters.
     """

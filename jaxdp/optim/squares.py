@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-# Maps each of its trees to a tree with a float32 scalar, the sum of squares of the whole tensor, in place of each tensor.
+# Replaces each tensor of its trees by a float32 scalar, the sum of squares of the whole tensor.
 SumOfSquares = Callable[..., tuple]
 
 
@@ -28,12 +28,12 @@ class SquaredNorms(NamedTuple):
 
     @classmethod
     def compute(cls, gradient: Any, params: Any, of: SumOfSquares = local_sums_of_squares) -> "SquaredNorms":
-        """Those of two trees, in one call of `of`."""
+        """The sums of two trees, in one call of `of`."""
         of_gradient, of_params = of(gradient, params)
         return cls(of_gradient, of_params, of)
 
     def scale_gradient(self, factor: jax.Array) -> "SquaredNorms":
-        """Those of the gradient times a factor."""
+        """The sums with the gradient times a factor."""
         return self._replace(gradient=jax.tree.map(lambda square: factor**2 * square, self.gradient))
 
 

@@ -1,8 +1,8 @@
 """All-reduce of gradients over the two-dimensional mesh: the stages of the strategies, and buckets of packed tensors.
 
-A stage is a function of a flat vector that is called inside `shard_map`; the stages of a strategy (`jaxdp/strategies.py`)
-together return the sum of the vectors of all devices. `all_reduce_sum` applies a strategy to a tree: it packs tensors into
-buckets and applies the stages to each bucket. `Overlap` does so for each segment of a network during the backward pass.
+A stage is a function of a flat vector, called inside `shard_map`. The stages of a strategy (`jaxdp/strategies.py`) together
+return the sum of the vectors of all devices. `all_reduce_sum` applies a strategy to a tree: it packs tensors into buckets and
+applies the stages to each bucket. `Overlap` does so for each segment of a network during the backward pass.
 A shard is the piece of a vector that one device sums or owns.
 """
 
@@ -87,7 +87,7 @@ def all_gather_rows(shard: jax.Array) -> jax.Array:
 def parameter_server(vector: jax.Array) -> jax.Array:
     """The devices send their vectors to device 0 one after another, then receive the sum one after another.
 
-    The baseline whose time grows with the number of devices (Li et al., OSDI 2014, with one server).
+    A baseline: its time grows with the number of devices (Li et al., OSDI 2014, with one server).
     """
     devices, device = lax.axis_size(AXES), lax.axis_index(AXES)
     vector_sum = vector
@@ -116,7 +116,7 @@ def check_vma(strategy: str | Stage) -> bool:
 
 
 def wire_dtype_of(config: Reduce) -> jnp.dtype | None:
-    """The dtype in which gradients are sent and added; None keeps the dtype of each leaf, which is float32."""
+    """The dtype of gradients while they are sent and added; None keeps the dtype of each leaf, which is float32."""
     return None if config.wire_dtype == "float32" else jnp.dtype(config.wire_dtype)
 
 
@@ -173,15 +173,14 @@ def all_reduce_sum(
     tree: floating-point arrays of any shapes, this device's.
     strategy: the name of an all-reduce strategy, or a function that is its single stage. Pass check_vma=False to `shard_map`:
         JAX can verify only some strategies (`check_vma`), and would itself sum the gradient of unmarked parameters.
-    wire_dtype: the dtype in which vectors are sent and added, one of `WIRE_BYTES`; None keeps the dtype of each leaf.
+    wire_dtype: the dtype of vectors while they are sent and added, one of `WIRE_BYTES`; None keeps the dtype of each leaf.
     bucket_bytes: see `buckets.assign_buckets`.
-    sharded: leave out the last stage of a strategy that gathers shards; each device gets its shard of every sum (see
-        `jaxdp.parallel.shards`).
+    sharded: omit the last stage, which gathers shards; each device gets its shard of every sum (see `jaxdp.parallel.shards`).
 
     Returns leaves with their original dtypes. Every strategy has the derivative of `jax.lax.psum`, forward and reverse.
-    Raises ConfigError for an unknown strategy or dtype, a strategy that does not support this number of devices, leaves that
-    are no floating-point arrays or are equal on all devices, and a call outside of `shard_map`; and for a derivative where JAX
-    cannot verify that the sum is equal on all devices, but `check_vma` is True.
+    Raises ConfigError for an unknown strategy or dtype, a strategy that does not support this number of devices, and a call
+    outside of `shard_map`. Leaves must be floating-point arrays that may differ between devices. For a derivative with
+    check_vma=True, JAX must be able to verify that the sum is equal on all devices.
     """
     _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded)
 
@@ -221,7 +220,7 @@ def reduce_tree(
 
 
 class Bucket:
-    """Tensors that are reduced together, and the stages that are still to be run.
+    """Tensors that are reduced together, and their remaining stages.
 
     vector: the current value. contribution: this device's vector before the first stage. stages: not yet run. indices:
     positions of the tensors among the leaves of their tree. tensors: their shapes and dtypes.
@@ -258,9 +257,10 @@ class Bucket:
 
 
 class ShardedBucket(Bucket):
-    """A bucket that leaves out the last stage of its strategy: each device ends with its shard of every tensor.
+    """A bucket without the last stage of its strategy: each device ends with its shard of every tensor.
 
-    vector: the first shards of all tensors, then the second ones, and so on; after the stages, the sums of one of these parts.
+    vector: the first shards of all tensors, then the second shards, and so on; after the stages, the sums of one of these
+    parts.
     """
 
     def __init__(self, leaves: Sequence[jax.Array], indices: list[int], *, stages: Sequence[Stage], wire_dtype: Any) -> None:
@@ -280,7 +280,7 @@ class ShardedBucket(Bucket):
             start += shape[-1]
 
     def gathered(self) -> jax.Array:
-        """The sum of `contribution` over all devices, after all stages and the one that is left out of the step."""
+        """The sum of `contribution` over all devices, after all stages and the one that the step omits."""
         return self.gather_stage(self.vector) if self.vector.size else self.vector
 
 
@@ -309,14 +309,14 @@ class Overlap:
     """All-reduce of a network's gradients, segment by segment, that overlaps with the backward pass.
 
     XLA can hide a collective only behind operations that its schedule places between the collective's start and end. By default
-    it computes the gradients of all weights last, and all collectives follow them. Here an optimization barrier holds the
+    it computes the gradients of all weights last, and all collectives follow them. Here an optimization barrier delays the
     backward pass of the next segment until this segment's gradients and the stages started one segment earlier are done. So
     every stage of every bucket can overlap with the backward pass of one whole segment. The segments of a ResNet are its stem,
     its blocks and its head.
 
-    See `all_reduce_sum` for the arguments. divisor: gradients are divided by it before they are sent. segments: (gradient,
-    its buckets) of each segment, in backward order; they are appended to `sent`, if given. in_flight: buckets with a stage that
-    has started and is not yet awaited.
+    See `all_reduce_sum` for the arguments. divisor: gradients are divided by it before they are sent. segments: (gradient, its
+    buckets) of each segment, in backward order; also appended to `sent`, if given. in_flight: buckets with a started stage that
+    is not yet awaited.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class Overlap:
         return cotangent
 
     def reduce(self, gradient: dict, segments: Iterable[Sequence[str]]) -> dict:
-        """The sums of a gradient that is there already, after gradient accumulation: in the same messages."""
+        """The sums of a complete gradient, after gradient accumulation, in the same messages."""
         for segment in reversed([*segments]):
             self.enqueue((), {name: gradient[name] for name in segment})
         return self.wait_all()
@@ -369,12 +369,12 @@ class Overlap:
 def gather_tensors(
     shards: Any, tensors: Any, strategy: str | Stage, *, bucket_bytes: int | None = BUCKET_BYTES, in_one_copy: bool = False
 ) -> Any:
-    """The whole tensors of a tree; each device holds a shard of each. Call inside `shard_map` over both mesh axes.
+    """The whole tensors of a tree, from the shards on the devices. Call inside `shard_map` over both mesh axes.
 
     shards: this device's, as `all_reduce_sum(..., sharded=True)` returns them. tensors: a tree of objects with the shape of
-    each tensor and the dtype in which it is sent and returned. strategy, bucket_bytes: as for `all_reduce_sum`; the strategy's
-    last stage is the one that gathers. in_one_copy: join the parts of all tensors of a bucket in one kernel; it saves a kernel
-    for each small tensor, and would copy large ones once more.
+    each tensor and its dtype, also on the wire. strategy, bucket_bytes: as for `all_reduce_sum`; the last stage of the strategy
+    gathers. in_one_copy: join the parts of all tensors of a bucket in one kernel. This saves a kernel for each small tensor,
+    but copies large tensors once more.
     """
     leaves, structure = jax.tree.flatten(shards)
     whole, gather, parts = jax.tree.leaves(tensors), stages_of(strategy)[-1], lax.axis_size(HORIZONTAL)

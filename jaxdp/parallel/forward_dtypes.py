@@ -1,4 +1,4 @@
-"""The dtype that a network casts each parameter to before it uses it, so that no more bits than needed are gathered."""
+"""The dtype to which a network casts each parameter before use, so that no more bits than needed are gathered."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ MOVES = {"broadcast_in_dim", "copy", "pvary", "pcast", "reshape", "rev", "slice"
 
 
 def forward_dtypes(config: Config, model: Network, *, params: Any, batch_stats: Any, devices: int) -> Any:
-    """For each parameter: `config.model.dtype` if every use, forward and backward, casts it to that, else float32.
+    """For each parameter: `config.model.dtype` if every use, forward and backward, casts it to this dtype, else float32.
 
     model: is traced, not run. params, batch_stats: shapes and dtypes. devices: their number; it
     divides the global batch of a phase without a per-worker batch. The uses of all phases count, because the form of a network
@@ -67,7 +67,7 @@ class _Uses:
         self.indices: dict[int, dict[Any, list[tuple[Any, int]]]] = {}
 
     def dtypes(self, jaxpr: Any, variable: Any) -> Iterator[Any]:
-        """The dtype to which each use of a variable casts it; its own for a use that computes with it or returns it."""
+        """For each use of a variable, the dtype after its cast; its own for a use that computes with it or returns it."""
         if any(out is variable for out in jaxpr.outvars):
             yield variable.aval.dtype
         for equation, place in self._index(jaxpr).get(variable, ()):

@@ -78,9 +78,9 @@ def make_mesh(
 ) -> "jax.sharding.Mesh":
     """A mesh with the axes "vertical" (rows) and "horizontal" (devices of a row); consecutive devices form a row.
 
-    vertical, horizontal: the sizes of the axes. Those that are None follow from the number of devices: without both, each
-    process is a row, and in a single process the mesh is nearly square. devices: the first vertical * horizontal of them are
-    used (default: `jax.devices()`). Raises ConfigError for sizes that do not fit the devices.
+    vertical, horizontal: the sizes of the axes; None computes them from the number of devices. Without both, each process is a
+    row; in a single process the mesh is nearly square. devices: the first vertical * horizontal of them are used (default:
+    `jax.devices()`). Raises ConfigError for sizes that do not fit the devices.
     """
     import jax
     from jax.sharding import AxisType

@@ -1,9 +1,9 @@
 """Arithmetic of audits: the sum of a bucket by a reference reduction, and the largest difference that rounding explains.
 
-Two sums of the same N numbers, in another order or by another algorithm, differ by rounding alone. A computed sum differs from
-the exact one by at most ((1 + u)^h - 1) sum_i |x_i|, where h is the largest number of additions that a number passes through
-(at most N - 1 in any order) and u is half the distance from 1 to the next number of the dtype (Higham, Accuracy and Stability
-of Numerical Algorithms, 2nd ed., 2002, section 4.2). If the difference is larger, one of the two results is not the sum.
+Two sums of the same N numbers, in a different order or by a different algorithm, differ only by rounding. A computed sum
+differs from the exact sum by at most ((1 + u)^h - 1) sum_i |x_i| (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
+ed., 2002, section 4.2). Here h is the largest number of additions that a number passes through, at most N - 1 in any order; u
+is half the distance from 1 to the next number of the dtype. If the difference is larger, one of the two results is not the sum.
 """
 
 import math
@@ -32,9 +32,10 @@ REFERENCE_REDUCTIONS: dict[str, tuple[Stage, ...]] = {
 
 
 def reference_reduction(strategy: str, vertical: int, horizontal: int) -> str:
-    """The key of `REFERENCE_REDUCTIONS` that audits a strategy on a mesh: other collectives, or the same over other axes.
+    """The key of `REFERENCE_REDUCTIONS` that audits a strategy on a mesh: different collectives, or the same over different
+    axes.
 
-    The ring if all share a collective with the strategy, or if the strategy's collectives cannot be traced.
+    The ring if all reductions share a collective with the strategy, or if the strategy's collectives cannot be traced.
     """
     mesh = abstract_mesh(vertical, horizontal)
     try:

@@ -1,8 +1,8 @@
 """Shards of tensors along the rows of the mesh, for a sharded update (Xu et al., arXiv 2004.13336).
 
-A device in column x of a mesh of X columns holds the x-th of X equal parts of every tensor, in the tensor's own order; the last
-parts are padded with zeros. A shard keeps the number of dimensions of its tensor (at least one): all but the last have size 1,
-so that a rule such as "decay tensors with two or more dimensions" means the same for shards.
+A device in column x of a mesh of X columns holds the x-th of X equal parts of every tensor, in the tensor's own order. The last
+parts are padded with zeros. A shard has as many dimensions as its tensor (at least one); all but the last have size 1. So a
+rule such as "decay tensors with two or more dimensions" also holds for shards.
 """
 
 import math
@@ -20,7 +20,8 @@ from jaxdp.parallel.mesh import HORIZONTAL
 
 
 def shard_shape(shape: Sequence[int], parts: int, shard_parts: int = 1) -> tuple[int, ...]:
-    """The shape of `shard_parts` consecutive shards of a tensor in `parts` parts; of all of them: the shape on all devices."""
+    """The shape of `shard_parts` consecutive shards of a tensor in `parts` parts; with all of them, the shape on all
+    devices."""
     return (1,) * (len(shape) - 1) + (shard_parts * shard_size(shape, parts),)
 
 
@@ -52,7 +53,7 @@ def own_shard(tensor: jax.Array) -> jax.Array:
 
 
 def sums_of_squares_along_rows(*trees: Any) -> tuple:
-    """For each tree, the sum of squares of every tensor, whose shards the devices hold: one float32 message along the rows.
+    """For each tree, the sum of squares of every tensor, from the shards on the devices: one float32 message along the rows.
 
     Call inside `shard_map`. Shards are padded with zeros, which add nothing.
     """

@@ -43,8 +43,8 @@ def time_alternately(
 def exact_inputs(dtype: Any, devices: int) -> np.ndarray:
     """Inputs of all devices, [devices, PERIOD] float64, whose sum is exact in `dtype` in any order of additions.
 
-    All partial sums are integers that the dtype represents. If there are too many devices for random integers, some devices
-    have 1 and the others 0.
+    All partial sums are integers that the dtype represents. If there are too many devices for random integers, the values are 1
+    on some devices and 0 on the rest.
     """
     largest, random = 2 ** (jnp.finfo(dtype).nmant + 1), np.random.default_rng(devices)
     if largest >= devices:

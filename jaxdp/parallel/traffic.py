@@ -92,7 +92,7 @@ def _count(jaxpr: Any, times: int | None, *, axis_sizes: dict[str, int], counts:
 
 
 def _exchanges(params: dict[str, Any], devices: int) -> list[tuple[int, tuple[int, ...] | None]]:
-    """(`group`, `senders`) of each `Collective` that a primitive over so many devices is. A device sends nothing to itself."""
+    """(`group`, `senders`) of each `Collective` of a primitive over so many devices. A device sends nothing to itself."""
     if devices == 1:
         return []
     if "perm" in params:
@@ -139,7 +139,7 @@ class StepTraffic:
         return sent.tolist()
 
     def senders(self, collective: Collective) -> list[int]:
-        """The devices that send in a collective: those at its positions along its axes, in every group."""
+        """The devices that send in a collective: in every group, the devices at its positions along its axes."""
         mesh = np.arange(self.devices).reshape(self.vertical, self.horizontal)
         axes = [AXES.index(axis) for axis in collective.axes]
         positions = math.prod(mesh.shape[axis] for axis in axes)

@@ -6,7 +6,7 @@ They are imported on first use, so that a command handles signals before it impo
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers and editors see; the names of the table below
+if TYPE_CHECKING:  # for type checkers and editors; the same names as in the table below
     from jaxdp.planning import PlannedPhase as PlannedPhase
     from jaxdp.session.assembly import open_run as open_run
     from jaxdp.session.directory import open_directory as open_directory

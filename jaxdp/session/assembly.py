@@ -32,9 +32,8 @@ from jaxdp.training.run import Run
 def open_run(session: Session, prepared: Preparation, directory: RunDirectory) -> Iterator[Run]:
     """The run in the open directory: mesh, model and step, checkpoints, callbacks and log.
 
-    At the end of the context, result.json is written and the result shown. Before a stop signal or an error leaves the context,
-    the last step is saved. Raises ConfigError if the run does not fit into memory, TrainingError if it cannot continue, and
-    Stopped after a stop signal.
+    The end of the context writes result.json and shows the result. A stop signal or an error first saves the last step. Raises
+    ConfigError if the run does not fit into memory, TrainingError if it cannot continue, and Stopped after a stop signal.
     """
     group, screen, signals = session.group, session.screen, session.signals
     screen.table(start_table(prepared.plan, runtime.describe(prepared.devices, group), prepared.summary))

@@ -17,7 +17,7 @@ from jaxdp.training.result import TrainResult
 
 
 class RunDirectory(NamedTuple):
-    """The directory of a session. result: of a run that is finished. remarks: lines to show after the table at the start."""
+    """The directory of a session. result: of a finished run. remarks: lines to show after the table at the start."""
 
     result: TrainResult | None
     trackers: Trackers
@@ -79,6 +79,6 @@ def show_and_check(session: Session, result: TrainResult) -> None:
 
 
 def _waiting(session: Session) -> str | None:
-    """Say that the run makes progress; returns why it is to stop, if it is."""
+    """Record that the run makes progress; returns the reason to stop, if any."""
     session.group.status.record_progress()
     return session.signals.stop_reason

@@ -1,4 +1,4 @@
-"""The job of a training run: what to train, and where and how."""
+"""The job of a training run: what to train, where and how."""
 
 import time
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from jaxdp.validation import check_type, validate, with_choices
 
 @dataclass(frozen=True)
 class Job:
-    """What to train. The first eight fields are the arguments of `jaxdp.train`; a command adds the others.
+    """What to train. The first eight fields are the arguments of `jaxdp.train`; a command adds the rest.
 
     screen: where progress is shown (None: inline in a notebook, else on stdout). started: `time.monotonic()` at the start of
-    the command, for the reported times. signals: a `SignalHandler` that the caller enters (None: one is entered during the
-    run); one that is not entered receives no signals. notes: lines to show after the table at the start. cluster, coordinator,
-    processes, rank: how the processes of the run start, as `jaxdp.distributed.launchers.detect` takes them.
+    the command, for the reported times. signals: a `SignalHandler` that the caller has entered (None: the run enters one);
+    without that it receives no signals. notes: lines to show after the table at the start. cluster, coordinator, processes,
+    rank: how the processes of the run start; see `jaxdp.distributed.launchers.detect`.
     """
 
     config: Config

@@ -14,7 +14,7 @@ from jaxdp.session.processes import Session
 
 @contextmanager
 def open_origin(session: Session) -> Iterator[Manifest | None]:
-    """The checkpoint that --resume names, if any, which is downloaded from a URL for the time of the context.
+    """The checkpoint that --resume names, if any. One at a URL is downloaded until the context ends.
 
     All processes call this. Rank 0 chooses the checkpoint at a URL, because a run may still save there. Raises ConfigError.
     """

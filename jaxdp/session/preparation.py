@@ -1,4 +1,4 @@
-"""What a run is made of before its directory is opened: JAX, data, plan and start values, the same on all processes."""
+"""Preparation before the run directory is opened: JAX, data, plan and start values, the same on all processes."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -28,8 +28,8 @@ from jaxdp.validation import changes
 class Preparation(NamedTuple):
     """What a run is made of. start: what it starts from if its directory has no checkpoint. summary: see `model_summary`.
 
-    newest: the checkpoint that the run continues, on rank 0. saved_batches: the batches with which the run began, if it has.
-    remarks: lines to show after the table at the start.
+    newest: the checkpoint that the run continues, on rank 0. saved_batches: the batches with which the run began, if it has
+    begun. remarks: lines to show after the table at the start.
     """
 
     plan: Plan
@@ -98,7 +98,7 @@ def prepare(session: Session, origin: Manifest | None) -> Preparation:
 
 
 def _saved_digest(session: Session, origin: Manifest | None) -> str | None:
-    """The digest of the given parameters that the run to be resumed stored; None for a new run, and for another file."""
+    """The digest of the given parameters, as stored by the run to be resumed; None for a new run, and for another file."""
     if session.resume == "never":
         return None
     try:

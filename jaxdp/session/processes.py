@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """One job, from the time when its processes have joined until they leave.
+    """One job, while its processes are joined.
 
     job: checked. given: the tensors of its `initial_params`. screen: shows nothing except on rank 0. notes: lines to show after
-    the table at the start. workdir, resume: of the job; of a run at a URL, its local copy and how that is resumed. mirror: of a
-    run at a URL, uploads the local copy.
+    the table at the start. workdir, resume: of the job; for a run at a URL, of its local copy. mirror: uploads the local copy
+    of a run at a URL.
     """
 
     job: Job
@@ -44,7 +44,7 @@ class Session:
 
     @property
     def location(self) -> str:
-        """Where the run is, for its user: its URL or directory."""
+        """The URL or directory of the run, as its user knows it."""
         return str(self.workdir if self.mirror is None else self.mirror.remote.location)
 
 
@@ -124,7 +124,7 @@ def _url(job: Job) -> str | None:
 
 @contextmanager
 def _local_copy(session: Session) -> Iterator[None]:
-    """Let the session train in the local copy of its run at a URL, which is uploaded."""
+    """Let the session train in a local copy of its run at a URL; the copy is uploaded."""
     from jaxdp.cloud.remote_workdir import open_remote_workdir
 
     url, storage, signals, info = _url(session.job), session.job.config.storage, session.signals, session.screen.info
@@ -140,7 +140,7 @@ def _local_copy(session: Session) -> Iterator[None]:
 
 @contextmanager
 def stops_before_training(signals: SignalHandler, resume_action: str) -> Iterator[None]:
-    """Raise `Stopped` for a stop that reaches the caller before the trainer could save."""
+    """Raise `Stopped` for a stop before the run could save."""
     try:
         yield
     except StopTraining:

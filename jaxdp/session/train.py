@@ -26,24 +26,24 @@ def train(
 
     A finished run in the directory is not repeated: its result is returned.
 
-    config: what to train. workdir: the run directory, or a URL in object storage (default: runs/NAME). resume: "auto"; "never",
-    to start a new run in NAME-2, NAME-3, ... if the directory holds one; or the path or URL of a checkpoint or of another run,
-    to continue from in this directory. accept_changes: resume although the configuration or the data differ from the
-    checkpoint's. schedule_from_now: begin the learning-rate schedule anew at the checkpoint, for the epochs that remain; it is
-    `schedule.from_epoch` of the run from then on. datasets: (training, evaluation) in place of the config's source; each a
-    pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` ->
-    (uint8 pixels or encoded bytes, label) and, unless `config.model.classes` says it, `classes`, a number or a list of names;
-    fields that only the config's source uses are reset. callbacks: objects of subclasses of `jaxdp.Callback`. initial_params:
-    what the run starts from, in place of a file `finetune.weights`: {"params": ..., "batch_stats": ...} of arrays, as
-    `jaxdp.load_params` returns it.
+    config: what to train. workdir: the run directory, or a URL in object storage (default: runs/NAME). resume: "auto" resumes
+    the run in the directory; "never" starts a new run, in NAME-2, NAME-3, ... if the directory holds one. The path or URL of a
+    checkpoint or of another run continues from it in this directory. accept_changes: resume although the configuration or the
+    data differ from the checkpoint's. schedule_from_now: begin the learning-rate schedule anew at the checkpoint, for the
+    remaining epochs. The run stores the checkpoint's epoch as `schedule.from_epoch`. datasets: (training, evaluation) in place
+    of the config's source. Each is a pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3], labels [N]) or an object with
+    `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label). The object needs `classes`, a number or a list of
+    names, unless `config.model.classes` is set. Fields that only the config's source uses are reset. callbacks: objects of
+    subclasses of `jaxdp.Callback`. initial_params: arrays {"params": ..., "batch_stats": ...} from which the run starts in
+    place of `finetune.weights`, such as the result of `jaxdp.load_params`.
 
-    Shows the run in the notebook's cell, else on stdout. Error messages name flags of the command line; here they are
-    arguments: `--resume never` is resume="never".
+    Shows the run in the notebook's cell, else on stdout. Error messages name flags of the command line: `--resume never` is
+    here the argument resume="never".
 
-    Raises ConfigError if the run cannot start or does not fit into memory, OSError if object storage does not answer before
-    that, TrainingError if it cannot continue, and Stopped after a stop signal (SIGTERM, SIGINT, ...), when the run is
-    saved; a program that does not catch it exits with code 75.
-    If another process of the run fails, this process prints which one and exits.
+    Raises ConfigError if the run cannot start or does not fit into memory, and OSError if object storage does not answer at the
+    start. Raises TrainingError if the run cannot continue, and Stopped after a stop signal (SIGTERM, SIGINT, ...), when the run
+    is saved; a program that does not catch Stopped exits with code 75. If another process of the run fails, this process prints
+    which one and exits.
     """
     job = Job(
         config,

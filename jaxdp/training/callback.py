@@ -1,4 +1,4 @@
-"""Callbacks: what is attached to the training loop without being needed to compute its result."""
+"""Callbacks: what is attached to the training loop, but is not needed to compute its result."""
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -29,15 +29,16 @@ class Callback:
 
     Processes: every process of the run calls the same methods in the same order, except `after_save`. Collective operations
     (`run.params`, `run.predict`) must be called by all of them; write files and print on one, `if run.is_rank0`.
-    Order: the callbacks of the run itself (trackers, checks, advice, audits, early stopping, checkpoints), then the user's as
-    in the list, then the loggers, which see what the others logged; `on_end` in the reverse order.
+    Order: first the callbacks of the run itself (trackers, checks, advice, audits, early stopping, checkpoints), then the
+    user's in the order of the list. The loggers come last, so they see what all callbacks have logged. `on_end` has the reverse
+    order.
     Blocking: the devices compute the next step meanwhile. A method that takes longer than a step, or reads arrays of
     `run.state`, delays the run, and every other process with it.
-    Errors: an exception ends the run, with the class and the method of the callback in its message. A run of one process saves
-    its last step before; one of several processes continues from its last checkpoint. A callback with `detach_on_error` is
-    detached instead, with a message, and the run continues. An exception in `on_end` of a run that has failed is shown.
-    Changes: a callback changes nothing of the training. One that changes `run.state` or a config ends the run in the same way,
-    and the state stays as it was.
+    Errors: an exception ends the run, with the class and the method of the callback in its message. A run of one process first
+    saves its last step; a run of several processes continues from its last checkpoint. A callback with `detach_on_error` is
+    detached instead, with a message, and the run continues. If a run has failed, an exception in `on_end` is only shown.
+    Changes: a callback must not change the training. If it changes `run.state` or a config, the run ends with an error, and the
+    state stays as it was.
     """
 
     detach_on_error = False
@@ -50,11 +51,11 @@ class Callback:
         before may not be known yet."""
 
     def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
-        """Called with the metrics of a completed step. The next step is already running, and `run.state` is its result, except
-        before an evaluation, a save or an audit, and after the last step of a phase.
+        """Called with the metrics of a completed step. The next step is already running, and `run.state` is its result. No step
+        is running before an evaluation, a save or an audit, and after the last step of a phase.
 
         metrics: the step's record, numbers on the host; see `jaxdp.run_records.RECORD_FIELDS`. `run.is_logged`
-        says whether it is one of those that the log receives.
+        is whether the log receives this record.
         """
 
     def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
@@ -76,7 +77,7 @@ class CallbackError(TrainingError):
 
 
 class Callbacks:
-    """The callbacks of a run, called in order. own: of the run. users: whose errors are reported as theirs. loggers: last."""
+    """The callbacks of a run, called in order. own: of the run. users: errors name these. loggers: called last."""
 
     HOOKS = ("before_step", "after_step", "after_evaluation", "after_save")
 
@@ -87,7 +88,7 @@ class Callbacks:
         self._find_callbacks()
 
     def _find_callbacks(self) -> None:
-        """Find the callbacks of each hook, those whose method does something, with what calls it."""
+        """Find the callbacks of each hook whose method does something, and the function that calls it."""
         self.of_hook = {
             hook: [
                 (callback, self._method(callback, hook))
@@ -114,8 +115,7 @@ class Callbacks:
         self._find_callbacks()  # on_start may set methods
 
     def on_end(self, run: Run, result: TrainResult | None) -> None:
-        """Call all, in reverse order, whatever some of them raise; then raise the first exception, or show all of them if the
-        run has failed already."""
+        """Call all in reverse order, even after exceptions. Then raise the first, or show all if the run has failed already."""
         errors, cause = [], ""
         if run.error is not None:  # other processes do not know of it yet
             reported = Failure.of(run.error)
@@ -133,8 +133,8 @@ class Callbacks:
             run.info(first_line(each))
 
     def call(self, hook: str, run: Run, argument: Any) -> None:
-        """Call one of HOOKS of all callbacks. After an error of the user's the others are still called: they write the log.
-        The errors of a run that has failed already are shown."""
+        """Call one of HOOKS of all callbacks. After an error of a user's callback, the remaining ones are still called: they
+        write the log. If the run has failed already, errors are shown."""
         failure: CallbackError | None = None
         for callback, method in self.of_hook[hook]:
             try:

@@ -27,9 +27,9 @@ class TimedStep(NamedTuple):
 class Clock:
     """Adds the seconds of steps and of other activities to the progress of a run, and measures its throughput.
 
-    A step takes from the completion of the previous one on the devices to its own, whenever the host reads its results: a
-    thread waits for each. This time stands still in evaluations, saves, audits and the like while no step is on the devices.
-    command_start: `time.monotonic()` at the start of the command. Close it when done.
+    A step lasts from the completion of the previous step on the devices to its own completion. When the host reads its results
+    does not matter, because a thread waits for each step. The time stops in evaluations, saves and audits while no step is on
+    the devices. command_start: `time.monotonic()` at the start of the command. Close it when done.
     """
 
     def __init__(self, progress: Progress, command_start: float) -> None:
@@ -37,10 +37,10 @@ class Clock:
         self.earlier_seconds = progress.wall_seconds  # of earlier sessions
         self.is_first_step = True
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="steps")
-        self._lock = threading.Lock()  # of what both threads change: the next four lines
+        self._lock = threading.Lock()  # of the state that both threads change: the next four lines
         self._on_devices = self._pauses = 0  # steps; blocks of `excluded`
-        self._stopped_at: float | None = None  # since when training time stands still
-        self._stopped_seconds = 0.0  # how long it stood still before
+        self._stopped_at: float | None = None  # since when training time is stopped
+        self._stopped_seconds = 0.0  # how long it was stopped before
         self._completed_at = monotonic()  # of the last step
         self._input_seconds = 0.0  # of the step that is started next
         self._sums = [0.0, 0.0, 0.0]  # images, seconds and input seconds since `restart_throughput`
@@ -70,7 +70,7 @@ class Clock:
         self._counted = self._training_seconds(self._completed_at)
 
     def start_step(self, wait: Callable[[], Any]) -> TimedStep:
-        """Note that a step was started. wait: returns once the devices have completed it."""
+        """Record that a step was started. wait: returns once the devices have completed it."""
         with self._lock:
             self._on_devices += 1
             self._stop_or_go(monotonic())
@@ -107,7 +107,7 @@ class Clock:
         return {"images_per_second": images_seen / training, "input_seconds": waited, "wall_seconds": wall_seconds}
 
     def add_input_wait(self, seconds: float) -> None:
-        """Note that the host has waited so long, until now, for the next step's images; idle devices have waited, too."""
+        """Record how long the host has waited, until now, for the next step's images; idle devices have waited too."""
         with self._lock:
             idle = 0.0 if self._on_devices else monotonic() - self._completed_at
         self._input_seconds += min(seconds, idle)

@@ -34,7 +34,7 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: over the examples of all devices, {"top1",
     "top5" (only with six classes or more), "examples", "seen"} int32, {"positions"} uint32 modulo 2^32, {"loss"} float32.
     predicted: class by row, [B] int32, sharded. The loss is the training loss of plain labels, without class weights. A tie
-    counts as an error: the class predicted is then not the label. If the batch holds "requests", sums has their maximum as
+    counts as an error: the predicted class is then not the label. If the batch holds "requests", sums has their maximum as
     "request".
     """
 
@@ -73,7 +73,7 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
 def evaluation_logits(
     config: Config, model: Network, params: dict, *, batch_stats: dict, images: jax.Array, pixel_stats: PixelStats
 ) -> jax.Array:
-    """Logits [B, classes] float32 of uint8 images [B, S, S, 3], normalized, and before that resized if S is `stored_size`."""
+    """Logits [B, classes] float32 of uint8 images [B, S, S, 3], resized if S is `stored_size`, then normalized."""
     images = normalize(resize_for_evaluation(config, images), *pixel_stats)
     logits, _ = model.apply(params, batch_stats, images, train=False)
     return logits
@@ -96,9 +96,9 @@ def evaluate(
 
     With fewer than six classes there is no eval_top5.
 
-    batch: (images that a step counts, rows of its batch, which must divide among the devices). before_batch: called before the
-    step of every batch, when the batch is loaded; may return its requests. on_request: called with the largest request that a
-    completed step has carried. wait_for: returns the result of a future. observer: see `Observer`. Raises
+    batch: (images that a step counts, rows of its batch: a multiple of the devices). before_batch: called before the step of
+    every batch, when the batch is loaded; may return requests. on_request: called with the largest request that a completed
+    step has carried. wait_for: returns the result of a future. observer: see `Observer`. Raises
     TrainingError unless the number and the sum of positions of the images counted on the devices agree with the source.
     """
     totals: Counter[str] = Counter()
@@ -119,8 +119,8 @@ def evaluate(
     try:
         for _ in starts:
             local_batch = prefetcher.next(wait_for)
-            assert local_batch is not None  # there is one for every start
-            more = before_batch()  # no process may stop between here and the step: the others would wait in its collective
+            assert local_batch is not None  # there is one batch for every start
+            more = before_batch()  # no process may stop between here and the step: the rest would wait in its collective
             observe = observer(local_batch) if observer is not None else None
             pending.append((step(params, batch_stats, prefetch.to_global(local_batch, mesh) | more), observe))
             if len(pending) > 2:  # limits the batches that wait on the devices

@@ -68,7 +68,7 @@ def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
 
 
 def _prepare_later(run: Run) -> None:
-    """Compile in the background what follows. A CPU computes the first step before that, as both need all of its cores."""
+    """Compile the remaining programs in the background. A CPU computes the first step before, as both need all its cores."""
     for phase in run.plan.phases[run.phase.index :]:
         run.compiler.prepare_train(phase)
         run.compiler.prepare_evaluation(phase)
@@ -87,7 +87,7 @@ def next_batch(run: Run, batches: DeviceIterator) -> dict[str, jax.Array] | None
 def begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     """Do what is due between two steps.
 
-    From this check to the start of the step no process may stop alone: the others would wait in a collective forever.
+    From this check to the start of the step, no process may stop alone: the rest would wait in a collective forever.
     """
     taken = run.progress.steps - run.phase_began
     if taken == 0:
@@ -158,8 +158,8 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     """Evaluate all held-out images and return the record. Raises StopTraining between two batches if the run must stop."""
     complete_steps(run)
     progress, source, signals, processes = run.progress, run.datasets.evaluation, run.signals, run.processes
-    progress.evaluation_due = True  # a run that stops before it is over repeats it
-    progress.evaluation_step = progress.stop_step = progress.steps  # what its callbacks ask for is met here, too
+    progress.evaluation_due = True  # a run that stops before the evaluation is over repeats it
+    progress.evaluation_step = progress.stop_step = progress.steps  # it also serves the requests of its callbacks
     processes.set_activity("compile", progress.steps, "waiting for the evaluation program")
     with run.clock.paused("compilation"):
         program = signals.wait_for(run.compiler.prepare_evaluation(run.phase))
@@ -271,7 +271,7 @@ def finish(run: Run) -> TrainResult:
 
 @contextmanager
 def saves_at_the_end(run: Run) -> Iterator[None]:
-    """Before a stop signal, unusable data or a callback end the run, save its last step; add how to resume to errors."""
+    """Save the last step before a stop signal, unusable data or a callback end the run; errors say how to resume."""
     try:
         with _saving_on_stop(run):
             yield
@@ -301,8 +301,7 @@ def _saving_on_stop(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _saving_on_error(run: Run) -> Iterator[None]:
-    """Save the last step before unusable data or a callback end the run; add the checkpoint to resume from to these errors, and
-    to a TrainingError that does not name it yet."""
+    """Save the last step before unusable data or a callback end the run. Errors then name the checkpoint to resume from."""
     try:
         yield
     except (DataError, CallbackError) as error:
@@ -321,7 +320,7 @@ def _saving_on_error(run: Run) -> Iterator[None]:
 def _save_last_step(run: Run) -> bool:
     """Save the state after the last step, unless no step has run or it is saved. Returns whether a step has run.
 
-    A process that has reported a failure has left the others: they would not take part in a save.
+    A process that has reported a failure saves nothing: the other processes would not take part.
     """
     if not run.has_started or run.progress.steps == 0 or run.processes.failure is not None:
         return False

@@ -1,4 +1,4 @@
-"""What training minimizes: one device's images as the network takes them, and the mean loss of its logits."""
+"""What training minimizes: the mean loss of one device's images, augmented and normalized for the network."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -14,10 +14,10 @@ BATCH_KEY = "requests"  # the key of a batch: int32 [devices], sharded over all 
 
 
 def as_flags(requests: jax.Array) -> jax.Array:
-    """[whether the device asks for SAVE or more, whether for STOP] as 1.0 or 0.0. requests: int32 [1], its part of a batch's.
+    """[whether the device asks for SAVE or more, whether for STOP] as 1.0 or 0.0. requests: int32 [1], the device's own.
 
-    A sum or mean of these over all devices is positive where any device has reached that request, so they fit into an
-    all-reduce of other float32 values.
+    A sum or mean over all devices is positive if any device asks for at least that request. So the flags fit into an all-reduce
+    of other float32 values.
     """
     return (requests >= jnp.arange(1, STOP + 1, dtype=jnp.int32)).astype(jnp.float32)
 
@@ -34,7 +34,7 @@ def abstract(mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
 
 @functools.cache
 def on_devices(request: int, mesh: Mesh) -> jax.Array:
-    """This process's request, on its devices of a mesh. Kept there, because most steps have the same."""
+    """This process's request, on its devices of a mesh. Cached, because most steps have the same request."""
     sharding = NamedSharding(mesh, PartitionSpec(AXES))
     local = np.full(len(sharding.addressable_devices), request, np.int32)
     return jax.make_array_from_process_local_data(sharding, local)

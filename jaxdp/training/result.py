@@ -15,11 +15,11 @@ class TrainResult:
     """Result of a finished run. Seconds are wall-clock time, summed over all sessions of the run.
 
     With early stopping (`stop.patience`), accuracy, top5 and loss describe the best checkpoint, after best_samples samples, at
-    best_epoch (None without early stopping); steps, samples and epochs count the whole run. stopped_early: whether it
+    best_epoch (both None without early stopping). steps, samples and epochs count the whole run. stopped_early: whether the run
     ended before its last epoch; stop_reason: why.
     accuracy, top5: shares in [0, 1]; top5 is None with fewer than six classes. loss: mean held-out cross entropy.
     images_per_second: of training alone, without compilation, evaluation, audits and saving. seconds_to_first_step: from the
-    start of the command, of the last session that took a step. compilation_seconds: time that the run waited for a program;
+    start of the command, in the last session that took a step. compilation_seconds: time that the run waited for a program;
     most programs are compiled while it trains. Work that an interrupted session lost and a later one repeated counts once.
     waiting_share: share of the last session's step time that devices waited for a process that was not ready. slowest: the
     processes waited for most. save_error: why the last state could not be saved; None if it was. strategy: of the all-reduce,

@@ -1,4 +1,4 @@
-"""The run: what it is, where it stands, and what the loop and its callbacks do with it."""
+"""The state of a run, and what the loop and its callbacks do with it."""
 
 import time
 from collections import deque
@@ -84,8 +84,8 @@ class Run:
     processes. datasets: training and held-out images. devices: all that may be used. state: parameters, batch statistics and
     optimizer state after the last step that was started, on the devices, in the layout of the step. progress: position and
     times. info(text): shows a line. example_images: a few held-out images of the last evaluation with their classes, see
-    `ExampleCollector.arrays`. is_logged: whether the log receives the current record. It receives every evaluation, a step
-    every few steps, the first step of a phase, the last step of the run, and each record that `log` has added values to.
+    `ExampleCollector.arrays`. is_logged: whether the log receives the current record. The log receives every evaluation, one of
+    every few steps, the first step of a phase, the last step of the run, and each record to which `log` has added values.
     stop_reason: why the run ends early. error: the exception that ended it.
 
     Attributes that are not described here belong to the loop.
@@ -235,7 +235,7 @@ class Run:
         """Add values to the record of the current step or evaluation, which is then logged. Call it on every process.
 
         May be called in before_step (for the step that follows), after_step and after_evaluation. Raises ValueError elsewhere,
-        for a name that the record has already or jaxdp uses, and for what is no number.
+        for a name that the record or jaxdp uses already, and for a value that is no number.
         """
         if self.record is None:
             raise ValueError("log() adds to a record: call it in before_step, after_step or after_evaluation")
@@ -262,10 +262,10 @@ class Run:
     def stop(self, reason: str) -> None:
         """End the run after the next step: it is evaluated and saved, and finished. Every process must ask.
 
-        In after_step this is the step after the one of the metrics, even where it is not running yet, such as before a save: so
-        an interrupted run takes the same steps. An evaluation that is due anyway after the step of the metrics meets the
-        requests: `evaluate` adds none, and with `stop` the run ends there. After an evaluation the run ends at once; a run
-        takes at least one step. reason: text, shown in one line.
+        In after_step, the next step is the one after the step of the metrics, even if it is not running yet, such as before a
+        save. An interrupted run therefore takes the same steps. If an evaluation is due after the step of the metrics, it
+        serves the requests: `evaluate` adds none, and `stop` ends the run there. After an evaluation the run ends at once. A
+        run takes at least one step. reason: text, shown in one line.
         """
         self.progress.stop_after(max(1, self.request_step), _checked_reason("stop", reason))
         self.stop_reason = self.progress.stop_reason

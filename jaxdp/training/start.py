@@ -16,10 +16,10 @@ from jaxdp.validation import RESUME_SAFE_FIELDS, changes
 
 
 class StartPoint(NamedTuple):
-    """What a run without a checkpoint starts from: a checkpoint of another run, or given values, or else the seed.
+    """What a run without a checkpoint starts from: a checkpoint of another run, given values, or the seed.
 
-    check: raises ConfigError for a checkpoint, or None, from which the run cannot continue. values: returns the given values,
-    if any; raises ConfigError if they are needed and missing.
+    check: raises ConfigError for a checkpoint (or None) from which the run cannot continue. values: returns the given values,
+    if any; raises ConfigError if they are required and missing.
     """
 
     origin: Manifest | None = None

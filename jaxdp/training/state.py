@@ -1,9 +1,9 @@
 """The state of training: a pytree of arrays, how it begins, and where it is on the devices between two steps.
 
-Every device holds the whole state (a plain `StateLayout`), or with a sharded update (`reduce.update sharded`; Xu et al., arXiv
-2004.13336; ZeRO stage 1, arXiv 1910.02054) its shard of the trained parameters, of the optimizer's state and of the averaged
-parameters along the rows of the mesh (`Sharded`). A step then begins with the all-gather of the parameters, in the dtype in
-which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the layout.
+By default every device holds the whole state (a plain `StateLayout`). With a sharded update (`reduce.update sharded`; Xu et
+al., arXiv 2004.13336; ZeRO stage 1, arXiv 1910.02054), it holds a shard of the trained parameters, the optimizer's state and
+the averaged parameters (`Sharded`), along the rows of the mesh. A step then begins with the all-gather of the parameters, in
+the dtype in which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the layout.
 """
 
 from collections.abc import Callable
@@ -149,7 +149,7 @@ def with_values(state: TrainState, values: InitialValues, mesh: Mesh) -> TrainSt
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-    """A replicated tree on a mesh; every process has at least one of its devices. A tree that is there already is returned."""
+    """The tree, replicated on a mesh; unchanged if it already is. Every process has at least one of the devices."""
     if all(leaf.sharding == replicated(mesh) for leaf in jax.tree.leaves(tree)):
         return tree
     if not mesh.is_multi_process:
@@ -188,7 +188,7 @@ class StateLayout:
 
     @property
     def network(self) -> Network | FrozenStages:
-        """The network as it is trained: with `finetune.frozen_stages` its first stages only compute features."""
+        """The network in training: with `finetune.frozen_stages` its first stages only compute features."""
         stages = self.config.finetune.frozen_stages
         return FrozenStages(self.model, stages) if stages else self.model
 
@@ -210,22 +210,21 @@ class StateLayout:
         return state.eval_variables
 
     def squares(self, gradient: dict, params: dict) -> SquaredNorms:
-        """The sums of squares that an update needs, of a gradient and of the trained parameters of a placed state.
+        """The sums of squares of a gradient and of the trained parameters of a placed state, for its update.
 
         Called inside `shard_map`."""
         uses_weight_norms = OPTIMIZERS[self.config.optimizer.name].uses_weight_norms
         return SquaredNorms.compute(gradient, params if uses_weight_norms else (), self.sums_of_squares)
 
     def params_gatherer(self) -> Callable[[dict], dict]:
-        """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`."""
+        """A function of the parameters of a placed state, to be called inside `shard_map`: the parameters of the network."""
         return lambda params: params
 
 
 class Sharded(StateLayout):
     """Each device holds its shard of what an update changes; see `jaxdp.parallel.shards`.
 
-    What the network computes with, but an optimizer does not change, is whole on every device: frozen parameters, running
-    statistics, scalars.
+    What an update does not change is whole on every device: frozen parameters, running statistics, scalars.
     """
 
     sharded = True
@@ -283,8 +282,8 @@ class Sharded(StateLayout):
         return self._gather_eval_variables(state._replace(opt_state=())).eval_variables
 
     def params_gatherer(self) -> Callable[[dict], dict]:
-        """It sends one message for all vectors, and one for each bucket of the other tensors of each segment, in the dtype in
-        which the network uses the parameters."""
+        """It sends one message for all vectors, and one for each bucket of the other tensors of each segment. They have the
+        dtype that the network uses."""
         config, whole = self.config, self.whole
         reduce, devices = config.reduce, self.mesh.size
         dtypes = forward_dtypes(config, self.model, params=whole.params, batch_stats=whole.batch_stats, devices=devices)

@@ -91,7 +91,8 @@ def with_update(config: Config, layout: StateLayout, gradient_of: Gradient) -> S
 def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
     """One moving-average update of the running statistics from the moments of all workers.
 
-    The variance is the mean of squares minus the squared mean, both averaged over workers first.
+    A worker is a group of images that is normalized together. The variance is the mean of squares minus the squared mean, both
+    averaged over workers first.
     """
 
     def update(stats: dict, new: dict) -> dict:
@@ -109,9 +110,9 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
 def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStats, accumulation: int = 1) -> Callable[..., Any]:
     """f(state, batch, seed, images=None, sent=None): `mean_gradient` with the modes of a config, called inside `shard_map`.
 
-    With `reduce.update sharded` each device gets its shard of the gradient. accumulation: micro-batches of one device. images:
-    all training images, uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". sent: a list to which (tree,
-    buckets) of every reduction is appended, for an audit. If the batch holds "requests", so does aux.
+    With `reduce.update sharded` each device gets its shard of the gradient. If the batch holds "requests", so does aux.
+    accumulation: micro-batches of one device. images: all training images, uint8 [N, H, W, 3], if the batch holds "indices" in
+    place of "images". sent: for an audit, a list that receives (tree, buckets) of every reduction.
     """
     reduce, is_scaled, gather_params = config.reduce, config.optimizer.loss_scale != "none", layout.params_gatherer()
     options: dict[str, Any] = {
@@ -159,7 +160,7 @@ def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStat
 
 
 def without_reduction(config: Config) -> Config:
-    """The config with a step that sends no gradients."""
+    """The config of a step that sends no gradients."""
     reduction: dict[str, Any] = {"strategy": allreduce.no_reduce, "update": "replicated"}  # a function, which no file can name
     return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, overlap=False, **reduction))
 

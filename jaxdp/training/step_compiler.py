@@ -123,7 +123,7 @@ class StepCompiler:
         self.constants = cache(self._transfer_constants)
         self.futures: dict[tuple, Future] = {}
         self.resident_images = cache(partial(from_host, images))  # on a mesh; the compiling thread alone calls it
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one: tracing holds the interpreter anyway
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one thread: tracing holds the interpreter anyway
 
     def mesh(self, phase: PlannedPhase) -> Mesh:
         """The mesh of a phase; phases of the same shape share one."""
@@ -143,9 +143,9 @@ class StepCompiler:
         return reduce.strategy + ", sharded update" * (reduce.update == "sharded") if phase.devices > 1 else "none"
 
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
-        """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices).
+        """(images that an evaluation step counts, rows of its batch: the images rounded up to a multiple of the devices).
 
-        As in the largest training step on this mesh, so that phases share a program, but spread evenly.
+        As many as in the largest training step on this mesh, but spread evenly; so phases share a program.
         """
         largest = max(each.per_worker_batch for each in self.plan.phases if each.shape == phase.shape)
         image_bytes = 3 * evaluation_transform(self.plan.config)[1] ** 2
@@ -202,7 +202,7 @@ class StepCompiler:
         return self.compile_mapped(gradient, layout, phase, out_specs=PartitionSpec())
 
     def compile_mapped(self, function: Callable, layout: StateLayout, phase: PlannedPhase, *, out_specs: Any) -> Callable:
-        """Compile a function of the arguments of a step, mapped over its mesh. Resident images are added to the arguments."""
+        """Compile a function of the arguments of a step, mapped over its mesh. Resident images are added to them."""
         config, mesh, everywhere = layout.config, self.mesh(phase), PartitionSpec()
         in_specs = (layout.specs, PartitionSpec(AXES), everywhere) + (everywhere,) * (self.images is not None)
         check_vma = allreduce.check_vma(config.reduce.strategy)
@@ -224,7 +224,7 @@ class StepCompiler:
         return _ResidentStep(compiled, self.resident_images(mesh)) if of_step and self.images is not None else compiled
 
     def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, Any]:
-        """Scalars for a step of a phase with this learning rate, which the call of the step transfers."""
+        """Scalars for a step of a phase with this learning rate; the call of the step transfers them."""
         return self.constants(phase.momentum, self.mesh(phase)) | {"learning_rate": np.float32(learning_rate)}
 
     def _transfer_constants(self, momentum: float, mesh: Mesh) -> dict[str, jax.Array]:

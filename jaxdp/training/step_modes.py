@@ -60,7 +60,7 @@ def with_gathered_params(gradient_of: Gradient, gather_params: Callable[[dict], 
 
 
 def with_requests(gradient_of: Gradient) -> Gradient:
-    """Runs of `jaxdp.train`: the requests of a batch join aux, so that they travel in the same message."""
+    """Runs of `jaxdp.train`: the requests of a batch join aux, so they travel in the same message."""
 
     def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
         others = {name: value for name, value in batch.items() if name != request_flags.BATCH_KEY}
@@ -73,7 +73,7 @@ def with_requests(gradient_of: Gradient) -> Gradient:
 
 
 def with_class_weights(config: Config, gradient_of: LocalGradient, loss: Loss, *, mean: Callable[[dict], dict]) -> Gradient:
-    """`optimizer.class_weights`: their mean over the global batch divides the loss, so that a factor of all weights cancels.
+    """`optimizer.class_weights`: their mean over the global batch divides the loss, so a factor of all weights cancels.
 
     It divides before the backward pass, as in PyTorch. mean: over all devices.
     """
@@ -89,7 +89,7 @@ def with_class_weights(config: Config, gradient_of: LocalGradient, loss: Loss, *
 def with_loss_scale(gradient_of: LocalGradient, loss: Loss) -> Gradient:
     """`optimizer.loss_scale`: the derivative of the loss is multiplied by the scale before the backward pass.
 
-    The share of a device is divided by their number after it, so that the backward pass uses the full range of float16.
+    The division by the number of devices follows the backward pass, which then uses the full range of float16.
     """
 
     def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
@@ -126,7 +126,7 @@ def overlapped_gradient(
 ) -> Gradient:
     """`reduce.overlap`: the backward pass goes segment by segment, and starts the all-reduce of each as soon as possible.
 
-    In place of `local_gradient`. It returns no gradient: `overlap.wait_all` does, in place of the all-reduce.
+    Replaces `local_gradient`. It returns no gradient: `overlap.wait_all` returns the sum, in place of the all-reduce.
     """
 
     def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
@@ -175,8 +175,8 @@ def with_average(step: Step, config: Config, layout: StateLayout) -> Step:
 
 
 def with_skipped_steps(step: Step, config: Config) -> Step:
-    """Loss scaling or `guard.non_finite skip`: a step whose loss or gradient is not finite leaves the state as it was, but for
-    the loss scale and the counters of skipped steps."""
+    """Loss scaling or `guard.non_finite skip`: a step whose loss or gradient is not finite changes only the loss scale and the
+    counters of skipped steps."""
     kind = config.optimizer.loss_scale
 
     def skipping(state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
