@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def train_job(job: "session.Job") -> "session.TrainResult":
-    """Train a job to its end, from its newest checkpoint if there is one; return the result of a finished run as it is."""
+    """Train a job to its end, from its newest checkpoint if there is one; of a finished run, return the result."""
     with session.join_processes(job) as joined, session.open_origin(joined) as origin:
         prepared = session.prepare(joined, origin)  # JAX's devices, the data, the plan
         with session.open_directory(joined, prepared) as directory:

@@ -7,8 +7,8 @@
 images; benchmarks/digits_seeds.py compares seeds and processors.
 
 - batch: 124 steps of 64 and then 128 images take less time than 91 steps of 128 and 256 images, and reach a lower loss.
-- trust_coefficient: 0.01, as printed in the paper. LARS scales the learning rate of the weights by it, but not that of batch
-  normalization and biases. With 0.001 the weights would need a ten times higher rate. At a rate of 8 the statistics for
+- trust_coefficient: 0.01, as printed in the paper. LARS scales the learning rate of the weights by it, but not the rate of
+  batch normalization and biases. With 0.001 the weights would need a ten times higher rate. At a rate of 8 the statistics for
   evaluation depended on the number of averaged steps.
 """
 

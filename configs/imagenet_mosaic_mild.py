@@ -4,8 +4,8 @@
     jaxdp plan --config imagenet_mosaic_mild --devices 8
 
 Source: MosaicML, "Mosaic ResNet" (mosaicml/examples, blogs/resnet: resnet50_mild.yaml and README).
-Published: 76.19 % top-1 after 28.8 epochs (`--epochs 28.8`); the first versions of the file have 32.4 epochs, for which the
-source prints no accuracy, and the last version 90.
+Published: 76.19 % top-1 after 28.8 epochs (`--epochs 28.8`); the first versions of the file have 32.4 epochs (without an
+accuracy), and the last version 90.
 Our choices where the source is silent or not followed, and flags for alternatives:
 
     weight decay   3.05e-5, added to the gradient. The source decays weights by 5e-4 of themselves at the peak rate 2.048, apart

@@ -8,7 +8,7 @@ Published: 75.23 % top-1 in 129 s, 4,096 V100 GPUs on a 64x64 torus.
 Our choices beside `jaxdp.published.mikami`, and flags for alternatives:
 
     smoothing      0.1; Table 3 has a tick and no value, and the text says none: `--optimizer.label-smoothing 0`
-    workers        4,352 with 16 images from epoch 30 to 45, more than the 4,096 GPUs, some of which had two micro-batches. Here
+    workers        4,352 with 16 images from epoch 30 to 45, more than the 4,096 GPUs: some GPUs had two micro-batches. Here
                    all used devices have equally many workers. As 2,176 with 32 images: `--batch.1.per-worker-batch 32`
 """
 

@@ -86,7 +86,7 @@ def _field(owner: type, field: dataclasses.Field, prefix: str) -> str:
 
 
 def _help(owner: type, field: dataclasses.Field) -> str:
-    """The text below a field, or that of its type, in which the names of choices become a list."""
+    """The text below a field, or below its type, with the names of choices as a list."""
     text, tables = (
         flag_help.docstrings(owner).get(field.name),
         [mark.table for mark in get_args(field.type) if isinstance(mark, OneOf)],
@@ -105,7 +105,7 @@ def _doc(annotation: Any) -> str:
 
 
 def _type(annotation: Any, marks: tuple = ()) -> str:
-    """The type of an annotation in words, with its range or its choices."""
+    """The type of an annotation as text, with its range or its choices."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         names = [name for mark in arguments[1:] if isinstance(mark, OneOf) for name in mark.table]
@@ -174,7 +174,7 @@ def options_of(command: str) -> type:
 
 
 def own_flags(options: type) -> list[list[flags.Flag]]:
-    """The positional arguments and flags of a command without those of config fields; --NAME and --no-NAME together."""
+    """The positional arguments and flags of a command, without the flags of config fields; --NAME and --no-NAME together."""
     known, by_spelling = flags.Flags.of(options), {}
     for flag in [*known.positional, *known.named.values()]:
         if flag.owner.__module__ != Config.__module__:

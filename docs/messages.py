@@ -38,7 +38,7 @@ HEADINGS = {  # of the page -> folders of the package; the modules at its top co
 
 
 class Message(NamedTuple):
-    """An error that the code can print. Literal text; ... stands for what it computes."""
+    """An error that the code can print. Literal text, with ... for computed parts."""
 
     place: str  # file and line
     exception: str  # the exception, or the helper that makes it
@@ -76,7 +76,7 @@ def errors() -> str:
     parts = [
         "# Error messages\n",
         "jaxdp prints an error in one line, `jaxdp: FIELD=VALUE: REASON; FIX`, without a traceback, and exits with",
-        "[a code](usage.md#exit-codes). This list is made from the source; `...` stands for names, numbers and paths. A",
+        "[a code](usage.md#exit-codes). This list is made from the source; `...` replaces names, numbers and paths. A",
         "traceback is a bug of jaxdp, unless it ends in your own code. Messages of JAX, CUDA and NCCL are among the",
         "[questions](faq.md#error-messages).\n",
     ]

@@ -25,7 +25,7 @@ class Section:
     def __init_subclass__(cls) -> None:
         names = [name for part in cls.__mro__ for name in inspect.get_annotations(part)]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise TypeError(f"{cls.__name__} has two fields {twice[0]}, one of which would hide the other: rename one")
+            raise TypeError(f"{cls.__name__} has two fields {twice[0]}, and one would hide the other: rename one")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:

@@ -103,7 +103,7 @@ _ROWS = {
     "decay-milestones milestones": Counterpart("--schedule.boundaries", f"epochs; {_STEPS}"),
     "decay-rate lr-gamma gamma": Counterpart("--schedule.factor", _STEPS),
     "num-epochs": Counterpart("--epochs", "scales warm-up and boundaries in proportion"),
-    "opt optimizer": Counterpart("--optimizer.name", "--help optimizer lists those of jaxdp", "sgd"),
+    "opt optimizer": Counterpart("--optimizer.name", "--help optimizer lists jaxdp's", "sgd"),
     "wd": Counterpart("--optimizer.weight-decay", "not of biases and normalization"),
     "smoothing": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
     "class-weights": Counterpart("--optimizer.class-weights", "a number for each class, or balanced"),
@@ -118,7 +118,7 @@ _ROWS = {
         "--optimizer.average-start", form="--optimizer.average-start warmup --optimizer.average-decay 0.9999"
     ),
     "-b batch batch-size": Counterpart(
-        "--batch.0.global-batch", "the global batch: that of all GPUs together; a second phase has --batch.1.global-batch"
+        "--batch.0.global-batch", "the batch of all GPUs together; a second phase has --batch.1.global-batch"
     ),
     "val-interval": Counterpart("--evaluation.every-epochs"),
     "-a arch model": Counterpart("--model.depth", "18, 34, 50, 101, 152; other models with --model.name", "50", convert=_depth),
@@ -132,7 +132,7 @@ _ROWS = {
     ),
     "drop-path": Counterpart("--model.drop-path", "of the last block; 0 for the first, as in timm's ResNets", "0.1"),
     "use-blurpool": Counterpart(
-        "--model.blur-pool", "that of FFCV; Composer's is convolutions_and_pool", form="--model.blur-pool convolutions"
+        "--model.blur-pool", "FFCV's form; Composer's is convolutions_and_pool", form="--model.blur-pool convolutions"
     ),
     "grad-checkpointing": Counterpart("--model.remat", form="--model.remat"),
     "pretrained-path initial-checkpoint": Counterpart("--finetune.weights", "a safetensors file"),

@@ -134,8 +134,8 @@ class Choices(Mapping[str, Entry]):
         return "; ".join([*texts, self.other.help] if self.other else texts)
 
     def read(self, section: str, **records: type) -> None:
-        """Name the fields of a section that the choices read: those of each one's record, a dataclass, or of the choice that
-        its entry names with `like`.
+        """Name the fields of a section that the choices read: the fields of the choice's record (a dataclass), or of the
+        choice that its entry names with `like`.
 
         Raises TypeError for an unknown choice, and for one that `like` names but that has no record.
         """

@@ -320,10 +320,11 @@ def check_targets(config: Config) -> None:
     own = 1 - smoothing + others
     error = partial(ConfigError, "optimizer.target_threshold", threshold)
     if smoothing and threshold <= others:
-        reason = f"all targets are 1: it must exceed that of other classes, optimizer.label_smoothing / classes ({others:.4g})"
+        other = f"optimizer.label_smoothing / classes ({others:.4g})"
+        reason = f"all targets are 1: it must exceed the target of other classes, {other}"
         raise error(reason=reason, hint="raise it, or lower optimizer.label_smoothing")
     if threshold >= own:
-        reason = f"all targets are 0: it must be below that of the true class ({own:.4g})"
+        reason = f"all targets are 0: it must be below the target of the true class ({own:.4g})"
         raise error(reason=reason, hint="lower it, or optimizer.label_smoothing")
 
 

@@ -25,7 +25,7 @@ COMMANDS = [[name] for name in main.COMMANDS] + [["bench", name] for name in BEN
     [
         ("train --model.dept 18", "--model.dept: unknown flag; did you mean --model.depth?"),
         ("train --lr 0.1", "--lr: unknown flag; did you mean --schedule.learning-rate 0.1?"),
-        ("train --batch-size 8", "did you mean --batch.0.global-batch 8 (the global batch: that of all GPUs together;"),
+        ("train --batch-size 8", "did you mean --batch.0.global-batch 8 (the batch of all GPUs together;"),
         ("plan --depth 18", "--depth: unknown flag; did you mean --model.depth?"),
         ("train --batch.2.global-batch 3", "--batch.2.global-batch: the recipe has only 2 phases; add phases in a recipe file"),
         ("train --reduce.strategy tours", "reduce.strategy='tours': unknown name; did you mean torus? choose from "),

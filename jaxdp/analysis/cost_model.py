@@ -23,7 +23,7 @@ V100_IMAGES_PER_SECOND = 32 / 49.9025e-3
 class Links(NamedTuple):
     """The links between devices. latency: seconds per round. bandwidth, device_bandwidth: bytes per second.
 
-    bandwidth: of the link of a host to the others, which its devices share. device_bandwidth: of a device itself, also to the
+    bandwidth: of a host's link to other hosts, which its devices share. device_bandwidth: of a device itself, also to the
     devices of its host. gloo: the devices are CPUs, over which gloo runs the collectives: XLA selects its ring for a psum, and
     a reduce-scatter along the rows is an all-to-all.
     """

@@ -132,7 +132,7 @@ def check(config: Config, counts: Sequence[int], *, available: int) -> None:
 
 
 def mesh_shape(config: Config, counts: Sequence[int], count: int) -> tuple[int, int]:
-    """(vertical, horizontal): the config's sides for the last number of devices, the default shape for the others."""
+    """(vertical, horizontal): the config's sides for the last number of devices, else the default shape."""
     sides = config.mesh if count == counts[-1] else dataclasses.replace(config.mesh, vertical=None, horizontal=None)
     return choose_shape(sides, count)
 

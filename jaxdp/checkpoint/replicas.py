@@ -87,7 +87,7 @@ def rejection_reason(samples: int, reports: list[StateReport], hosts: list[str])
     diverged = [name for report in reports for name in report.diverged]
     diverged = diverged or [f"rank {rank} on {hosts[rank]}" for rank in _diverged_ranks(reports)]
     if diverged:
-        detail = "differs from the others" if len(diverged) == 1 else "differ from one another"
+        detail = "differs from the rest" if len(diverged) == 1 else "differ from one another"
         return (
             f"the devices do not hold the same parameters at samples {samples}: {' and '.join(diverged)} {detail}; no "
             "checkpoint was saved; check the memory and the link of these devices, and that callbacks ask for a save on all "

@@ -48,7 +48,7 @@ def weights_flag(arguments: list[str]) -> str | None:
 
 
 LaunchFields = Annotated[Launch, Arg(is_prefix=False)]  # the fields of Launch as flags without a prefix
-# Flags of config fields that `jaxdp train --help` and `jaxdp plan --help` show; the others are in the help of their group.
+# Flags of config fields that `jaxdp train --help` and `jaxdp plan --help` show; all others are in the help of their group.
 EVERYDAY = (
     "--epochs",
     "--seed",

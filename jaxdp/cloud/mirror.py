@@ -112,12 +112,12 @@ class Mirror:
         began = self._last_success = time.monotonic()
         self._closing = True
         self._wake.set()
-        told = False
+        reported = False
         while self._thread.is_alive():
             while_waiting()
             self._thread.join(0.1)
-            if not told and time.monotonic() - began > 5:
-                told = True
+            if not reported and time.monotonic() - began > 5:
+                reported = True
                 self.info(f"waiting for uploads to {self.remote.location}")
             if self._failure and time.monotonic() - self._last_success > DRAIN_SECONDS:
                 break

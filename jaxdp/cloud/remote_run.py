@@ -1,4 +1,4 @@
-"""A run in object storage: its files, and its checkpoints, which are complete once their manifest is there.
+"""A run in object storage: its files, and its checkpoints, which are complete once they have a manifest.
 
 Objects below the URL of a run:
 
@@ -241,7 +241,7 @@ def download_checkpoint(
         except CorruptCheckpoint as error:
             with storage_errors(url, field):
                 was_removed = not remote.location.sizes(name.path(MANIFEST))
-            if was_removed and not named:  # by a training process: newer ones are there
+            if was_removed and not named:  # by a training process, which keeps newer ones
                 return download_checkpoint(url, field, folder, checkpoint=checkpoint, metric=metric)
             if is_one:
                 raise ConfigError("--checkpoint", str(name.samples), reason=str(error), hint="use another checkpoint") from None

@@ -69,7 +69,7 @@ class DecodedImages:
         self.bad_images: dict[str, str] = {}
         self.loading_seconds = 0.0  # of all threads
         self.lock = threading.Lock()
-        # Of a source that fetches images over a network: tells it the coming order, and lets threads that wait for images fail.
+        # A source that fetches images over a network gets the coming order; threads that wait for images fail.
         self.read_ahead: Callable[[Iterable[np.ndarray]], None] = getattr(source, "read_ahead", lambda order: None)
         self.stop_reading: Callable[[], None] = getattr(source, "stop_reading", lambda: None)
 

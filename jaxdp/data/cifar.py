@@ -98,9 +98,9 @@ class NotAllowedError(Exception):
 
 
 class Part:
-    """Stands for what a pickle builds: keeps the arguments and the state, and does nothing.
+    """Replaces an object of a pickle: keeps the arguments and the state, and does nothing.
 
-    Only classes stand for what a pickle names, because it could change the attributes of a function.
+    Only classes replace the names in a pickle, because it could change the attributes of a function.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -163,7 +163,7 @@ class Unpickler(pickle.Unpickler):
     """Reads numbers, text, lists and dictionaries, and arrays as `Part`."""
 
     def find_class(self, module: str, name: str) -> type[Part]:
-        """The class that stands for a name. Raises NotAllowedError for one that is not in `ALLOWED`."""
+        """The class that replaces a name. Raises NotAllowedError for one that is not in `ALLOWED`."""
         try:
             return ALLOWED[module.partition(".")[0], name]
         except KeyError:

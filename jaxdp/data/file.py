@@ -39,7 +39,7 @@ class File(FileSource):
         (train_name, train), (name, evaluation) = found = super().splits(config)
         if isinstance(train.classes, list) != isinstance(evaluation.classes, list):
             kinds = ("names", "numbers") if isinstance(train.classes, list) else ("numbers", "names")
-            reason = f"the labels of {train_name} are {kinds[0]}, those of {name} {kinds[1]}"
+            reason = f"the labels of {train_name} are {kinds[0]}, the labels of {name} {kinds[1]}"
             raise ConfigError("data.directory", config.data.directory, reason=reason, hint="use the same labels in both")
         return found
 

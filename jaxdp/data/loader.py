@@ -28,8 +28,8 @@ class Loader(Iterator[dict[str, jax.Array]]):
     dataset: arrays (images [N, H, W, 3] uint8, labels [N]); an object with __len__ and __getitem__ -> (image, label), image as
     uint8 pixels, a Pillow image or encoded bytes; or a data set of `open_datasets`, with its crops and sizes.
     batch: images in a batch, of all devices. mesh: default `make_mesh()`. start: samples seen before the first batch. end: the
-    iterator ends with the batch that reaches so many samples (None: never). image_size: side of the center square, in pixels,
-    to which images are resized; required for objects.
+    iterator ends with the batch that reaches so many samples (None: never). image_size: images are resized to a center square
+    with this side, in pixels; required for objects.
 
     `get_state` and `set_state` work as in Grain. Use it in a `with` block, or close it when done.
     Raises ConfigError for a batch that the devices cannot share, or a data set that is none of these.

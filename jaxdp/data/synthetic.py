@@ -21,7 +21,7 @@ class SyntheticImages(Source):
         _, classes = self.size(config)
         error = class_error(config, "synthetic", "training")
         if matching_labels((), trained or (), error=error) is not None:
-            raise error("its numbers stand in another order than in training", "use another data set")
+            raise error("its numbers are in a different order than in training", "use another data set")
 
         def generate(config: Config, split: int) -> SyntheticSource:
             data = config.data

@@ -79,7 +79,7 @@ class Follower:
             time.sleep(0.05)
 
     def fail(self, failure: Failure, *, end: bool = False) -> None:
-        """Report that this process cannot continue. Returns once the other ranks know, unless this process is to `end` as well.
+        """Report that this process cannot continue. Returns once the other ranks know, unless this process must `end` as well.
 
         If a collective failed here because another process failed, this process ends here with the other process's reason.
         """
@@ -117,8 +117,8 @@ class Follower:
         if seconds >= limits.late_seconds and not (self._is_told or self.supervisor.is_exiting):
             self._is_told = True
             problem = f"status files cannot be read and written for {seconds:.0f} s: {self._problem}"
-            goes_on = "training goes on, and a failure of another process is not noticed until they can be"
-            stack_traces.print_lines([f"{self.board.name}: {problem}; {goes_on}"])
+            consequence = "training continues, and a failure of another process is not noticed until they can be"
+            stack_traces.print_lines([f"{self.board.name}: {problem}; {consequence}"])
         return verdict.cut_off(own, seconds, limits, board=self.board.name)
 
     def _follow(self) -> None:
@@ -159,7 +159,8 @@ class Follower:
             self._decide(found)
 
     def _read(self, own: Record | None) -> None:
-        """Read and judge the files that concern this process. If its own is not written and read, the directory is at fault."""
+        """Read and judge the files that concern this process. If this process cannot write and read its own file, the directory
+        is at fault."""
         now, rank, written = self.supervisor.status.clock, self.cluster.rank, self._written
         others = range(1, self.cluster.num_processes) if rank == 0 else (0,)
         read = {each: read_record(self.board, each) for each in others}
@@ -230,7 +231,8 @@ class Follower:
         return rank0.verdict
 
     def _placed(self, found: Verdict) -> Verdict:
-        """The verdict, with the place of a silent process of this host. It may hold its GIL, so a signal writes its stacks."""
+        """The verdict, with the place of a silent process of this host. A signal writes its stacks, because it may hold the
+        GIL."""
         record, board = self._records.alive.get(-1 if found.rank is None else found.rank), self.board
         if record is None or not isinstance(board, Directory) or record.machine != self.supervisor.record.machine:
             return found
@@ -277,7 +279,7 @@ class Follower:
 
 
 def _other_coordinator(run: str, strangers: Records) -> str:
-    """What to add about processes that do not start because they give the coordinator a different name, else ""."""
+    """A hint if processes do not start because they give the coordinator a different name, else ""."""
     for other in strangers.alive.values():
         names = f"rank {other.rank} on {other.host} names the coordinator {other.run}, and this process {run}"
         return f"; {names}: give all processes the same HOST:PORT"

@@ -98,7 +98,7 @@ for group in running:
 
 
 class Guardian:
-    """A process that sends SIGTERM to the run's processes if the launcher is killed, because its own input then ends."""
+    """A process that sends SIGTERM to the run's processes if the launcher is killed: its input then ends."""
 
     def __enter__(self) -> "Guardian":
         pipe, null = subprocess.PIPE, subprocess.DEVNULL

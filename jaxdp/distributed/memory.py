@@ -1,4 +1,4 @@
-"""Memory of this process: how much of it the C library keeps, and the message when memory runs out.
+"""Memory of this process: how much the C library keeps, and the message when memory runs out.
 
 The activations of a step are one block, allocated when the step begins and freed when it ends. By default the C library returns
 a block of this size to the system at once. In the next step, the system clears every page again. malloc can be configured to

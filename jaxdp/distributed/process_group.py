@@ -66,7 +66,7 @@ class ProcessGroup:
         """The values of all processes, by rank. Blocks until all have called it; while_waiting: called meanwhile; may raise.
 
         By default, the main thread calls the `while_waiting` of `attach` before the first step, and nothing afterwards.
-        Otherwise, one process could stop in here while another passes, and the next collective would wait forever. Values must
+        Otherwise, one process could stop here while another continues, and the next collective would wait forever. Values must
         be representable in JSON.
         """
         return [value]

@@ -130,8 +130,8 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool 
     compiled programs; False keeps JAX's own setting.
 
     Raises ConfigError if JAX's platform does not start, or if JAX does not see the machine's NVIDIA GPU (unless
-    JAX_PLATFORMS=cpu asks for that). Also raises it if JAX already runs in this process with fewer CPU devices, or if the
-    processes have different numbers of devices. Also raises it for an option of JAX that changes or breaks a run.
+    JAX_PLATFORMS=cpu asks for that). Also raises it if JAX already runs in this process with fewer CPU devices, if the
+    processes have different numbers of devices, or for an option of JAX that changes or breaks a run.
     """
     group = group or current_group()
     if CPU_COLLECTIVE_TIMEOUT.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):

@@ -1,4 +1,4 @@
-"""Stop signals: which ones, which of them are forced, and the handler that lets the run stop where it can be saved.
+"""Stop signals: which ones, which of them are forced, and the handler that stops the run where it can be saved.
 
 docs/tour.md lists the functions from the signal to exit code 75. Until the processes have joined, there is no group, and
 `SignalHandler.raise_if_signaled` stops this process.
@@ -70,7 +70,7 @@ def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
 
 
 def before_the_first_step(reason: str | None, resume_action: str = "the same command") -> str:
-    """The line about a run that was asked to stop before it looked for a checkpoint to resume from."""
+    """The line about a run that was asked to stop before it had searched for a checkpoint."""
     resume = f"{resume_action} continues from the last checkpoint, if there is one"
     return f"stopped by {reason} before the first step of this session; {resume}"
 
@@ -165,22 +165,22 @@ class SignalHandler:
         self.request_stop(signal.Signals(number).name)
 
     def _exit_at_once(self) -> None:
-        """Exit with code 1, after trying for at most TELL_SECONDS to tell the other processes."""
+        """Exit with code 1, after trying for at most TELL_SECONDS to inform the other processes."""
         message = "jaxdp: stopped immediately by a second signal; the same command continues from the last checkpoint, if any\n"
         try:
             os.write(sys.stderr.fileno(), message.encode())
             if self.group.num_processes > 1:
                 # In a signal handler, the main thread may hold locks of the group or of `threading`.
-                told = threading.Lock()
-                told.acquire()
-                _thread.start_new_thread(self._tell_others, (told,))
-                told.acquire(timeout=TELL_SECONDS)
+                informed = threading.Lock()
+                informed.acquire()
+                _thread.start_new_thread(self._tell_others, (informed,))
+                informed.acquire(timeout=TELL_SECONDS)
         finally:
             os._exit(1)
 
-    def _tell_others(self, told: threading.Lock) -> None:
+    def _tell_others(self, informed: threading.Lock) -> None:
         self.group.fail(Failure("a second signal ended it at once"))
-        told.release()
+        informed.release()
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to stop after its next step, as a signal does; a reason that is already set stays."""
@@ -223,7 +223,7 @@ class Stopped(OneLine, Exception):
 
 
 def stopped_before_training(reason: str | None, resume_action: str = "the same command") -> Stopped:
-    """The exception for a run that was asked to stop before it looked for a checkpoint to resume from."""
+    """The exception for a run that was asked to stop before it had searched for a checkpoint."""
     return Stopped(before_the_first_step(reason, resume_action))
 
 

@@ -294,7 +294,7 @@ class Record:
 
 
 class Board(Protocol):
-    """Where the processes of a run leave short texts for each other. Methods raise OSError if the board does not answer.
+    """A place for short texts between the processes of a run. Methods raise OSError if the board does not answer.
 
     name: for messages. period_seconds: between two writes of a status. poll_seconds: between two reads of an awaited text.
     """

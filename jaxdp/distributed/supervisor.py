@@ -1,7 +1,8 @@
 """Watches this process from its first line on, and ends it when the run has failed.
 
-The daemon thread `watchdog` counts time and notes what the process does. In a run of one process, it also judges the process by
-the rules of `jaxdp.distributed.verdict`. In a run of several processes, `jaxdp.distributed.follower` follows the others.
+The daemon thread `watchdog` counts time and records what the process does. In a run of one process, it also judges the process
+by the rules of `jaxdp.distributed.verdict`. In a run of several processes, `jaxdp.distributed.follower` follows the other
+processes.
 """
 
 import contextlib
@@ -111,7 +112,7 @@ class Supervisor:
                     self.end(replace(verdict.blame(self.record, reason), place=place))
 
     def observe(self) -> Record:
-        """Note what this process does."""
+        """Record what this process does."""
         beat, is_single = self.status.heartbeat(), self.follower is None
         overdue = verdict.overdue(beat, self.limits, is_single=is_single)
         reported = min(self.limits.late_seconds, self.limits.stuck_seconds or math.inf)

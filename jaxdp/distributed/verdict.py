@@ -14,7 +14,7 @@ LATE, STUCK = "late", "stuck"
 SLOW_FACTOR = 15.0  # times the usual duration of a step: below it a step is slow, not stuck
 FIRST_STEPS_FACTOR = 4.0  # times the longest step, while too few durations are known
 UNKNOWN_FACTOR = 1.75  # times `late_seconds`, in a compilation and while no duration is known
-FIRST_STEP_FACTOR = 4.0  # times `late_seconds`, for the first step of a single process, which waits for no other
+FIRST_STEP_FACTOR = 4.0  # times `late_seconds`, for the first step of a single process, which waits for no other process
 COMPILATION_SECONDS = 1800.0  # a compilation is one call and may take at least this long
 CUT_OFF_SECONDS = 600.0  # without progress and without an answer of the directory, before a process ends
 MIN_READS = 3  # of an unchanged file, before a process counts as silent: the directory may only be slow
@@ -46,7 +46,7 @@ class Limits:
         return max(self.stuck_seconds, self._least(activity, is_compiling=work != ""))
 
     def cut_off_after(self, activity: str, work: str = "compiler") -> float:
-        """The same, for a process that cannot read the other processes' files, as on a host without network."""
+        """`stuck_after` for a process that cannot read the other processes' files, as on a host without network."""
         if self.stuck_seconds is None:
             return float("inf")
         return max(min(self.stuck_seconds, CUT_OFF_SECONDS), self._least(activity, is_compiling=work == "compiler"))
@@ -256,7 +256,7 @@ def headline(alive: Mapping[int, Record]) -> str:
 
 
 def _lost_link(alive: Mapping[int, Record]) -> str:
-    """What to add if processes do not reach rank 0, else ""."""
+    """A hint if processes do not reach rank 0, else ""."""
     cut_off = [record for record in alive.values() if record.cut_off]
     do = "does" if len(cut_off) == 1 else "do"
     return f"; {names(cut_off)} {do} not reach rank 0 on {alive[0].host} over the network" if cut_off else ""
@@ -290,7 +290,7 @@ def waiting(alive: Mapping[int, Record], processes: int, limits: Limits) -> str:
 
 
 def lone(launcher: str) -> str:
-    """What to add to a line of a process that waits for all others: the variables of the launcher may be left over."""
+    """A hint for a process that waits for all others: the variables of the launcher may be left over."""
     if launcher == "flags":
         return ""
     return f"; if nothing has started more processes, as in a shell of `srun --pty`, use {ALONE}"

@@ -140,7 +140,7 @@ def initial_values(config: Config, given: NamedTensors | None) -> InitialValues 
     of_classes = {name for name, shape in shapes.items() if more.get(name) != shape}
     for_other_classes = {n for n in different & of_classes if _differ_in_classes(used[n].shape, shapes[n], more.get(n))}
     if wrong := sorted(different - for_other_classes):
-        reason = f"{wrong[0]} has shape {used[wrong[0]].shape}, but that of the model has {shapes[wrong[0]]}"
+        reason = f"{wrong[0]} has shape {used[wrong[0]].shape}, but in the model {shapes[wrong[0]]}"
         raise _error(config, reason, "give tensors of this model, or without those that shall follow the seed")
     if asks_for_bias and not different and of_classes <= used.keys():
         reason = f"not used: the run starts with the classifier of {given.source}"

@@ -22,7 +22,7 @@ from jaxdp.registration import model_hint
 
 CLASS_COUNTS = ("classes", "num_classes")  # parameters of a module class that takes them in place of the config
 CALL_HINT = (
-    f"a Flax module is called with images [B, H, W, 3] and those of {', '.join(MODE_ARGUMENTS)} that it takes, its class with "
+    f"a Flax module is called with images [B, H, W, 3] and its own arguments among {', '.join(MODE_ARGUMENTS)}, its class with "
     "the number of classes if it has a parameter `classes`, else with the model config"
 )
 

@@ -73,7 +73,7 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
 
 def fewest_values(config: Config, phase: Phase) -> float:
     """The fewest values of a channel that batch normalization averages in a phase of a plan: the last map of a ResNet has them.
-    Infinity where nothing is normalized, and for registered models, for which only one value is found.
+    Infinity where nothing is normalized. For a registered model, finds only the case of one value.
 
     Raises ConfigError for only one.
     """

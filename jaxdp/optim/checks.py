@@ -65,7 +65,7 @@ def check_optimizer(config: Optimizer, params: Any) -> None:
     if different := _difference(expected, updates):
         raise invalid(reason=f"its updates differ from the parameters: {different}", hint="return an update of each parameter")
     if different := _difference(state, new_state):
-        raise invalid(reason=f"its new state differs from that of init: {different}", hint="keep shapes and dtypes")
+        raise invalid(reason=f"its new state differs from the state of init: {different}", hint="keep shapes and dtypes")
 
 
 def check_elementwise(config: Optimizer) -> None:

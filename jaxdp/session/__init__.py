@@ -1,4 +1,4 @@
-"""The public parts of a training run, in the order in which `train.py` calls them.
+"""The public parts of a training run, in the order of the calls in `train.py`.
 
 They are imported on first use, so that a command handles signals before it imports JAX.
 """

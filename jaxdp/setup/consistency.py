@@ -67,7 +67,7 @@ def code_digest() -> str:
 
 
 def data_digest(source: Any) -> str:
-    """Number of images and a digest of their labels, their names, the pixels in memory, and a few images as they are read.
+    """Number of images and a digest of their labels, their names, the pixels in memory, and a few images as read.
 
     names: `identity()` of a source, equal wherever the data lie. Of pixels beyond DIGEST_BYTES, evenly spaced images count.
     """

@@ -39,7 +39,7 @@ def _check_sums(config: Config, mesh: Mesh) -> None:
     reduction = timing.Reduction(mesh, message, name, bucket_bytes=None, compile=config.compile)
     if not reduction.is_exact(reduction()):
         reason = f"its stages do not return the sum over all devices of the {shape} mesh"
-        hint = "correct them; jaxdp.first_gradient(config) must equal that of psum"
+        hint = "correct them; jaxdp.first_gradient(config) must equal the gradient of psum"
         raise ConfigError("reduce.strategy", name, reason=reason, hint=hint)
     if STRATEGIES[name].scatters and not _leaves_shards(name, mesh):
         reason = f"before its last stage, the devices of a row of the {shape} mesh do not hold the sum's shards in order"

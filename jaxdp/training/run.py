@@ -85,7 +85,7 @@ class Run:
     optimizer state after the last step that was started, on the devices, in the layout of the step. progress: position and
     times. info(text): shows a line. example_images: a few held-out images of the last evaluation with their classes, see
     `ExampleCollector.arrays`. is_logged: whether the log receives the current record. The log receives every evaluation, one of
-    every few steps, the first step of a phase, the last step of the run, and each record to which `log` has added values.
+    every few steps, the first step of a phase, the last step of the run, and each record with values of `log`.
     stop_reason: why the run ends early. error: the exception that ended it.
 
     Attributes that are not described here belong to the loop.
@@ -130,7 +130,7 @@ class Run:
         self.saved_samples: int | None = None
         self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and seconds of all steps up to it
         self.pending: deque[StartedStep] = deque()
-        self.record: dict[str, Any] | None = None  # the record to which `log` adds
+        self.record: dict[str, Any] | None = None  # `log` adds to this record
         self.is_logged = False
         self.request_step = 0  # the step after which `evaluate` and `stop` take effect; 0: at once
         self.saving: int | None = None  # samples of the checkpoint that is being saved

@@ -3,7 +3,7 @@
 By default every device holds the whole state (a plain `StateLayout`). With a sharded update (`reduce.update sharded`; Xu et
 al., arXiv 2004.13336; ZeRO stage 1, arXiv 1910.02054), it holds a shard of the trained parameters, the optimizer's state and
 the averaged parameters (`Sharded`), along the rows of the mesh. A step then begins with the all-gather of the parameters, in
-the dtype in which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the layout.
+the dtype that the network uses. Evaluations and checkpoints use the whole state, so files do not depend on the layout.
 """
 
 from collections.abc import Callable

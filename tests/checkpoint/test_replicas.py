@@ -120,7 +120,7 @@ def test_rejection_reason_of_equal_finite_states_is_none():
 
 def test_rejection_reason_names_the_rank_whose_checksum_differs_from_the_majority():
     reason = rejection_reason(8, [report(), report("2"), report()], HOSTS)
-    assert "at samples 8: rank 1 on b differs from the others" in reason
+    assert "at samples 8: rank 1 on b differs from the rest" in reason
 
 
 def test_rejection_reason_names_all_that_differ_devices_before_ranks_and_both_before_infinity():
@@ -150,4 +150,4 @@ def test_rejection_reason_of_shards_names_the_rank_whose_part_differs():
     wholes = ["ab", "ab", "awrong", "awrong", "ab", "ab"]
     reports = [report(whole, parts=part) for whole, part in zip(wholes, parts, strict=True)]
     reason = rejection_reason(8, reports, [f"host{rank}" for rank in range(6)])
-    assert "at samples 8: rank 3 on host3 differs from the others" in reason
+    assert "at samples 8: rank 3 on host3 differs from the rest" in reason

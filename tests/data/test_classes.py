@@ -159,7 +159,7 @@ def test_digits_and_generated_images_have_numbers():
     reverse = sources.open_datasets(digits, trained=list("9876543210"))
     for split in ("train", "evaluation"):
         np.testing.assert_array_equal(getattr(reverse, split).labels, 9 - getattr(sources.open_datasets(digits), split).labels)
-    with pytest.raises(ConfigError, match="its numbers stand in another order"):
+    with pytest.raises(ConfigError, match="its numbers are in a different order"):
         sources.open_datasets(config, trained=list("9876543210"))
 
 

@@ -205,7 +205,7 @@ def test_a_repeated_row_is_warned_about_and_classes_must_be_those_of_training(tm
     with pytest.raises(ConfigError, match=r"val\.csv': row 2 has the label 'eel'; the training split lacks it"):
         splits(tmp_path)
     (tmp_path / "train.csv").write_text(HEADER + "images/0.png,0\nimages/1.png,1\n")
-    with pytest.raises(ConfigError, match=r"the labels of train are numbers, those of val names"):
+    with pytest.raises(ConfigError, match=r"the labels of train are numbers, the labels of val names"):
         splits(tmp_path)
 
 

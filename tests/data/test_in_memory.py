@@ -101,7 +101,7 @@ def test_phases_of_another_size_have_the_training_images_at_that_size_and_labels
         fit = with_parts(config, data={"train_split": "fit"})
         assert source_of(fit).size(fit) == (len(open_datasets(fit).train), 10)
     else:
-        with pytest.raises(ConfigError, match=r"the training set is of other classes: its numbers stand in another order"):
+        with pytest.raises(ConfigError, match=r"the training set is of other classes: its numbers are in a different order"):
             open_datasets(config, trained=names[::-1])
         assert source_of(config).size(with_parts(config, model={"classes": None})) == (30, 1000)
 

@@ -374,7 +374,7 @@ def test_processes_that_have_not_started_are_named():
     ("beat", "seconds", "is_cut_off"),
     [
         (Heartbeat("step", 9, idle_seconds=601), 601, True),
-        (Heartbeat("step", 9, idle_seconds=1), 9999, False),  # the directory is gone, and training goes on
+        (Heartbeat("step", 9, idle_seconds=1), 9999, False),  # the directory is gone, and training continues
         (Heartbeat("step", 9, idle_seconds=601), 9, False),  # the others decide
         (Heartbeat("compile", idle_seconds=700), 700, False),
         (Heartbeat("outside", idle_seconds=9999), 9999, False),

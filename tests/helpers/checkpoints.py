@@ -26,7 +26,7 @@ def replicate(mesh, **arrays):
 
 
 def diverged_array(mesh, shape, different):
-    """A replicated array whose value on device number `different` differs from the others."""
+    """A replicated array whose value on device number `different` differs from the rest."""
     copies = [
         jax.device_put(np.full(shape, 1.0 + (number == different), np.float32), device)
         for number, device in enumerate(mesh.devices.flat)

@@ -94,7 +94,7 @@ def test_card_has_the_facts_of_the_run(trained):
     assert shown["throughput of the steps"] == f"{result.images_per_second:,.0f} images/s"
     assert shown["devices"] == "4 x cpu, mesh 2x2, 1 process on 1 host"
     assert f"Held-out loss (mean cross entropy): {result.loss:.4f}" in card
-    assert "chosen among those of its run by eval\\_loss on the same held-out images" in card
+    assert "chosen among the checkpoints of its run by eval\\_loss on the same held-out images" in card
     assert "normalized with mean 0.1, 0.2, 0.3 and standard deviation" in card
     assert f"checkpoint {result.best_samples})" in card
     assert card_of(trained) == card
@@ -158,10 +158,10 @@ def test_card_of_a_run_at_a_url_is_that_of_its_directory(trained):
     for checkpoint in ("best", "160"):
         card = write_card(trained.as_uri(), there, checkpoint, overwrite=True).read_text()
         assert card == card_of(trained, checkpoint)
-        assert ("chosen among those of its run" in card) == (checkpoint == "best")
+        assert ("chosen among the checkpoints of its run" in card) == (checkpoint == "best")
     exported = export(trained.as_uri(), trained / "w.safetensors", "best")
     card = write_card(trained.as_uri(), there, "best", exported=exported, overwrite=True).read_text()
-    assert "chosen among those of its run" in card
+    assert "chosen among the checkpoints of its run" in card
     assert digests(card) == [hashlib.sha256((trained / "w.safetensors").read_bytes()).hexdigest()]
 
 

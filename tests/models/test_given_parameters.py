@@ -95,7 +95,7 @@ def test_tensors_that_the_model_or_the_file_lacks_are_listed_and_a_classifier_fo
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({f"{HEAD}kernel": np.ones((5, 6), np.float32)}, rf"{HEAD}kernel has shape \(5, 6\), but that of the model"),
+        ({f"{HEAD}kernel": np.ones((5, 6), np.float32)}, rf"{HEAD}kernel has shape \(5, 6\), but in the model"),
         ({f"{NORM}var": np.full(5, -1, np.float32)}, f"{NORM}var has a negative variance"),
         ({"params/net/x": np.ones(3, np.float32)}, "no tensor has a name of the model's: there is 'params"),
     ],

@@ -62,7 +62,7 @@ UPDATE_REASONS = {
         rule(lambda g, s, p: (g, jax.tree.map(jnp.int32, s))),
         "state differs from .*: 0/bias has .* int32, not ",
     ),
-    "state's structure": (rule(lambda g, s, p: (g, (s, s))), "its new state differs from that of init: another structure"),
+    "state's structure": (rule(lambda g, s, p: (g, (s, s))), "its new state differs from the state of init: another structure"),
     "fails": (rule(lambda g, s, p: 1 / 0), "its update failed: ZeroDivisionError: "),
     "no rule": (lambda config, rate, momentum: 3, "the registered function returned .*; return an optax"),
     "no update": (lambda config, rate, momentum: optax.EmptyState(), "the registered function returned .*; return an optax"),
