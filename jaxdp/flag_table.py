@@ -29,7 +29,7 @@ FieldPath = tuple[str | int, ...]  # of a field in the options, through the sect
 class Arg(NamedTuple):
     """Annotation of a field: how it is spelled on a command line.
 
-    metavar: its values in words. is_prefix: whether the flags of its fields, if it is a section, begin with its name.
+    metavar: its values as text. is_prefix: whether the flags of its fields, if it is a section, begin with its name.
     positional: without a flag. negatable: whether a bool also has a flag --no-NAME.
     """
 
@@ -45,7 +45,7 @@ class Flag:
 
     types: types and literal choices of its value. path, field: of what it sets, in the dataclass `owner`. default: value of
     the field if omitted. group: group of the flag in the help. spelling: the flag that sets the field; differs from the name
-    for --no-NAME. metavar: its values in words. repeated: takes any number of values. alone: values that stand for all values
+    for --no-NAME. metavar: its values as text. repeated: takes any number of values. alone: values that stand for all values
     of a repeated flag. switch: takes none.
     """
 

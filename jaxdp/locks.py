@@ -39,7 +39,7 @@ def lock(file: IO[bytes] | int, operation: int, path: str | Path) -> None:
 
 
 def file_system(path: str | Path) -> str:
-    """The file system of a path in words, such as "the file system /data (nfs4)"."""
+    """The file system of a path as text, such as "the file system /data (nfs4)"."""
     folder, mounts = os.path.realpath(path), [("/", "unknown")]
     with suppress(OSError, ValueError):
         lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]

@@ -45,7 +45,7 @@ from jaxdp.models.convolution import CONVOLUTIONS
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
-gc.freeze()  # nothing imported so far is garbage; JAX's traces are millions of objects, most of which live until a test ends
+gc.freeze()  # nothing imported so far is garbage; JAX's traces are millions of objects; most live until a test ends
 gc.set_threshold(200_000, 20, 50)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 runtime.start(Mesh(cpu_devices=8))

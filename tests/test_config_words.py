@@ -1,4 +1,4 @@
-"""Every fact of a config that a table, plot or model card writes in words, and none while it is off."""
+"""Every fact of a config that a table, plot or model card writes as text, and none while it is off."""
 
 import pytest
 

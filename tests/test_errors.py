@@ -171,7 +171,7 @@ def test_place_in_user_code_is_the_innermost_line_outside_the_libraries():
     assert place_in_user_code(error.value) == f" at test_errors.py:{line}"
     with pytest.raises(ValueError, match="Invalid format specifier") as error:
         plural(1, "device", "of no kind")
-    assert place_in_user_code(error.value).startswith(" at test_errors.py:")  # not jaxdp/errors.py, in which it was raised
+    assert place_in_user_code(error.value).startswith(" at test_errors.py:")  # not jaxdp/errors.py, where it was raised
     assert place_in_user_code(ValueError("never raised")) == ""
 
 

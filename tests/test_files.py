@@ -325,7 +325,7 @@ def test_no_call_shows_or_stores_the_password_of_a_url(call, tmp_path, monkeypat
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A home directory with a recipe, and another current directory, in which nothing may be created."""
+    """A home directory with a recipe, and another current directory, where nothing may be created."""
     (tmp_path / "home").mkdir()
     (tmp_path / "current").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

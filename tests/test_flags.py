@@ -157,7 +157,7 @@ def test_options_have_the_values_of_their_words_and_defaults_otherwise(words, fi
     made = parse(Made, words.split(), "made")
     expected = Made(**{"name": "a", "numbers": (), "of": "x"} | fields)
     assert (made, type(made.level)) == (expected, type(expected.level))
-    again = parse(Made, ["--level", "2"], "made", default=made)  # what was required is there
+    again = parse(Made, ["--level", "2"], "made", default=made)  # what was required is given
     assert again == dataclasses.replace(made, level=2.0)
 
 

@@ -36,7 +36,7 @@ CORE = [
 # The rings of jaxdp/, innermost first: folders, and modules beside them. A line imports from those above it, in its ring too.
 RINGS = {
     "what a run is, without JAX": ["core"],
-    "parts of a step, each usable by itself": [
+    "parts of a step, each usable alone": [
         "xla losses network augmentations",
         "registration optim",
         "parallel",

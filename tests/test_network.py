@@ -9,7 +9,7 @@ from jaxdp.network import FrozenStages
 
 
 class Scales:
-    """Three segments, each of which multiplies by its parameter; in training also by 2, by its key, and with moments."""
+    """Three segments; each multiplies by its parameter; in training also by 2, by its key, and with moments."""
 
     segments = (("a",), ("b",), ("c",))
 

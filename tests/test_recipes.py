@@ -257,7 +257,7 @@ def test_schedule_is_not_scaled_by_a_number_of_epochs_that_the_parser_refuses(ep
 @pytest.mark.parametrize(
     ("flags", "classes"),
     [
-        (["--data.source", "synthetic"], None),  # 10 are those of digits
+        (["--data.source", "synthetic"], None),  # 10 are the classes of digits
         (["--data.source", "digits"], 10),
         (["--data.augmentation", "none"], 10),
     ],
@@ -267,7 +267,7 @@ def test_another_source_resets_the_number_of_classes_unless_the_network_exists(f
     assert adapt(config, flags).config.model.classes == classes
     assert reset_for_network(config, flags) == with_fields(adapt(config, flags).config, {"model.classes": 10})
     seven = with_fields(Config(), {"data.source": "synthetic", "model.classes": 7})
-    assert adapt(seven, ["--data.source", "folder"]).config.model.classes == 7  # not that of the source
+    assert adapt(seven, ["--data.source", "folder"]).config.model.classes == 7  # not the source's number
 
 
 @pytest.mark.parametrize(

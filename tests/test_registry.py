@@ -1,4 +1,4 @@
-"""Models and all-reduce strategies of one's own."""
+"""Models and all-reduce strategies of the user."""
 
 import dataclasses
 import json

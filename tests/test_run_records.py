@@ -25,7 +25,7 @@ def test_log_without_its_damaged_lines_and_a_torn_last_one(tmp_path):
     log.write_bytes("".join(f"{line}\n" for line in lines).encode() + b'\xff{"samples": 1}\n' + b'{"samples": 32}')
     records, count = scan_log(log)
     assert records == [json.loads(line) for line in whole]
-    assert count == len(damaged) + 1  # a torn last line is that of a run that was killed
+    assert count == len(damaged) + 1  # a torn last line is from a run that was killed
     assert read_log(log) == records
     accepted, count = scan_log(log, lambda record: record["samples"] > 0)
     assert (accepted, count) == (records[1:], len(damaged) + 2)

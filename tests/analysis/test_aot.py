@@ -46,8 +46,8 @@ def test_axis_of_device_groups_returns_mesh_axis():
 def gradient_messages(strategy):
     """The collectives of ResNet-18's gradients, which are bfloat16, as XLA schedules them for 4 hosts of 8 GPUs: by operation.
 
-    All collectives of the compiled step send the bytes of the trace, by operation and axis; those of permutations, which XLA
-    describes as pairs of devices, by operation.
+    All collectives of the compiled step send the bytes of the trace, by operation and axis. XLA describes permutations as pairs
+    of devices, so their bytes are compared by operation.
     """
     command = [sys.executable, "-m", "jaxdp", "plan", "--config", "imagenet_mlperf_3264", "--json", "--wire", *TINY]
     command += ["--batch.0.global-batch", "128", "--batch.0.per-worker-batch", "4", "--reduce.wire-dtype", "bfloat16"]

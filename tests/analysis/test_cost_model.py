@@ -108,7 +108,7 @@ def test_allreduce_seconds_of_four_hosts_of_two_devices_count_what_a_host_and_a_
     strategy, mesh_shape, gloo, between
 ):
     """between: messages that the busiest host sends to others; a device itself sends as many as without hosts. Of devices a
-    hundred times slower than the links, they alone count; over gloo the links too, except those of a server."""
+    hundred times slower than the links, they alone count; over gloo the links too, except a server's links."""
     link = {"latency": 0.0, "bandwidth": 1e6, "devices_per_host": 2, "gloo": gloo}
     assert seconds(strategy, *mesh_shape, 1e6, **link) == pytest.approx(between)
     (_, own), *_ = cost_model.cost_terms(strategy, *mesh_shape)
@@ -117,7 +117,7 @@ def test_allreduce_seconds_of_four_hosts_of_two_devices_count_what_a_host_and_a_
 
 
 def test_exchange_of_pairs_counts_the_busiest_link_of_a_host_and_of_a_device():
-    """The levels of a tree over four hosts of two devices, whose first devices send to those of other hosts, and a ring."""
+    """The levels of a tree over four hosts of two devices, whose first devices exchange between hosts, and a ring."""
 
     def times(pairs, volume=1.0, host_bandwidth=1e6, device_bandwidth=math.inf):
         network = Links(2.0, host_bandwidth, device_bandwidth=device_bandwidth, devices_per_host=2)

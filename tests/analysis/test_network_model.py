@@ -37,7 +37,7 @@ def test_predict_with_synchronized_normalization_adds_its_psum_to_every_strategy
 
 
 def test_predict_with_several_workers_on_a_device_is_for_the_devices_of_the_plan():
-    """A device computes 16 images in two micro-batches, each of which sends its messages of batch normalization in 4 rounds."""
+    """A device computes 16 images in two micro-batches; each sends its messages of batch normalization in 4 rounds."""
     plan, network = make_plan(CONFIG, examples=4096, devices=4), Links(latency=1e-3, bandwidth=1e12)
     summary, between_layers = model_summary(CONFIG), normalization_messages(plan)
     prediction = predict(plan, summary, network, rate=100.0, normalization_messages=between_layers)

@@ -95,7 +95,7 @@ def config():
 
 @pytest.mark.slow
 def test_time_first_steps_with_cold_and_warm_cache(tiny, tmp_path):
-    """Of a config that goes on with a new schedule, with a loss that its recipe registers."""
+    """A config that continues with a new schedule, with a loss that its recipe registers."""
     recipe = tmp_path / "mine.py"
     recipe.write_text(RECIPE)
     config = dataclasses.replace(

@@ -49,7 +49,7 @@ def test_save_with_diverged_parameters_is_rejected_naming_the_device(tmp_path):
 
 @pytest.mark.parametrize("field", ["params", "opt_state"])
 def test_save_of_a_sharded_state_compares_the_replicas_of_all_shards(tmp_path, field):
-    """Of a state in shards also those of the optimizer, which would return to the parameters in the next step."""
+    """A state in shards also compares the optimizer's arrays, which would return to the parameters in the next step."""
     mesh, values = make_mesh(3, 2), np.arange(8, dtype=np.float32)
     state = TrainState(replicate(mesh, x=values), (), replicate(mesh, x=values), (), ())
     shards = {
@@ -217,7 +217,7 @@ def test_another_rank_restores_what_rank_0_chose_or_says_that_it_cannot(saved):
     manager.close()
     assert sorted(path.name for path in folder.iterdir()) == ["10", "20", "saving-30"]  # rank 0 cleans up
     uploads = Uploads()
-    uploads.complete_here = False  # of a host that holds its own part only, of which 10 has nothing
+    uploads.complete_here = False  # of a host that holds its own part only; 10 has no part
     alone = CheckpointManager(folder, Checkpoint(), print, group=Second(), uploader=uploads)
     assert (alone.latest_valid(19).samples, manager.latest_valid(19)) == (10, None)
 
@@ -468,7 +468,7 @@ for number in range(2, 100_000):
 
 
 def test_kill_during_saves_leaves_the_newest_complete_checkpoint(tmp_path):
-    """At random moments of saves of about 50 ms, every second of which replaces a checkpoint."""
+    """At random moments of saves of about 50 ms; every second save replaces a checkpoint."""
     random, sharding = np.random.default_rng(0), NamedSharding(make_mesh(1, 1), PartitionSpec())
     abstract = {"x": jax.ShapeDtypeStruct((100_000,), np.float32, sharding=sharding)}
     for number in range(KILLS):

@@ -54,7 +54,7 @@ def test_processes_write_parts_of_about_the_same_bytes():
 
 
 def test_arrays_are_in_the_parts_in_which_released_versions_put_them():
-    """The largest first, of equal ones the first first: a checkpoint does not say in which part an array is."""
+    """The largest first, of equal ones the first first: a checkpoint does not name the part of an array."""
     tree = {name: np.zeros(size, np.float32) for name, size in zip("abcdef", (1, 5, 3, 3, 5, 2), strict=True)}
     assert [list(_part(tree, number, 3)) for number in range(3)] == [["b", "d"], ["e", "f"], ["a", "c"]]
 
@@ -66,7 +66,7 @@ class State(NamedTuple):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_fields_that_are_none_are_not_read_from_any_number_of_parts(tmp_path, parts):
-    """Arrays of equal sizes, so that their order decides in which part each is."""
+    """Arrays of equal sizes, so that their order decides the part of each."""
     mesh = make_mesh(1, 1, jax.devices()[:1])
     host = State({name: np.full(3, number, np.float32) for number, name in enumerate("cab")}, (np.zeros(3, np.float32),) * 2)
     state, folder = replicate(mesh, **host._asdict()), tmp_path / "10"
@@ -90,7 +90,7 @@ def test_fields_that_are_none_are_not_read_from_any_number_of_parts(tmp_path, pa
         with pytest.raises(CorruptCheckpoint, match=rf"the checksum of the array {re.escape(name)} does not match"):
             load_state(dataclasses.replace(manifest, arrays=changed), abstract)
         fewer = {other: description for other, description in manifest.arrays.items() if other != name}
-        one_more = r"holds 1 array that manifest\.json does not name"  # without which the others may be in other parts
+        one_more = r"holds 1 array that manifest\.json does not name"  # without it, other arrays may be in other parts
         with pytest.raises(CorruptCheckpoint, match=one_more if parts == 1 else f"{one_more}|does not match"):
             verify_checkpoint(dataclasses.replace(manifest, arrays=fewer))
     twice = manifest.arrays | {".params['d']": manifest.arrays[".params['a']"]}

@@ -167,7 +167,7 @@ def test_error_that_nobody_can_read_keeps_its_exit_code():
 @pytest.mark.slow
 @pytest.mark.parametrize("launched", [True, False])
 def test_training_outlasts_its_output(tmp_path, launched):
-    """A pipe that nobody reads, of processes that are launched; a full device, with stderr closed."""
+    """A pipe without a reader, of processes that are launched; a full device, with stderr closed."""
     if launched:
         reader, out = os.pipe()
         os.close(reader)

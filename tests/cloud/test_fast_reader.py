@@ -72,7 +72,7 @@ def test_objects_and_ranges_are_read():
 def test_a_reader_that_fails_tries_rarely_says_so_once_and_is_used_again_after_a_success(monkeypatch):
     reader, asked, notices = memory_reader(failures=ATTEMPTS + 1, x=DATA)
     monkeypatch.setitem(sys.modules, "obstore", None)
-    for _ in range(2 * ATTEMPTS):  # an outage: the file system fails, too, so nobody counts a fallback
+    for _ in range(2 * ATTEMPTS):  # an outage: the file system fails, too, so no one counts a fallback
         assert reader.read("x") is None
     monkeypatch.undo()
     assert asked == notices == []

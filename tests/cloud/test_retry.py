@@ -68,7 +68,7 @@ def test_permanent_failures_and_those_that_last_too_long_are_raised(short):
 
 
 class Failing:
-    """A file system of which every other two requests fail, as with an empty 503."""
+    """A file system that fails every other two requests, as with an empty 503."""
 
     def __init__(self, fs):
         self.fs, self.failures, self.protocol = fs, 0, fs.protocol

@@ -10,7 +10,7 @@ from jaxdp.recipes import find_config
 
 
 def test_block_of_the_convnext_is_that_of_the_paper():
-    """On one pixel, of which a convolution sees the center: layer norm, perceptron with the erf form of GELU, layer scale."""
+    """On one pixel, where a convolution sees only its center: layer norm, perceptron with the erf form of GELU, layer scale."""
     block = runpy.run_path(str(find_config("digits_convnext")))["Block"](4)
     x = np.linspace(-2, 2, 12).reshape(3, 1, 1, 4)
     shapes = jax.eval_shape(lambda: block.init(jax.random.key(0), x, train=False)["params"])

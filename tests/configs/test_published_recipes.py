@@ -36,7 +36,7 @@ MOMENTA_OF_B = {55296: 0.940741, 65536: 0.95}
 
 
 def documentation(name):
-    """The docstring of a recipe's file, and that of the function that it calls, if its source has several recipes."""
+    """The docstring of a recipe's file, and of the function that it calls, if its source has several recipes."""
     text = find_config(name).read_text()
     functions = [
         function for function in (published.mlperf, published.mikami, published.rsb) if f"{function.__name__}(" in text

@@ -41,7 +41,7 @@ def slow_paper_transform(image, out, ranges, u):
     """nnabla's function, pixel by pixel: the input place as an affine map of the (distorted) output place.
 
     One column of the output moves the input by (cos / sx, sin / sx), one row by (-sin / sy, cos / sy); a mirrored image has
-    the horizontal parts negated. The values are those of nnabla's ImageNet example.
+    the horizontal parts negated. The values are from nnabla's ImageNet example.
     """
     height, width, _ = image.shape
     result = np.zeros((out, out, 3))
@@ -139,7 +139,7 @@ def test_random_resized_crop_without_fitting_draw_takes_center_square(axis):
 
 
 def test_pad_and_crop_returns_a_crop_of_the_padded_image(monkeypatch):
-    assert augment.PADDING == 4  # He et al.; here fewer, of which all crops come soon
+    assert augment.PADDING == 4  # He et al.; here fewer, so all crops come soon
     monkeypatch.setattr(augment, "PADDING", 2)
     image = np.random.default_rng(0).integers(0, 256, (6, 6, 3)).astype(np.uint8)
     padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))

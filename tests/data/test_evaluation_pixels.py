@@ -135,7 +135,7 @@ def fixres(pictures, tiny_resnet) -> Config:
 
 @pytest.mark.slow
 def test_run_evaluates_at_another_size_than_it_trains_at(fixres, pictures, tmp_path):
-    """Each evaluation of the run, that of its checkpoint and a prediction see the same pixels; a resume continues the run."""
+    """Evaluations of the run and its checkpoint and a prediction see the same pixels; a resume continues the run."""
     result = jaxdp.train(fixres, tmp_path / "whole")
     again = jaxdp.evaluate(None, tmp_path / "whole")
     assert (again["eval_accuracy"], again["eval_examples"]) == (result.accuracy, 12)

@@ -78,7 +78,7 @@ def test_images_in_folders_of_a_class_are_found_in_the_order_of_names(tmp_path, 
     ("names", "order"), [("0 1 10 2 3 4 5 6 7 8 9", [*map(str, range(11))]), ("1 10 2", ["1", "10", "2"])], ids=["all", "some"]
 )
 def test_folders_0_to_n_are_in_the_order_of_their_numbers(tmp_path, place, names, order):
-    """As those of ImageNet-V2."""
+    """As in ImageNet-V2."""
     fill(tmp_path / "train", [f"{name}/{name}.png" for name in names.split()])
     root = f"file://{tmp_path}"
     source = (

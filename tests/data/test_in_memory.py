@@ -65,7 +65,7 @@ def test_synthetic_images_depend_on_seed_split_and_index_only():
 
 
 def test_synthetic_images_are_the_same_in_every_release():
-    """Since checkpoints of runs that saw them go on."""
+    """Because runs continue from checkpoints that saw them."""
     source = SyntheticSource(100, 8, 5, seed=3, split=1)
     colors = np.random.Generator(np.random.Philox(key=[7, 5])).integers(0, 128, (5, 3), np.uint8)
     for index in (0, 42):

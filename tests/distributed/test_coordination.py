@@ -1,4 +1,4 @@
-"""Start of JAX's coordination service: where rank 0 listens, and when the others connect."""
+"""Start of JAX's coordination service: where rank 0 listens, and when other ranks connect."""
 
 import errno
 import os

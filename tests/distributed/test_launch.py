@@ -106,7 +106,7 @@ def test_launch_with_repeated_signals_says_so_and_exits_with_137():
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGKILL])
 def test_the_processes_of_a_launcher_that_a_signal_ends_are_asked_to_stop(tmp_path, number):
-    """A closed terminal signals the launcher alone, and nothing tells the others that it was killed."""
+    """A closed terminal signals only the launcher, and no process learns that it was killed."""
     script = (
         "import os, pathlib, signal, sys, time\n"
         "def save(number, frame):\n"
@@ -133,7 +133,7 @@ def test_launch_of_jaxdp_needs_no_activated_environment(monkeypatch, tmp_path, c
 
 
 class Fake(Process):
-    """A process that ends by itself after some seconds, and after each signal that it does not ignore."""
+    """A process that ends after some seconds, and after each signal that it does not ignore."""
 
     def __init__(self, rank, ends=1e9, code=0, reported=None, **after_signal):
         self.rank, self.reported, self.ended, self.killed = rank, reported, None, False

@@ -208,7 +208,7 @@ FAILED = r"jaxdp: rank 1 on \S+ failed in step 7: "
         ("suspended", [f"{FAILED}sent no sign of life for 4 s"]),
         ("holds the GIL", [r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes"]),
         (
-            "fault of the watching thread",  # supervision goes on
+            "fault of the watching thread",  # supervision continues
             [
                 r"the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all",
                 f"{FAILED}exited without a message",
@@ -310,7 +310,7 @@ os._exit(0 if stopped == (rank == 1) else 3)
 
 
 def test_a_process_whose_host_has_lost_the_network_ends_too(faulty):
-    """Nobody can tell it that the others have given up."""
+    """It cannot learn that the other processes have given up."""
     alone, other = faulty["without network"].wait()[::-1]
     assert alone[0] == other[0] == 1
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: no progress, and no answer of .* in trains", alone[1])

@@ -41,7 +41,7 @@ def test_start_with_fewer_cpu_devices_returns_the_first_ones():
 
 
 def test_the_start_of_jax_in_a_run_of_several_processes_can_be_stopped():
-    """It waits for the others in native code, where the main thread would handle no signal."""
+    """It waits for other processes in native code, where the main thread would handle no signal."""
 
     def stop(function, *arguments):
         raise StopTraining("SIGTERM")

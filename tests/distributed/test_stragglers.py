@@ -7,7 +7,7 @@ HOSTS = ["a", "b", "c"]
 
 
 def sums_of(waited):
-    """StepTimes of three steps that take 1 s, after each of which the process waited for so long."""
+    """StepTimes of three steps that take 1 s; after each, the process waited for so long."""
     one = Stragglers(3)
     for step in range(4):
         one.add(step, waited, completed=step)

@@ -112,7 +112,7 @@ def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(m
 
 
 class SlowBoard:
-    """A board of which each access takes 2 s of a clock that it sets. Rank 1 says after 8 s that it leaves."""
+    """A board whose accesses each take 2 s of a clock that it sets. Rank 1 says after 8 s that it leaves."""
 
     name, period_seconds = "status files", 0.0
 
@@ -301,7 +301,7 @@ GONE = "rank {0} on node{0} failed in step 7: exited without a message"
         (in_turn(fails(1, code=2), passes(9)), dict.fromkeys(range(3), (7, 2, "rank 1 on node1 failed in step 7: no")), {}),
         (in_turn(leaves(0), passes(2), passes(99, suspended=[0])), {}, {}),
         (in_turn(leaves(1), passes(2), passes(99, suspended=[1])), {}, {}),
-        (  # its own file is old, so it judges nobody
+        (  # its own file is old, so it judges no process
             in_turn(boards("write", 0), passes(60)),
             dict.fromkeys((1, 2), (26, 1, SILENT.format(0, 20))),
             {0: (NO_BOARD,)},
@@ -384,7 +384,7 @@ def with_clock(monkeypatch, on_sleep=lambda clock: None):
     ("rank", "leave_at", "seconds"),
     [
         (1, {}, 0.02),  # once it has written so
-        (0, {1: 1.0, 2: 2.0}, 2.5),  # half a second for the others to end
+        (0, {1: 1.0, 2: 2.0}, 2.5),  # half a second for other processes to end
         (0, {1: 1.0}, 5.5),  # rank 2 hangs
     ],
 )

@@ -27,7 +27,7 @@ class Run:
         self.read()
 
     def read(self, seconds=1, silent=(), **changed):
-        """The verdict after `seconds` in which the silent ranks did not write; changed: fields of ranks, as r1={...}."""
+        """The verdict after `seconds` without a write of the silent ranks; changed: fields of ranks, as r1={...}."""
         found = None
         for _ in range(seconds):
             self.clock, self.count = self.clock + 1, self.count + 1
@@ -239,7 +239,7 @@ def test_only_a_process_that_compiles_may_take_half_an_hour_in_a_compilation():
 
 
 def test_those_that_wait_for_a_slow_process_are_not_stuck():
-    """Rank 1 makes progress, slowly: nobody is to be blamed, and nothing to be reported."""
+    """Rank 1 makes progress, slowly: no process is blamed, and nothing is reported."""
     run = Run()
     assert run.read(r0=WAITS, r2=WAITS) is None
     assert verdict.report(run.records.alive, LIMITS) == []
@@ -375,7 +375,7 @@ def test_processes_that_have_not_started_are_named():
     [
         (Heartbeat("step", 9, idle_seconds=601), 601, True),
         (Heartbeat("step", 9, idle_seconds=1), 9999, False),  # the directory is gone, and training continues
-        (Heartbeat("step", 9, idle_seconds=601), 9, False),  # the others decide
+        (Heartbeat("step", 9, idle_seconds=601), 9, False),  # the other ranks decide
         (Heartbeat("compile", idle_seconds=700), 700, False),
         (Heartbeat("outside", idle_seconds=9999), 9999, False),
     ],

@@ -1,4 +1,4 @@
-"""The command line knows flags of other trainers and names those of jaxdp with the same purpose."""
+"""The command line knows flags of other trainers and names jaxdp's flags with the same purpose."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The client programs of docs/weights.md, run as they are, without jaxdp."""
+"""The client programs of docs/weights.md, run unchanged, without jaxdp."""
 
 import dataclasses
 import json

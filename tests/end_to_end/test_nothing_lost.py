@@ -118,7 +118,7 @@ def test_saving_the_same_samples_again_replaces_the_checkpoint_atomically(tiny, 
 
 
 def test_resume_on_other_devices_keeps_the_per_worker_batch(tiny, tmp_path):
-    """Without per_worker_batch in the config, the groups of batch normalization stay those of four devices."""
+    """Without per_worker_batch in the config, the groups of batch normalization stay as on four devices."""
     whole = train(tiny, tmp_path / "whole")
     train_until(tiny, tmp_path / "cut", step=12)
     on_two = dataclasses.replace(tiny, mesh=Mesh(cpu_devices=2))

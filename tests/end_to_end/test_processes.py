@@ -196,7 +196,7 @@ def test_resume_of_a_sharded_update_with_more_or_fewer_processes_equals_a_replic
 
 
 def test_a_killed_rank_0_is_named_and_a_restart_resumes_bitwise(long_pair, tmp_path):
-    """Rank 0 coordinates the others and writes the log. JAX aborts rank 1, often before it has printed who failed.
+    """Rank 0 coordinates the other ranks and writes the log. JAX aborts rank 1, often before it has printed who failed.
 
     That rank 1 names rank 0: tests/distributed/test_supervisor.py. A killed rank 1: test_own_parts.py.
     """

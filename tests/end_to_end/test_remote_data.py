@@ -129,7 +129,7 @@ def test_killed_processes_that_share_copies_resume_bitwise(storage, url, config,
     far = at_url(config, url, tmp_path / "cache")
     for name, content in (("local", config), ("config", far)):
         (tmp_path / f"{name}.json").write_text(json.dumps(dataclasses.asdict(content)))
-    local = start(storage, tmp_path, "local", "local.json")  # in a process, whose XLA_FLAGS differ from those of the tests
+    local = start(storage, tmp_path, "local", "local.json")  # in a process, whose XLA_FLAGS differ from the tests'
     local.communicate(timeout=TIMEOUT)
     assert local.returncode == 0
     storage.proxy.add("latency", seconds=0.05)

@@ -174,7 +174,7 @@ def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_
             assert command([*arguments, "--epochs", epochs, "--accept-changes"]) == 0
             assert f"waiting up to {seconds:.0f} s" in capsys.readouterr().out
             before, listed = below(storage, url), list_checkpoints(url)
-            storage.proxy.clear()  # the upload goes on
+            storage.proxy.clear()  # the upload continues
             wait_until(lambda: any(request["path"] == late for request in storage.proxy.log()), first)
         _, err = first.communicate(timeout=TIMEOUT)
         assert first.returncode == 1

@@ -1,7 +1,7 @@
 """Object storage servers on this machine, each behind a fault proxy.
 
     with object_storage("s3") as storage:                          # or "gcs"; an empty bucket
-        environment = os.environ | storage.environment             # the variables by which s3fs and gcsfs find it
+        environment = os.environ | storage.environment             # the variables with which s3fs and gcsfs find it
         train = subprocess.Popen([..., "--workdir", f"{storage.url}/runs/x"], env=environment)
         storage.proxy.add("latency", seconds=0.05)                 # helpers.fault_proxy lists the faults
         assert "runs/x/result.json" in storage.contents()          # read from the server itself, past the proxy

@@ -1,4 +1,4 @@
-"""The tiny run with one batch size, for tests of whole processes in which no phase changes: one program less to compile."""
+"""The tiny run with one batch size, for tests of whole processes without a change of phase: one program less to compile."""
 
 import dataclasses
 import sys

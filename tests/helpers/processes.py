@@ -30,7 +30,7 @@ def place(rank, processes, port) -> dict[str, str]:
 
 
 def popen(command, environment=None, *, cwd=ROOT, **options):
-    """A process with pipes for its output. environment: variables beside those of this process."""
+    """A process with pipes for its output. environment: variables in addition to this process's."""
     pipe, variables = subprocess.PIPE, os.environ | (environment or {})
     return subprocess.Popen(command, cwd=cwd, env=variables, stdout=pipe, stderr=pipe, text=True, **options)
 

@@ -20,7 +20,7 @@ def random_images(count, side):
 
 
 def random_state(config):
-    """(params, batch_stats) in which no value is 0 or 1, so that every tensor matters."""
+    """(params, batch_stats) without the values 0 and 1, so that every tensor matters."""
     size, rng = config.data.image_size, np.random.default_rng(1)
     params, batch_stats = jax.jit(lambda: models.create(config.model).init(jax.random.key(0), (size, size, 3)))()
     params = jax.tree.map(lambda x: x if x.ndim > 1 else x + rng.uniform(0.1, 0.6, x.shape).astype(np.float32), params)

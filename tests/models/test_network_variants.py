@@ -123,10 +123,10 @@ EVERY_PART = {"stem": "deep", "shortcut": "pooled", "squeeze_excitation": True, 
 )
 @pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_equals_the_one_that_jax_derives(two_blocks, depth, variant):
-    """The same draws of drop-path in both; the moments, too, which are those of the unmasked branch."""
+    """The same draws of drop-path in both; the moments of the unmasked branch too."""
     config = partial(Model, depth=depth, width=16, classes=5)
     plain = {name: value for name, value in variant.items() if name not in ("batch_norm", "remat")}
-    images = jnp.asarray(random_images(8, 32, seed=1))  # none for which rounding decides on which side of a ReLU's kink it is
+    images = jnp.asarray(random_images(8, 32, seed=1))  # rounding decides the side of a ReLU's kink for none
     params, stats = jax.jit(lambda: models.create(config(**variant)).init(jax.random.key(0), (32, 32, 3)))()
     rng = np.random.default_rng(3)
     params = jax.tree.map(lambda p: np.asarray(p) + np.float32(0.1) * rng.normal(size=p.shape).astype(np.float32), params)

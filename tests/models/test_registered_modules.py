@@ -228,7 +228,7 @@ class NnxOwnNorm(nnx.Module):
 
 
 class OtherMoments:
-    """An object whose moments are not those of its statistics."""
+    """An object whose moments do not match its statistics."""
 
     def init(self, key, image_shape):
         return {}, {"norm": {"mean": jnp.zeros(3), "var": jnp.ones(3)}}

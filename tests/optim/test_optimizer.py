@@ -74,7 +74,7 @@ def test_build_optimizer_passes_every_config_field_to_lars(options, expected):
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_build_optimizer_with_clip_norm_equals_the_optimizer_of_clipped_gradients(name):
-    """Two steps, of which only the second clips, so that optimizers that ignore a gradient's norm differ too."""
+    """Two steps. Only the second clips, so that optimizers that ignore a gradient's norm differ too."""
     params = {"kernel": jnp.ones((2, 2)), "bias": jnp.zeros(2)}
     gradient = {"kernel": jnp.full((2, 2), 3.0), "bias": jnp.full(2, 4.0)}
     norm = np.sqrt(4 * 9 + 2 * 16)
@@ -166,7 +166,7 @@ def sgd_in_float64(config, rate, momentum, *, weight, gradient, velocity):
 
 
 def adam_in_float64(config, momentum, gradient, history, *, eps):
-    """(direction, history): averages of all gradients, in which a later step's momentum multiplies the earlier weights."""
+    """(direction, history): averages of all gradients; a later step's momentum multiplies the earlier weights."""
     history = [*(history or []), (momentum, gradient)]
     shares, squares = np.zeros(0), np.zeros(0)
     for b1, _ in history:
@@ -257,7 +257,7 @@ def test_updates_in_a_scan_differ_from_float64_by_the_rounding_of_their_dtype_al
             )
             assert found[key].dtype == dtype
             tiny = float(jnp.finfo(dtype).smallest_subnormal)
-            atol = max(1e-6 * np.abs(expected).max(), tiny)  # of the sums in float32, of which some cancel
+            atol = max(1e-6 * np.abs(expected).max(), tiny)  # of the sums in float32; some cancel
             rtol, update = float(jnp.finfo(dtype).eps), np.asarray(found[key][step], np.float64)
             np.testing.assert_allclose(update, expected, rtol=max(rtol, 1e-5), atol=atol, err_msg=key)
 

@@ -59,7 +59,7 @@ def assert_mean(out, inputs):
 def additions_of(strategy, mesh_shape):
     """A lower bound of the additions in a row that a contribution passes through, from the rounding errors that it collects.
 
-    One device contributes 1 and the others 2^-24. An addition of 2^-24 to 1 rounds to 1, so every addition that 1 passes
+    One device contributes 1, all other devices 2^-24. An addition of 2^-24 to 1 rounds to 1, so every addition that 1 passes
     through can lose 2^-24. Each device has the 1 in as many elements as the vector has shards.
     """
     devices = mesh_shape[0] * mesh_shape[1]

@@ -107,7 +107,7 @@ def step_of(**changes):
 
 
 def walk(eqns):
-    """All equations in program order, those of inner functions inlined."""
+    """All equations in program order, with inner functions inlined."""
     for one in eqns:
         inner = [v for v in one.params.values() if hasattr(getattr(v, "jaxpr", v), "eqns")]
         if one.primitive.name in ("jit", "pjit", "custom_vjp_call", "custom_jvp_call", "remat2", "checkpoint") and inner:
@@ -138,7 +138,7 @@ def test_train_step_sends_one_message_per_part_in_backward_order(network, parts)
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_train_step_message_is_awaited_one_part_later(network):
-    """No convolution of the next part depends on it; those of all later parts do."""
+    """No convolution of the next part depends on it; the convolutions of all later parts do."""
     config, model, eqns = step_of(model=NETWORKS[network])
     sent, _ = messages_of(config, model, eqns)
     for number, place in enumerate(sent[:-1]):

@@ -108,7 +108,7 @@ def test_exact_inputs_sum_exactly_in_any_order(dtype, devices):
     numbers = timing.exact_inputs(jnp.dtype(dtype), devices)
     parts = numbers.astype(dtype)
     np.testing.assert_array_equal(parts.astype(np.float64), numbers)
-    largest = 2 ** (jnp.finfo(dtype).nmant + 1)  # up to which all integers are exact
+    largest = 2 ** (jnp.finfo(dtype).nmant + 1)  # all integers up to this are exact
     assert numbers.shape == (devices, timing.PERIOD)
     top = max(1, largest // devices)
     assert 0 <= numbers.min() <= numbers.max() <= top

@@ -184,7 +184,7 @@ def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
 
 
 def test_watching_never_keeps_a_run_from_starting(tmp_path):
-    """Many look at the lock, which each holds for a moment; a run that trains still keeps others away."""
+    """Many read the lock, which each holds for a moment; a run that trains still keeps others away."""
     write_run(tmp_path)
     (tmp_path / ".lock").touch()
     stop = threading.Event()

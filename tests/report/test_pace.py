@@ -38,7 +38,7 @@ def test_remaining_time_follows_the_speed_of_the_second_half():
 
 
 def test_shares_are_of_the_recent_time():
-    """Steps of one second, of which the first 400 never waited and the last 320 waited a quarter of their time."""
+    """Steps of one second: the first 400 never waited, and the last 320 waited a quarter of their time."""
     records = steps(range(1, 401)) + steps(range(401, 721), input_seconds=0.25, waiting_share=0.5, slowest_rank=3)
     pace = measure(records, epochs=100.0)
     assert pace.recent_seconds == pytest.approx(300.0)

@@ -68,7 +68,7 @@ def test_damaged_line_is_skipped_and_counted_by_report_and_watch(tmp_path, line)
 
 @pytest.mark.parametrize(
     ("metric", "evaluations", "best"),
-    [  # (samples, accuracy, loss); the best epoch is that of `--checkpoint best`
+    [  # (samples, accuracy, loss); the best epoch is the epoch of `--checkpoint best`
         ("eval_accuracy", [(10, 0.7, 1.0), (20, 0.7, 2.0), (30, 0.6, 3.0)], 2.0),  # of equal ones the newer
         ("eval_accuracy", [(10, 0.7, 1.0), (20, 0.8, 2.0), (20, 0.6, 2.0)], 1.0),  # a repeated evaluation replaces the first
         ("eval_loss", [(10, 0.5, 1.0), (20, 0.7, 2.0), (30, 0.6, 3.0)], 1.0),

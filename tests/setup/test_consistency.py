@@ -184,5 +184,5 @@ def test_digest_of_files_depends_on_names_labels_and_sizes_but_not_on_their_plac
 
     digest = make(tmp_path / "1")
     assert make(tmp_path / "2/below") == digest
-    if (kind, change) != ("folder", "order"):  # a folder has no order but that of the names
+    if (kind, change) != ("folder", "order"):  # a folder has no order but the order of the names
         assert make(tmp_path / "3", change) != digest

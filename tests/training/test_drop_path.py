@@ -24,7 +24,7 @@ def drop_path_config(norm="synchronized"):
 
 @pytest.mark.parametrize("of_each_image", [False, True])
 def test_branches_of_a_network_are_kept_with_their_probabilities_and_scaled_by_the_inverse(monkeypatch, of_each_image):
-    """Eight blocks, each of which adds 1 to a channel of its own: the logits are the factors of their branches."""
+    """Eight blocks; each adds 1 to a channel of its own: the logits are the factors of their branches."""
     monkeypatch.setitem(resnet.BLOCKS, 18, (8,))
     model = models.create(Model(depth=18, width=8, stem="small", classes=8, drop_path=0.7))
     params, stats = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: model.init(jax.random.key(0), (2, 2, 3))))

@@ -161,7 +161,7 @@ def test_evaluation_and_batches_are_the_same_on_one_process_and_on_two(over_proc
 
 
 def test_evaluate_does_not_wait_between_the_sync_point_and_the_step_of_a_batch(trained):
-    """A process that stopped while it waited for images left the others alone in the collective of the step."""
+    """A process that stopped while it waited for images left other processes alone in the collective of the step."""
     events = []
 
     def wait_for(future):

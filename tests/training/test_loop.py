@@ -240,7 +240,7 @@ def test_out_of_memory_suggests_a_smaller_batch_which_the_directory_of_the_attem
 
 
 def test_phases_on_different_numbers_of_devices_equal_one_device(tiny, tmp_path):
-    """Three workers of four images use three of the four devices in the second phase; the losses are those of one device."""
+    """Three workers of four images use three of the four devices in the second phase; the losses are as on one device."""
     batch = (Phase(8, 1.0, per_worker_batch=4), Phase(12, None, per_worker_batch=4))
     single_device = dataclasses.replace(tiny.mesh, vertical=1, horizontal=1)
     plan = make_plan(dataclasses.replace(tiny, batch=batch), examples=50, devices=4)
@@ -292,7 +292,7 @@ def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns
 
 
 def test_what_a_run_waits_for_is_announced_before_it_waits(tiny, tmp_path, monkeypatch):
-    """Two phases of two steps each, the second of which ends with an evaluation. Others read it if the run stops moving."""
+    """Two phases of two steps each; the second ends with an evaluation. Others read it if the run stops moving."""
     events = []
 
     def record(owner, name, event):

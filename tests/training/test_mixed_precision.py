@@ -263,7 +263,7 @@ def test_average_is_the_bias_corrected_mean_of_all_steps():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
-    """Equal to the mean over single workers up to float32 rounding, far below that of 16 bits."""
+    """Equal to the mean over single workers up to float32 rounding, far below the rounding of 16 bits."""
     config = with_parts(step_config(), model={"dtype": dtype})
     model = models.create(config.model)
     params, stats = initial_params(config)

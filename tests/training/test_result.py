@@ -30,7 +30,7 @@ class Plan:
 
 
 class Group:
-    """Four processes on two hosts, another of which could not read an image either."""
+    """Four processes on two hosts; another process could not read an image either."""
 
     num_processes, host_numbers = 4, [0, 1, 0, 1]
 

@@ -301,15 +301,15 @@ class LogsAndFails(jaxdp.Callback):
     def after_evaluation(self, run, evaluation):
         run.log(number=self.number)
         if evaluation["step"] == self.fails_after:
-            raise ValueError("mend me")
+            raise ValueError("repair me")
 
 
 @pytest.mark.parametrize("step", [7, 12, 15])
 def test_evaluation_in_which_a_callback_failed_is_repeated_and_logged_and_counted_once(tiny, tmp_path, step):
-    """The mended callback logs another number; no evaluation counts twice for early stopping. The loss after step 12 does not
+    """The repaired callback logs another number; no evaluation counts twice for early stopping. The loss after step 12 does not
     improve, so counting it twice would end the run there."""
     config = dataclasses.replace(tiny, stop=Stop(metric="eval_loss", patience=2))
-    with pytest.raises(TrainingError, match="mend me"):
+    with pytest.raises(TrainingError, match="repair me"):
         train(config, tmp_path / "cut", callbacks=[LogsAndFails(1, fails_after=step)])
     saved = latest_valid(tmp_path / "cut/checkpoints").metadata["progress"]
     assert (saved["steps"], saved["evaluation_due"], saved["not_improved"]) == (step, True, step == 15)

@@ -1,4 +1,4 @@
-"""A finished run that goes on with a schedule that begins anew, compared with optax's schedules."""
+"""A finished run that continues with a schedule that begins anew, compared with optax's schedules."""
 
 import dataclasses
 import shutil

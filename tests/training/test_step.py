@@ -217,7 +217,7 @@ def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, re
     batch, params = make_batch(), jax.tree.map(lambda x: np.asarray(x, np.float64), initial_params(config)[0]["net"])
     target = 0.9 * np.eye(7)[batch["labels"]] + 0.1 / 7
     total, kernel, bias, correct = 0.0, 0.0, 0.0, 0
-    for first in range(0, BATCH, PER_WORKER):  # batch normalization is that of a worker
+    for first in range(0, BATCH, PER_WORKER):  # batch normalization is per worker
         rows = slice(first, first + PER_WORKER)
         images = (batch["images"][rows].astype(np.float64) - PIXELS[0]) / PIXELS[1]
         mean, square = images.mean((0, 1, 2)), (images**2).mean((0, 1, 2))

@@ -133,7 +133,7 @@ CONFIGS = {
 
 
 def float64_values(jaxpr):
-    """Values of a program that are float64 because an array does not state its dtype; those of Python numbers adapt."""
+    """Values of a program that are float64 because an array does not state its dtype; values of Python numbers adapt."""
     for equation in jaxpr.eqns:
         for variable in equation.outvars:
             if getattr(variable.aval, "dtype", None) == np.float64 and not variable.aval.weak_type:
