@@ -8,7 +8,7 @@
   and flips of torchvision; initial weights are jaxdp's, so that a difference is not one of initialization. The order of the
   images and the draws of the augmentation differ; fashion_vs_pytorch.json
 
-Fashion-MNIST is that of Debian's package dataset-fashion-mnist. Adds to the record in benchmarks/results/ and skips runs that
+Fashion-MNIST is from Debian's package dataset-fashion-mnist. Adds to the record in benchmarks/results/ and skips runs that
 it has.
 """
 
@@ -147,7 +147,7 @@ def by_torch(seed: int) -> float:
 def compare(rows: list[dict], field: str, names: tuple[str, str]) -> tuple[str, ...]:
     """Cells that compare two groups of runs, by `field`: mean and range of each, and the difference in standard errors.
 
-    The standard error of the difference is that of its runs or of the number of held-out images, whichever is larger.
+    The standard error of the difference is from its runs or from the number of held-out images, whichever is larger.
     """
     groups = [[100 * row["accuracy"] for row in rows if row[field] == name] for name in names]
     first, second = map(statistics.mean, groups)

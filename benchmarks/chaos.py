@@ -1,12 +1,12 @@
-"""Interrupts training runs at random moments and compares their results with those of uninterrupted runs.
+"""Interrupts training runs at random moments and compares their results with uninterrupted runs.
 
     python benchmarks/chaos.py [--runs 10] [--processes 1 2 3] [--interruptions 7] [--seed 0]
 
 Every run is the same small training, on one process or by `jaxdp launch` on several. It is interrupted again and again, each
 time a random time after a random stage (starting, compiling, stepping, evaluating, saving) begins: SIGKILL to a process, or
 SIGSTOP and later SIGKILL, or SIGTERM or SIGINT, which must end it with 75. The same command resumes it until it finishes. Its
-last parameters, its log without times and its accuracy must equal those of an uninterrupted run on as many processes. Writes
-benchmarks/results/chaos.json and prints the table of interruptions. Not covered: the first tenth of a second, in which Python
+last parameters, its log without times and its accuracy must equal an uninterrupted run on as many processes. Writes
+benchmarks/results/chaos.json and prints the table of interruptions. Not covered: the first tenth of a second, when Python
 starts and a signal ends any program.
 """
 

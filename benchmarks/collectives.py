@@ -22,7 +22,7 @@ from helpers.object_storage import free_port
 
 LAYOUTS = ["1x8", "2x1", "2x2", "4x1", "2x4"]
 SIZES = [65_536, 524_288, 2_097_152, 8_388_608, 25_165_824, 104_857_600]
-MOST_BYTES = 2 * 2**30  # size of a call, over all devices, up to which a session repeats it
+MOST_BYTES = 2 * 2**30  # largest call, over all devices, that a session repeats
 
 
 def forms():

@@ -25,7 +25,7 @@ def arguments(text: str, **defaults) -> argparse.Namespace:
                 parser.add_argument(name, choices=default)
             case tuple():  # any number of values without a flag
                 parser.add_argument(name, nargs="*", type=type(default[0]), default=default)
-            case list():  # several values; of texts, those of the list
+            case list():  # several values; texts of the list
                 kind = type(default[0])
                 parser.add_argument(flag, nargs="+", type=kind, choices=default if kind is str else None, default=default)
             case bool():  # nothing
@@ -74,7 +74,7 @@ def mean_and_deviation(values: list[float]) -> str:
 
 
 def alternate(calls: dict[str, Callable], rounds: int) -> dict[str, list]:
-    """The results of each call, by name, of rounds in which all are called one after the other."""
+    """The results of each call, by name, of rounds that call all of them one after the other."""
     results: dict[str, list] = {name: [] for name in calls}
     for number in range(rounds):
         for name, call in calls.items():

@@ -51,7 +51,7 @@ COMPARED = {
     "batches": ["jaxdp", "torch-compile", "torch-reduce"],
 }
 CASES = {"batches": ["224:imagenet:128", "224:imagenet:400"]}
-TOGETHER, ALONE = ("run", "verify"), ("best", "folded", "position")  # of `first`, the most important before the others
+TOGETHER, ALONE = ("run", "verify"), ("best", "folded", "position")  # of `first`, the most important ones first
 SECONDS = {"run": 110, "verify": 110, "best": 170, "folded": 170, "position": 100}  # at most
 KILL_AFTER = 5  # more seconds
 START_SECONDS = dict.fromkeys(COMPARED, 90) | {"modes": 400}  # of a contender, at most
@@ -79,7 +79,7 @@ def sized(case: str) -> list[str]:
 
 
 def first(results: Path, cases: list[str]) -> None:
-    """A call that fails, or exceeds its time, does not keep the others from running; exits with 1 then."""
+    """A call that fails, or exceeds its time, does not keep other calls from running; exits with 1 then."""
     sizes = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # they share the memory of the GPU
 
     def begin(call: str) -> subprocess.Popen:

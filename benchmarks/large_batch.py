@@ -3,7 +3,7 @@
     python benchmarks/large_batch.py [--seeds 0 1 2]
 
 A narrow ResNet-18 (8 channels in its first stage) so that the ladder fits into half an hour on two cores. Rates are chosen
-on a validation split, on the smallest batch for SGD and for every batch for LARS; accuracy is that of the held-out
+on a validation split, on the smallest batch for SGD and for every batch for LARS; accuracy is measured on the held-out
 digits. Writes benchmarks/results/large_batch.json and docs/large_batch.png.
 """
 

@@ -4,7 +4,7 @@
         [--times 1] [--load 2]
 
 Each case trains a small model with `jaxdp.train` from a slow source, lets one process fail, and waits until the last one has
-ended. Starters: `direct` starts the processes as ssh would, the others are `jaxdp launch`, Open MPI's `mpirun` and Slurm's
+ended. Starters: `direct` starts the processes as ssh would; other starters are `jaxdp launch`, Open MPI's `mpirun` and Slurm's
 `srun`; srun needs a Slurm (bash benchmarks/cluster/slurm.sh start FOLDER; SLURM_CONF=FOLDER/slurm.conf). Records whether the
 last lines name the cause; the rank at fault, its host, step and activity; and a place in a file. Prints a table. Results are
 kept in benchmarks/results/process_failures.json, by case, processes, starter and rank, so that parts can be run on their own.
@@ -59,7 +59,7 @@ CASES = {
     "directory gone": (CUT_OFF, 1),  # for good: the next exchange of objects, at an evaluation, needs it
 }
 WITHOUT_STEP = ("missing", "directory gone")
-HANGS = ("suspended", "GIL held", "missing")  # the process at fault does not end by itself; a launcher or a person ends it
+HANGS = ("suspended", "GIL held", "missing")  # the process at fault does not end; a launcher or a person ends it
 
 
 def hold_the_gil(workdir: Path) -> None:
@@ -120,7 +120,7 @@ class Images:
 
 
 def train(case: str, workdir: Path, faulty: int) -> None:
-    """A process of the run. Its output goes to RANK.err of workdir, whoever has started it."""
+    """A process of the run. Its output goes to RANK.err of workdir, with any starter."""
     from jaxdp.distributed import launchers
 
     cluster = launchers.detect()
@@ -198,7 +198,7 @@ def start(starter: str, count: int, arguments: list[str], port: int) -> list[sub
 
 
 def run(case: str, count: int, rank: int, *, starter: str) -> dict:
-    """Start the processes of a case, of which `rank` fails; how long the run took to end, and what it printed last."""
+    """Start the processes of a case, where `rank` fails; how long the run took to end, and what it printed last."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         workdir, port = Path(folder), free_port()
         if case == "port taken":
@@ -241,7 +241,7 @@ def suspend_all(running: list[subprocess.Popen], workdir: Path, count: int) -> N
 
 
 def last_line(file: Path, launcher: Path) -> str:
-    """The last line of jaxdp that a process has printed; without one that of `jaxdp launch`, or the last line of all."""
+    """The last line of jaxdp that a process has printed; without one the line of `jaxdp launch`, or the last line of all."""
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     own = [line for line in lines if re.match("jaxdp: (?!progress|no progress|ending|waiting|no thread|/)|trained", line)]
     if launcher.exists() and not own:
@@ -252,7 +252,7 @@ def last_line(file: Path, launcher: Path) -> str:
 def judge(case: str, rank: int, lines: dict[int, str], codes: list[int], starter: str) -> dict:
     """Whether the lines of the processes that did not fail name the cause, and no healthy rank.
 
-    A launcher shows the lines of all processes, and may end the others once the first one has printed its line.
+    A launcher shows the lines of all processes, and may end all once the first one has printed its line.
     """
     needed = all if starter == "direct" else any
     pattern, code = CASES[case]

@@ -2,7 +2,7 @@
 
 python benchmarks/tables.py          write those on the pages of docs/
 python benchmarks/tables.py --check  fail if one of them is out of date
-python benchmarks/tables.py NAME...  print tables, such as those of benchmarks/README.md
+python benchmarks/tables.py NAME...  print tables, such as the tables of benchmarks/README.md
 """
 
 import contextlib

@@ -5,7 +5,7 @@
 Optimizers and losses of PyTorch and timm, the network of torchvision; SGD also with folded batch normalization, and with
 mixup, whose ratio jaxdp draws and whose images and soft targets are timm's. Smoothed labels, float32, one device. PyTorch in
 float64 is the reference, in float32 the yardstick: rounding grows from step to step in every implementation. Needs the extra
-`peers`. Writes benchmarks/results/training_vs_pytorch.json, to which --only adds runs, and prints the tables.
+`peers`. Writes benchmarks/results/training_vs_pytorch.json (--only adds runs), and prints the tables.
 """
 
 import os

@@ -131,7 +131,7 @@ class Hosts:
         """Let a process of a host lose a directory, as if the server of a network file system did not answer (a hard mount).
 
         What it opens there waits until it is killed; open files stay open. It sees a FUSE file system in place of the
-        directory, whose requests nobody answers.
+        directory, whose requests get no answer.
         """
         namespace, device = f"/proc/{process.pid}/ns/mnt", os.open("/dev/fuse", os.O_RDWR)
         try:

@@ -2,7 +2,7 @@
 
     python benchmarks/cluster/network.py [--only cuts|steps]
 
-cuts: one host of a run loses its link while the run starts, compiles, steps or saves; records how long the others take to exit,
+cuts: one host of a run loses its link while the run starts, compiles, steps or saves; records how long the rest take to exit,
 and whether they name the host. steps: steps with each all-reduce strategy over links of 100 Mbit/s to 1 Gbit/s, in meshes whose
 rows lie inside hosts and span hosts; compares their times and their ranking with `jaxdp plan --network`, and the bytes at each
 host's interface with `jaxdp plan --wire`. The threads of the steps have real-time priority, so that other programs do not delay
@@ -129,7 +129,7 @@ def cuts(times: int, stages: list[str], directories: list[str], kept: list[dict]
 
 
 def cuts_table(record: dict) -> str:
-    """By stage, directory and host: seconds until all other processes, and those of the host itself, have ended."""
+    """By stage, directory and host: seconds until all processes have ended, on other hosts and on the host itself."""
     columns = "cut off while", "its directory", "host", "runs", "the others end after, median", "most", "itself, most"
     columns += "all name the host", "a healthy rank blamed", "exit codes other than 1"
     cases: dict[tuple, list[dict]] = {}
@@ -171,7 +171,7 @@ def register_layers() -> None:
 
 
 def step_config(mesh_shape: tuple[int, int], form: dict):
-    """A run of which every device trains eight images a step. form: values of the section `reduce`."""
+    """A run whose devices each train eight images a step. form: values of the section `reduce`."""
     from jaxdp.config import Config, Data, Mesh, Model, Phase, Reduce
 
     return Config(
@@ -224,7 +224,7 @@ def expected_bytes(mesh_shape: tuple[int, int], form: dict) -> tuple[list[float]
 
 
 def pack_only(vector):
-    """A strategy without communication, which XLA cannot remove: tensors are packed and unpacked as for the others."""
+    """A strategy without communication, which XLA cannot remove: tensors are packed and unpacked as for other strategies."""
     from jax import lax
 
     return lax.optimization_barrier(vector)
@@ -268,7 +268,7 @@ def process_of_host(rank: int) -> None:
 
 
 class Job:
-    """A process on every host, all of which execute the same requests at the same time."""
+    """A process on every host; all execute the same requests at the same time."""
 
     def __init__(self, hosts: Hosts):
         piped = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -311,7 +311,7 @@ class Job:
 
 def measure_hosts(job: Job) -> dict:
     """What the prediction needs to know of the hosts, measured without a limit: seconds per round, bytes a second of a device,
-    and seconds of a step without communication, in which all devices share the processors."""
+    and seconds of a step without communication, when all devices share the processors."""
 
     def median(times: int, **request) -> float:
         job.request(**request)
@@ -446,7 +446,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("cuts", "steps"))
     parser.add_argument("--times", type=int, default=1, help="trials of each cut")
-    parser.add_argument("--stages", nargs="*", choices=STAGES, default=list(STAGES), help="in which a link is cut")
+    parser.add_argument("--stages", nargs="*", choices=STAGES, default=list(STAGES), help="when a link is cut")
     parser.add_argument("--directory", nargs="*", choices=DIRECTORY, default=DIRECTORY, help="on the host that is cut off")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

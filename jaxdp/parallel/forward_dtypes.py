@@ -1,4 +1,4 @@
-"""The dtype to which a network casts each parameter before use, so that no more bits than needed are gathered."""
+"""The dtype of each parameter after the network's cast, so that no more bits than needed are gathered."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -187,11 +187,11 @@ def test_a_file_that_cannot_be_read_is_named_and_everything_else_is_uploaded(run
     run.close()
     assert run.uploaded() == [10]
     assert set(run.location.top_sizes()) == {"config.json", "metrics.jsonl", "training.png"}
-    told = [line for line in run.messages if "damaged" in line]
-    assert len(told) == 2  # when it is found, and at the end, however often the files were compared
-    assert told[0].startswith(f"{run.workdir}/damaged cannot be read and is not uploaded (Input/output error)")
-    assert told[1].startswith(f"not at {run.location.url}, ")
-    assert "damaged (Input/output error), profile/loop (Too many levels of symbolic links)" in told[1]
+    lines = [line for line in run.messages if "damaged" in line]
+    assert len(lines) == 2  # when it is found, and at the end, however often the files were compared
+    assert lines[0].startswith(f"{run.workdir}/damaged cannot be read and is not uploaded (Input/output error)")
+    assert lines[1].startswith(f"not at {run.location.url}, ")
+    assert "damaged (Input/output error), profile/loop (Too many levels of symbolic links)" in lines[1]
 
 
 def test_a_run_without_its_log_at_the_url_is_not_complete(runs):

@@ -130,7 +130,7 @@ def test_closing_a_prefetcher_waits_for_nothing_and_ends_it():
 def test_a_source_at_a_network_is_told_each_image_of_a_batch_once_in_order_and_is_stopped():
     class Far(list):
         def read_ahead(self, order):
-            self.told = [batch.tolist() for batch in order]
+            self.passed = [batch.tolist() for batch in order]
 
         def stop_reading(self):
             self.stopped = True
@@ -139,13 +139,13 @@ def test_a_source_at_a_network_is_told_each_image_of_a_batch_once_in_order_and_i
     source = DecodedImages(items, transform=lambda pixels, out, _: np.copyto(out, pixels), size=2, classes=10)
     feed = prefetch.DeviceIterator(source, make_mesh(2, 2), seed=3, first=12, end=36, global_batch=12, repeats=3)
     orders = [sample_ids(3, np.arange(first, first + 4), 10).tolist() for first in (4, 8)]
-    assert items.told == [list(dict.fromkeys(order)) for order in orders] != orders
+    assert items.passed == [list(dict.fromkeys(order)) for order in orders] != orders
     assert not hasattr(items, "stopped")
     feed.close()
     assert items.stopped
     del items.stopped
     feed = prefetch.evaluation_prefetcher(source, batch_size=4, rows=np.arange(2, 5))  # of 0 to 4, the last one padding
-    assert items.told == [[2, 3, 0], [6, 7, 0], [0]]
+    assert items.passed == [[2, 3, 0], [6, 7, 0], [0]]
     feed.close()
     assert items.stopped
 

@@ -299,7 +299,7 @@ try:
     group.barrier("the evaluation")
 except SystemExit:
     stopped = True
-group.attach(before_exit=lambda: None, while_waiting=lambda: None)  # a run in which the other has begun more operations
+group.attach(before_exit=lambda: None, while_waiting=lambda: None)  # a run where the other has begun more operations
 group.barrier("the evaluation")
 assert group.all_gather_object("in the second run", rank) == [0, 1]
 group.close()

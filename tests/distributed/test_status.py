@@ -81,8 +81,8 @@ def test_position_does_not_change_with_activities_of_one_process():
             with pytest.raises(KeyError, match="writing the log"), status.performing("writing the log"):
                 raise KeyError(status.heartbeat().detail)
             assert status.heartbeat().detail == ""
-        with status.at_barrier("the others"):
-            assert status.heartbeat().detail == "waiting for the others"
+        with status.at_barrier("all ranks"):
+            assert status.heartbeat().detail == "waiting for all ranks"
         status.set_activity("save")
     assert first.position == second.position == (0, 1, 1)
 

@@ -82,7 +82,7 @@ class Browser:
         return result["result"].get("value")
 
     def wait(self, code, seconds=300.0):
-        """The value of JavaScript code as soon as it is true."""
+        """The value of JavaScript code once it is true."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(code)):
             assert time.monotonic() < end, code

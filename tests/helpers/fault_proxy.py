@@ -29,7 +29,7 @@ FAULTS = {
     "latency": "waits `seconds` before it passes the request on",
     "status": "answers `status` (503, 429, 403, ...), without a body if it is `empty`, and passes nothing on",
     "cut_upload": "reads `bytes` bytes of the request body, then resets the connection",
-    "held_upload": "passes the request on after `seconds` or `clear`, even if the client has gone by then",
+    "held_upload": "passes the request on after `seconds` or `clear`, even if the client has closed by then",
     "lost_response": "passes the request on, then resets the connection instead of answering",
     "cut_download": "sends `bytes` bytes of the response body, then resets the connection",
     "flipped_byte": "changes byte `bytes` of the response body, counted from the end of the text `after`, or its last one",
