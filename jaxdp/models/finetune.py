@@ -31,7 +31,7 @@ TREE_HINT = 'give {"params": ..., "batch_stats": ...} of arrays, as `jaxdp.load_
 
 
 def from_tree(config: Config, tree: Any) -> NamedTensors:
-    """The arrays of `initial_params` by name. Raises ConfigError for another structure, and beside a file of weights."""
+    """The arrays of `initial_params` by name. Raises ConfigError for a different structure, and beside a file of weights."""
     if config.finetune.weights is not None:
         reason = f"finetune.weights ({config.finetune.weights}) gives initial parameters too"
         raise ConfigError(ARGUMENT, reason=reason, hint="give one of them")
@@ -86,7 +86,7 @@ def read_weights(
 
 
 def _read_file(config: Config, path: str) -> NamedTensors:
-    """The tensors of a file. Raises ConfigError for a file of another ResNet than the config's."""
+    """The tensors of a file. Raises ConfigError for a file of a different ResNet."""
     if config.model.name != RESNET:
         return read_named(path, FIELD)
     weights = read(path, FIELD, blur_pool=config.model.blur_pool, new_classes=config.model.class_count)

@@ -1,6 +1,6 @@
 """The ReLU of a residual block whose branch has a factor for each image: drop-path, squeeze-and-excitation, or both.
 
-Like `bn_relu`, with sums over positions before those over images: they give the gradient of the factor without another pass.
+Like `bn_relu`, with sums over positions before sums over images: they give the gradient of the factor without a second pass.
 """
 
 from functools import partial

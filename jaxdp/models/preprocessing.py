@@ -1,4 +1,4 @@
-"""What a file of weights has besides tensors: the preparation of images, class names, and BlurPool, which has no weights.
+"""What a file of weights states besides tensors: the preparation of images, class names, and BlurPool, which has no weights.
 
 jaxdp has metadata for all. timm stores `pretrained_cfg` as JSON in the metadata of a safetensors file, or in the `config.json`
 beside it, as on the Hugging Face hub. Older files of that name hold its entries at the top.
@@ -149,9 +149,9 @@ def describe(preprocessing: Preprocessing) -> str:
 
 
 def stated_blur_pool(path: str, metadata: Mapping[str, str]) -> str | None:
-    """The form of BlurPool of a file, from jaxdp's metadata, or from the architecture in timm's metadata or `config.json`.
+    """The form of BlurPool that a file states: in jaxdp's metadata, or by the architecture in timm's metadata or `config.json`.
 
-    None if it is not stated. Raises ValueError for a filter that jaxdp does not have.
+    None if it states none. Raises ValueError for another filter, which jaxdp does not have.
     """
     form = _entry(metadata.get("model", ""), "blur_pool")
     if form is not None:

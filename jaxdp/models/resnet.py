@@ -57,7 +57,7 @@ def he_std(_: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) ->
 
 
 def drawn(std: nn.initializers.Initializer) -> nn.initializers.Initializer:
-    """The initializer that draws from normal distributions with the standard deviations that another one gives."""
+    """An initializer that draws from normal distributions, with standard deviations from the given initializer."""
     return lambda key, shape, dtype: std(key, shape, dtype) * jax.random.normal(key, shape, dtype)
 
 
@@ -70,7 +70,7 @@ def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, *
 class Conv(nn.Module):
     """Convolution without bias. size: of the kernel; method: see `jaxdp.models.convolution.convolve`.
 
-    folds: a 1x1 convolution of few channels to more channels is not computed, but passed on to the `BatchNorm` behind it as a
+    folds: a 1x1 convolution of few channels to more channels is not computed; the `BatchNorm` behind it receives it as a
     `Projection`. blur_pool: form of BlurPool; some forms blur the input.
     """
 
@@ -99,7 +99,7 @@ class Conv(nn.Module):
     def folds_from(self, channels: int, rows: int) -> bool:
         """Whether batch normalization is folded into the convolution of an input with so many channels, images and positions.
 
-        The products of channels with channels cost more than they save where rows are fewer than channels.
+        With fewer rows than channels, the products of channels with channels cost more than they save.
         """
         return self.folds and self.size == 1 and channels < self.features and channels <= min(rows, MOST_FOLDED_CHANNELS)
 
@@ -108,9 +108,10 @@ class BatchNorm(nn.Module):
     """Batch normalization that reports the moments of its input.
 
     In training it stores the batch's mean and mean square ([C] float32) in the collection `moments` if that is mutable; the
-    training step averages them over workers and updates the moving averages once. Without it, or if `batch_stats` is mutable,
-    it updates them itself, as Flax does with this momentum. Returns a term, because the ReLU behind it computes the output: a
-    `FoldedTerm` of a `Projection`, else a `BatchNormTerm`. Raises OneValue in training.
+    training step averages them over workers (images that are normalized together) and updates the moving averages once. Without
+    `moments`, or if `batch_stats` is mutable, the module updates the moving averages itself, as Flax does with this momentum.
+    Returns a term, because the ReLU behind it computes the output: a `FoldedTerm` of a `Projection`, else a `BatchNormTerm`.
+    Raises OneValue in training.
     """
 
     train: bool
@@ -162,8 +163,8 @@ class BatchNorm(nn.Module):
 class Block(nn.Module):
     """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`.
 
-    excitation: constructor of the squeeze-and-excitation of a term, None without; blurs: blur behind the strided convolution;
-    pools: the shortcut averages in place of a stride.
+    excitation: constructor of the squeeze-and-excitation of a term, or None; blurs: blur behind the strided convolution; pools:
+    the shortcut averages in place of a stride.
     """
 
     features: int
@@ -222,16 +223,16 @@ class ResNet(nn.Module):
 
     `init(key, images, train=False)` returns {"params", "batch_stats"}; `apply(variables, images, train=True,
     mutable=["batch_stats"])` the logits and the running statistics after one more batch. images: [B, H, W, 3], normalized.
-    depth: 18, 34, 50, 101 or 152. classes: their number. momentum: of the running statistics, of this device's batches unless
-    `axes` names the axes of a `shard_map`. draws: False for initial weights that are standard deviations, for `sample_params`.
+    depth: 18, 34, 50, 101 or 152. classes: their number. momentum: of the running statistics; they are of this device's batches
+    unless `axes` names the axes of a `shard_map`. draws: False initializes weights to their standard deviations, for
+    `sample_params`.
 
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling), "deep" (three 3x3, max pooling) or "small"
-    (3x3); shortcut: "strided" or "pooled"; stem and shortcut of ResNet-D (He et al., arXiv 1812.01187, section 4) are the
-    second ones; dtype: of activations; convolution: "direct" for accelerators, "product" for CPUs; None: by JAX's default
-    backend; axes: mesh axes of synchronized batch normalization; remat: recompute each block's activations in the backward
-    pass; custom_vjp: use the hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it;
-    squeeze_excitation, drop_path: see the modules of these names; blur_pool: see `jaxdp.models.convolution`; classifier_bias:
-    its initial value.
+    (3x3); shortcut: "strided" or "pooled"; "deep" and "pooled" are ResNet-D (He et al., arXiv 1812.01187, section 4); dtype: of
+    activations; convolution: "direct" for accelerators, "product" for CPUs; None: by JAX's default backend; axes: mesh axes of
+    synchronized batch normalization; remat: recompute each block's activations in the backward pass; custom_vjp: use the
+    hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it; squeeze_excitation, drop_path:
+    see the modules of these names; blur_pool: see `jaxdp.models.convolution`; classifier_bias: its initial value.
     """
 
     depth: int
@@ -253,7 +254,7 @@ class ResNet(nn.Module):
     draws: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a name that it does not know, and for a number out of range."""
+        """Raises ConfigError for an unknown name, and for a number out of range."""
         for field, choices in CHOICES.items():
             if getattr(self, field) not in choices:
                 raise one_of(field, getattr(self, field), choices)

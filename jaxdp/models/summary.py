@@ -1,4 +1,4 @@
-"""Size and cost of a network, from an abstract trace, and over how many values it normalizes."""
+"""Size and cost of a network, from an abstract trace, and the number of values that it normalizes over."""
 
 import math
 from typing import TYPE_CHECKING, Any, cast

@@ -30,7 +30,7 @@ from jaxdp.models.torch_weights import COUNTER, from_torch_layout, torch_name, t
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
-# The fields of config.Model that the weights depend on.
+# The fields of config.Model that determine the tensors.
 NETWORK_FIELDS = ("depth", "width", "stem", "shortcut", "classes", "squeeze_excitation", "blur_pool")
 BLOCK = re.compile(r"layer(\d+)\.(\d+)\.")
 POOLED = re.compile(r"layer\d+\.\d+\.downsample\.2\.")
@@ -44,7 +44,7 @@ SHARD = re.compile(r"-\d+-of-(\d+)\.")
 UNPACK = "unpack it, and give the .safetensors file in it"
 CONVERT = "give weights as a .safetensors file"
 JOIN = "join the files with safetensors.torch.load_file and save_file"
-# What a file may be that is not a safetensors file: (pattern of its beginning, what it is, hint).
+# Files that are not safetensors: (pattern of their beginning, what they are, hint).
 FOREIGN_FILES = (
     (rb"version https://git-lfs", "a Git LFS pointer, in place of the file", "run `git lfs pull` where it was cloned"),
     (
@@ -77,8 +77,8 @@ class Weights(NamedTuple):
     """The content of a weight file.
 
     model: the fields of `NETWORK_FIELDS`; params, batch_stats: float32 trees of host arrays; naming: "jaxdp" or "torchvision";
-    digest: 16 hexadecimal digits of SHA-256 over names, shapes and float32 values, equal for equal weights in any file;
-    notes: the conversions that reading took.
+    digest: 16 hexadecimal digits of SHA-256 over names, shapes and float32 values, equal for equal weights in any file; notes:
+    the conversions during reading.
     """
 
     path: str
@@ -102,8 +102,8 @@ class Weights(NamedTuple):
 class NamedTensors(NamedTuple):
     """Tensors of a network of any kind by name, such as params/net/head/kernel, in float32.
 
-    source: where they are from, for messages. digest: as in `Weights`. notes: the conversions that reading took. rooted:
-    whether names have the first part that registered models have in a file.
+    source: where they are from, for messages. digest: as in `Weights`. notes: the conversions during reading. rooted: whether
+    names have the first part that registered models have in a file.
     """
 
     source: str
@@ -117,9 +117,9 @@ def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none", new_
     """Read a file of a ResNet; its tensor names decide whether it is jaxdp's or torchvision's. field: for error messages.
 
     blur_pool: `model.blur_pool` of a file that states none: names and shapes are the same with timm's BlurPool and without.
-    new_classes: of the classifier that follows for a file without one, whose `params` then lack it; None refuses such a file.
+    new_classes: the number of classes for a file without a classifier, whose `params` then lack it; None refuses such a file.
 
-    Raises ConfigError for a missing file, another format, another network, missing or unexpected tensors, wrong shapes, values
+    Raises ConfigError for a missing file, a different format or network, missing or unexpected tensors, wrong shapes, values
     that are not finite, and negative variances.
     """
     return _read(path, field, lambda name, data: _parse(name, data, blur_pool=blur_pool, new_classes=new_classes))
@@ -128,8 +128,8 @@ def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none", new_
 def read_named(path: str | Path, field: str) -> NamedTensors:
     """Read the tensors params/... and batch_stats/... of a safetensors file, which `jaxdp export` has written for any model.
 
-    Raises ConfigError for a missing file, another format, no such tensors, other types than floating-point numbers, values that
-    are not finite, and negative variances.
+    Raises ConfigError for a missing file, a different format, no such tensors, types other than floating-point numbers, values
+    that are not finite, and negative variances.
     """
     return _read(path, field, _parse_named)
 
@@ -183,7 +183,7 @@ def _parse(path: str, data: bytes, *, blur_pool: str, new_classes: int | None) -
     naming = "jaxdp" if any(name.startswith(TREES) for name in stored) else "torchvision"
     shapes = _torch_shapes(stored, naming)
     lacks_classifier = "fc.bias" not in shapes
-    if new_classes is not None and lacks_classifier:  # what a backbone has in its place is of another task
+    if new_classes is not None and lacks_classifier:  # in its place, a backbone has a layer of a different task
         kept = {name for name in stored if TRUNK.match(torch_name(name) if naming == "jaxdp" else name)}
         others = listed(stored.keys() - kept)
         notes += ("no classifier" + f", so left out: {others}" * bool(others),)
@@ -239,9 +239,9 @@ def _is_pickled(data: bytes) -> bool:
 
 
 def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """(tensors of the network without the prefix that a wrapper put before their names, notes).
+    """(tensors of the network without the prefix that a wrapper adds to their names, notes).
 
-    Notes name the tensors without the prefix, such as `n_averaged` of torch.optim.swa_utils.AveragedModel: they are left out.
+    Tensors without the prefix are omitted, such as `n_averaged` of torch.optim.swa_utils.AveragedModel; notes name them.
     """
     starts = {name.removesuffix(kernel) for kernel in FIRST_KERNELS for name in stored if name.endswith(kernel)}
     prefixes = sorted(prefix for prefix in starts if f"{prefix}layer1.0.conv1.weight" in stored)  # not of one of its blocks
@@ -258,7 +258,7 @@ def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[s
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first names of tensors in the order of the alphabet, and the number of others."""
+    """The first names of tensors in alphabetical order, and the number of others."""
     ordered = sorted(names)
     return ", ".join(map(repr, ordered[:LISTED])) + f" and {len(ordered) - LISTED} more" * (len(ordered) > LISTED)
 
@@ -304,7 +304,7 @@ def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
 
 
 def _check_is_resnet(shapes: dict[str, tuple[int, ...]], depth: int, width: int) -> None:
-    """Refuse a ResNeXt and a wide ResNet, which have the names of a ResNet. width: channels of the stem."""
+    """Refuse a ResNeXt and a wide ResNet: their tensors have the names of a ResNet. width: channels of the stem."""
     inner, _, *_ = *shapes.get("layer1.0.conv1.weight", ()), width, 0
     _, of_group, *_ = *shapes.get("layer1.0.conv2.weight", ()), 0, inner
     kind = None
@@ -362,7 +362,7 @@ def network_json(model: ModelConfig) -> str:
 
 
 def check_output_path(output: str | Path, overwrite: bool, *, suffix: str = ".safetensors", field: str = "--output") -> Path:
-    """The path of a file to write. Raises ConfigError if it has another suffix or cannot be written."""
+    """The path of a file to write. Raises ConfigError if it has a different suffix or cannot be written."""
     if Path(output).suffix != suffix:
         raise ConfigError(field, str(output), reason=f"must end in {suffix}")
     return check_output(output, overwrite, field)
