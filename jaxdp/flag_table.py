@@ -45,7 +45,7 @@ class Flag:
 
     types: types and literal choices of its value. path, field: of what it sets, in the dataclass `owner`. default: value of
     the field if omitted. group: group of the flag in the help. spelling: the flag that sets the field; differs from the name
-    for --no-NAME. metavar: its values as text. repeated: takes any number of values. alone: values that stand for all values
+    for --no-NAME. metavar: its values as text. repeated: takes any number of values. alone: values that replace all values
     of a repeated flag. switch: takes none.
     """
 
