@@ -13,7 +13,7 @@ from unittest import mock
 from typing_extensions import Doc
 
 import jaxdp
-from jaxdp import flag_help, flags
+from jaxdp import flag_help, flag_table, flags
 from jaxdp import foreign_flags as foreign
 from jaxdp.cli import bench, main
 from jaxdp.config import Config
@@ -173,9 +173,9 @@ def options_of(command: str) -> type:
     raise AssertionError(f"jaxdp {command} does not parse its flags with jaxdp.flags.parse")
 
 
-def own_flags(options: type) -> list[list[flags.Flag]]:
+def own_flags(options: type) -> list[list[flag_table.Flag]]:
     """The positional arguments and flags of a command, without the flags of config fields; --NAME and --no-NAME together."""
-    known, by_spelling = flags.Flags.of(options), {}
+    known, by_spelling = flag_table.Flags.of(options), {}
     for flag in [*known.positional, *known.named.values()]:
         if flag.owner.__module__ != Config.__module__:
             by_spelling.setdefault(flag.spelling, []).append(flag)
@@ -185,7 +185,7 @@ def own_flags(options: type) -> list[list[flags.Flag]]:
 def _command(command: str) -> str:
     options = options_of(command)
     about, _, examples = (inspect.getdoc(options) or "").partition("\n\nExamples:\n")
-    takes_fields = any(flag.owner is Config for flag in flags.Flags.of(options).named.values())
+    takes_fields = any(flag.owner is Config for flag in flag_table.Flags.of(options).named.values())
     parts = [
         f"{about}\n\n```bash\n{inspect.cleandoc(examples)}\n```\n",
         f"```{{program}} jaxdp {command}\n```\n",
@@ -195,7 +195,7 @@ def _command(command: str) -> str:
     return "\n".join(parts)
 
 
-def _option(pair: list[flags.Flag]) -> str:
+def _option(pair: list[flag_table.Flag]) -> str:
     flag = pair[0]
     spelled = ", ".join(f"{each.name} {'' if each.name.isupper() else each.value_name}".strip() for each in pair)
     shown = flag.default not in (None, False, ()) and not flag.required
