@@ -17,6 +17,7 @@ from jaxdp import flag_help, flag_table, flags
 from jaxdp import foreign_flags as foreign
 from jaxdp.cli import bench, main
 from jaxdp.config import Config
+from jaxdp.fields import Section
 from jaxdp.registry import OneOf
 from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.validation import RESUME_SAFE_FIELDS
@@ -177,7 +178,7 @@ def own_flags(options: type) -> list[list[flag_table.Flag]]:
     """The positional arguments and flags of a command, without the flags of config fields; --NAME and --no-NAME together."""
     known, by_spelling = flag_table.Flags.of(options), {}
     for flag in [*known.positional, *known.named.values()]:
-        if flag.owner.__module__ != Config.__module__:
+        if flag.owner is not Config and not issubclass(flag.owner, Section):
             by_spelling.setdefault(flag.spelling, []).append(flag)
     return list(by_spelling.values())
 
