@@ -28,7 +28,6 @@ import loaders
 import lr_range
 import mutations
 import network
-import process_failures
 import staleness
 import startup
 import step_vs_pytorch
@@ -52,23 +51,6 @@ def allreduce(record: dict) -> str:
         rows,
         f"Medians of {record['repeats']}; gradient: the {gradient['bytes']:,} bytes of ResNet-50 in the messages of a run. "
         f"Eight virtual devices on {made_on(record)}: memory traffic without a network.",
-    )
-
-
-def scaling(record: dict) -> str:
-    rows = []
-    for row in record["rows"]:
-        exposed, whole = row["exposed_communication_seconds"], row["step_seconds"]
-        speed = f"{row['images_per_second']:.1f}", f"{row['speed_up']:.2f}", f"{100 * row['efficiency']:.0f} %"
-        parts = f"{1e3 * exposed:.0f} ms ({100 * exposed / whole:.0f} %)", f"{1e3 * row['waiting_seconds']:.0f} ms"
-        case = row["mode"], str(row["devices"]), str(row["global_batch"])
-        rows.append((*case, f"{1e3 * whole:.0f} ms", *speed, *parts))
-    columns = "scaling", "devices", "global batch", "step", "images/s", "speed-up", "efficiency"
-    return markdown(
-        (*columns, "exposed communication", "waiting"),
-        rows,
-        f"{record['model']}, {record['strategy']}; medians of {record['repeats']} on {made_on(record)}. "
-        "The devices share two cores, so more devices do not compute faster: a check of correctness, not of network speed.",
     )
 
 
@@ -277,7 +259,6 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "lr_range": of("lr_range", lr_range.table, "lr_range.py"),
     "startup": of("startup", startup.table),
     "allreduce": of("allreduce_cpu", allreduce),
-    "scaling": of("scaling_cifar10_cpu", scaling),
     "compiled": of("compiled", compiled.strategies_table),
     "compiled_updates": of("compiled_updates", compiled.updates_table),
     "network": of("network", network.steps_table, "cluster/network.py", "steps"),
@@ -289,7 +270,6 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "cores": of("input_cores", loaders.cores_table),
     "loader": of("loader_augmentations", loaders.augmentations_table),
     "chaos": of("chaos", chaos.table, "chaos.py"),
-    "process_failures": of("process_failures", process_failures.table, "process_failures.py"),
     "cuts": of("network", network.cuts_table, "cluster/network.py", "cuts"),
     "mutations": of("mutations", mutations.table, "mutations.py"),
 }
