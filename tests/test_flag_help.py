@@ -13,7 +13,7 @@ from typing_extensions import Doc
 
 from jaxdp.cli import main
 from jaxdp.cli.options import EVERYDAY, Launch
-from jaxdp.flag_help import asks_for_help, rows
+from jaxdp.flag_help import asks_for_help
 from jaxdp.flags import Arg, parse
 from jaxdp.recipes import load_config
 from jaxdp.validation import to_json
@@ -214,24 +214,6 @@ def test_help_is_laid_out_for_the_width_of_the_terminal(options, words, expected
     with pytest.raises(SystemExit):
         parse(options, words.split(), "bake", everyday=everyday)
     assert capsys.readouterr().out == expected
-
-
-@pytest.mark.parametrize(("columns", "width"), [(10, 40), (57, 57), (58, 58), (1000, 100)])
-def test_lines_are_as_wide_as_the_terminal_from_40_to_100_columns(columns, width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    for word in ("x", "xx", "xxx"):
-        fit = (width - 14 + 1) // (len(word) + 1)
-        assert rows({"--name": f"{word} " * 2 * fit}) == "\n".join(
-            [f"  --name{' ' * 6}{' '.join([word] * fit)}", f"{' ' * 14}{' '.join([word] * fit)}"]
-        )
-
-
-def test_names_wider_than_half_of_the_terminal_are_above_their_texts(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    half, wider = "x" * 27, "x" * 28
-    assert rows({half: "Text", "y": ""}) == f"  {half} Text\n  y{' ' * 27}"
-    assert rows({wider: "Text", "y": ""}) == f"  {wider}\n      Text\n  y\n      "
-    assert rows({"y": "Text"}, below=True) == "  y\n      Text"
 
 
 def test_help_is_asked_for_by_whole_words():

@@ -187,20 +187,6 @@ def test_word_that_cannot_be_parsed_is_named(words, message):
     assert f"{error.value}\n".startswith(message)
 
 
-def test_help_of_options_without_groups_is_whole(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        parse(Made, ["a", "-h"], "made")
-    shown = capsys.readouterr().out
-    assert shown.startswith(
-        "usage: made [OPTIONS] STR INT\n\n  Options of a program.\n\nExamples:\n  made a 1 --level 3 --of x\n"
-    )
-    for row in ("--on", "--off, --no-off", "--level {1,auto}", "Level of it; more on it.", "(default: True)", "(required)"):
-        assert row in shown
-    assert "(default: 1 2)" in shown
-    assert "(default: False)" not in shown
-
-
 @pytest.mark.parametrize(
     ("words", "value"),
     [

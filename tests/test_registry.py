@@ -201,20 +201,6 @@ def test_name_that_is_not_in_the_table_is_the_other_entry_if_there_is_one():
         closed["x"]
 
 
-def test_registered_strategy_gives_the_gradient_of_psum_and_of_one_device(tiny):
-    jaxdp.register_strategy("both_ways", both_ways)
-    batch = (Phase(global_batch=8, per_worker_batch=2),)
-    found = {name: jaxdp.first_gradient(with_strategy(tiny, name, batch=batch)) for name in ("psum", "both_ways")}
-    one = dataclasses.replace(tiny.mesh, vertical=1, horizontal=1)
-    found["one device"] = jaxdp.first_gradient(with_strategy(tiny, "psum", batch=batch, mesh=one))
-    expected, structure = jax.tree.flatten(found["psum"])
-    assert sum(np.abs(leaf).sum() for leaf in expected) > 0
-    for tree in found.values():
-        assert jax.tree.structure(tree) == structure
-        for leaf, other in zip(jax.tree.leaves(tree), expected, strict=True):
-            np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-6 * max(1.0, np.abs(other).max()))
-
-
 def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp_path):
     """With clipping and averaged weights; the result equals the same rule by its name."""
 

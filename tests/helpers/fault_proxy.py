@@ -1,6 +1,6 @@
 """HTTP proxy that injects faults between a client and an object storage server on this machine.
 
-    with FaultProxy(server_port) as proxy:          # or ProxyProcess(server_port): the same methods, a process of its own
+    with FaultProxy(server_port) as proxy:
         proxy.add("latency", seconds=0.05)          # every request from now on
         proxy.add("status", status=503, rate=0.1)   # one in ten, chosen at random
         proxy.add("lost_response", times=1, methods=["PUT"], path="manifest")
@@ -10,18 +10,12 @@
 A request body is read completely before it is passed on: a cut upload never reaches the server, as with S3 and GCS.
 """
 
-import argparse
 import asyncio
 import json
 import random
 import re
-import subprocess
-import sys
 import threading
-import urllib.request
 from dataclasses import asdict, dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 WRITES = ["PUT", "POST", "PATCH", "DELETE"]
 CHUNK = 1 << 16
@@ -89,7 +83,7 @@ class FaultProxy:
         self._log: list[Request] = []
         self._unlogged: list[Request] = []
         self._in_flight: list[Request] = []
-        self._outage = ("", 0.0)
+        self._outage_end: float | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -113,10 +107,9 @@ class FaultProxy:
         """Remove all rules; an outage continues."""
         self._rules = []
 
-    def outage(self, seconds: float, mode: str = "refuse") -> None:
-        """Cut every connection; until it ends, "refuse" new ones or "ignore" them: accept, read, never answer."""
-        assert mode in ("refuse", "ignore")
-        self._call(self._begin_outage(mode, seconds))
+    def outage(self, seconds: float) -> None:
+        """Cut every connection, and refuse new ones until it ends."""
+        self._call(self._begin_outage(seconds))
 
     def log(self) -> list[dict]:
         """The requests so far, in order of their ends."""
@@ -125,16 +118,6 @@ class FaultProxy:
     def in_flight(self) -> list[dict]:
         """The requests whose bodies have been received, and that are not over yet."""
         return [asdict(request) for request in list(self._in_flight)]
-
-    def totals(self) -> dict[str, dict[str, int]]:
-        """Requests and bytes of bodies sent and received, by method."""
-        totals: dict[str, dict[str, int]] = {}
-        for request in list(self._log):
-            total = totals.setdefault(request.method, {"requests": 0, "sent": 0, "received": 0})
-            total["requests"] += 1
-            total["sent"] += request.sent
-            total["received"] += request.received
-        return totals
 
     def forget(self) -> None:
         """Empty the log."""
@@ -155,26 +138,24 @@ class FaultProxy:
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.sleep(0)
 
-    async def _begin_outage(self, mode: str, seconds: float) -> None:
-        end = self._loop.time() + seconds
-        self._outage = (mode, end)
-        if mode == "refuse":
-            self._server.close()
+    async def _begin_outage(self, seconds: float) -> None:
+        self._outage_end = end = self._loop.time() + seconds
+        self._server.close()
         for writer in self._writers:
             writer.transport.abort()
-        self._ending = self._loop.create_task(self._end_outage(mode, end))
+        self._ending = self._loop.create_task(self._end_outage(end))
 
-    async def _end_outage(self, mode: str, end: float) -> None:
+    async def _end_outage(self, end: float) -> None:
         await asyncio.sleep(end - self._loop.time())
-        if self._outage == (mode, end):
-            self._outage = ("", 0.0)
-        if mode == "refuse" and not self._server.is_serving():
+        if self._outage_end == end:
+            self._outage_end = None
+        if not self._server.is_serving():
             await self._listen()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            if self._outage[0] == "refuse":  # accepted just before
+            if self._outage_end is not None:  # accepted just before
                 raise Reset
             while await self._exchange(reader, writer):
                 pass
@@ -219,8 +200,7 @@ class FaultProxy:
         return bytes(body)
 
     async def _answer(self, start, headers, body, rules) -> tuple[str, dict, bytes]:
-        if self._outage[0]:
-            await asyncio.sleep(max(0.0, self._outage[1] - self._loop.time()))
+        if self._outage_end is not None:
             raise Reset
         if "latency" in rules:
             await asyncio.sleep(rules["latency"].seconds)
@@ -232,7 +212,7 @@ class FaultProxy:
             start, headers, content = self._error(rules["status"].status)
             return start, headers, b"" if rules["status"].empty else content
         answer = await pass_on(self.upstream, start, headers, body)
-        if self._outage[0] or "lost_response" in rules:
+        if self._outage_end is not None or "lost_response" in rules:
             raise Reset
         if "flipped_byte" in rules and answer[2]:
             content, rule = bytearray(answer[2]), rules["flipped_byte"]
@@ -333,64 +313,3 @@ async def pass_on(port: int, start: str, headers: dict[str, str], body: bytes) -
         return f"HTTP/1.1 {first.partition(' ')[2]}", answer, content
     finally:
         writer.close()
-
-
-class ProxyProcess:
-    """The same proxy in a process of its own, for measurements: its work takes no time from this interpreter."""
-
-    def __init__(self, upstream: int, port: int = 0, *, answers: str = "s3"):
-        self._command = [sys.executable, str(Path(__file__)), str(upstream), "--port", str(port), "--answers", answers]
-
-    def __enter__(self):
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.port, self._control = json.loads(self._process.stdout.readline())
-        return self
-
-    def __exit__(self, *_):
-        self._process.communicate()  # closes its stdin, upon which it exits
-
-    def _post(self, name: str, *args, **options):
-        body = json.dumps([name, args, options]).encode()
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._control}", body, timeout=30) as answer:
-            return json.load(answer)
-
-    def __getattr__(self, name: str):
-        if name.startswith("_") or not callable(getattr(FaultProxy, name, None)):
-            raise AttributeError(name)
-        return lambda *args, **options: self._post(name, *args, **options)
-
-
-def control_server(proxy: FaultProxy) -> ThreadingHTTPServer:
-    """Calls a method of the proxy for each POST of [name, args, options] as JSON."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            name, args, options = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            content = json.dumps(getattr(proxy, name)(*args, **options)).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
-def main() -> None:
-    """Print the ports of the proxy and of its control as JSON; exit when stdin closes, so also if the parent is killed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("upstream", type=int)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--answers", default="s3")
-    arguments = parser.parse_args()
-    with FaultProxy(arguments.upstream, arguments.port, answers=arguments.answers) as proxy:
-        print(json.dumps([proxy.port, control_server(proxy).server_port]), flush=True)
-        sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

