@@ -20,9 +20,9 @@ class PlannedPhase:
     """A batch phase on the available devices.
 
     first_sample: samples seen before its first step. first_epoch, last_epoch: where its steps start and end. vertical,
-    horizontal: shape of its mesh. accumulation: workers (ghost batches) per device. local_devices: devices of its mesh in each process. Batches
-    are numbers of images. image_size: height and width of its training images, in pixels. normalized_values: the fewest values
-    of a channel over which batch normalization averages, if they are at most FEW_VALUES; else None.
+    horizontal: shape of its mesh. accumulation: workers (ghost batches) per device. local_devices: devices of its mesh in each
+    process. Batches are numbers of images. image_size: height and width of its training images, in pixels. normalized_values:
+    the fewest values of a channel over which batch normalization averages, if they are at most FEW_VALUES; else None.
     """
 
     index: int
