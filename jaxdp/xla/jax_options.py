@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxdp.errors import ConfigError
 
-# Options that change results, or raise where a program is right, with their values in jaxdp's programs. JAX has a context
-# manager for each, which sets it for one thread, so that the caller's own programs keep theirs.
+# Options that change results or forbid what a run needs, with their values in jaxdp's programs. JAX has a context manager for
+# each, which sets it for one thread, so that the caller's own programs keep theirs. Debugging (`jax_debug_nans`) is the user's.
 OWN: dict[str, Any] = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
@@ -22,11 +22,6 @@ OWN: dict[str, Any] = {
     "jax_auto_pcast": True,
     "jax_remove_size_one_mesh_axis_from_type": False,
     "jax_default_device": None,
-    "jax_disable_jit": False,
-    "jax_debug_nans": False,
-    "jax_debug_infs": False,
-    "jax_debug_key_reuse": False,
-    "jax_check_tracer_leaks": False,
     "jax_thread_guard": False,
     "jax_transfer_guard": "allow",
     "jax_transfer_guard_host_to_device": "allow",

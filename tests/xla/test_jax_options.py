@@ -187,8 +187,18 @@ def test_own_options_are_set_inside_alone_and_yield_those_that_they_set_aside():
             assert set_aside() == {}
             assert {name: jax.config.values[name] for name in OWN} == OWN
         assert set_aside() == others()
-    described = describe({"jax_enable_x64": True, "jax_debug_nans": False})
-    assert described.endswith("no effect on a run: jax_enable_x64=True, jax_debug_nans=False")
+    described = describe({"jax_enable_x64": True, "jax_thread_guard": False})
+    assert described.endswith("no effect on a run: jax_enable_x64=True, jax_thread_guard=False")
+
+
+def test_debugging_of_jax_holds_during_a_run(tiny, tmp_path):
+    """A run diverges at once: with jax_debug_nans, JAX's error ends it; one without NaN runs to its end."""
+    schedule = dataclasses.replace(tiny.schedule, learning_rate=1e15, warmup_epochs=0.0)
+    with set_globally({"jax_debug_nans": True, "jax_check_tracer_leaks": True}):
+        train_shown(tiny, tmp_path / "finite", screen=Quiet())
+        with pytest.raises(Exception, match="nan") as error:
+            train_shown(dataclasses.replace(tiny, schedule=schedule), tmp_path / "nan", screen=Quiet())
+    assert type(error.value).__module__.startswith("jax.")  # the step's, not jaxdp's own check of the loss
 
 
 def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(tiny, tmp_path):
@@ -200,9 +210,9 @@ def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(
 
 def test_run_and_doctor_name_the_options_without_effect(tiny, tmp_path):
     screen = Recorder()
-    with jax.enable_x64(True), jax.debug_nans(True):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
         train_shown(tiny, tmp_path, screen=screen)
         message = run_check(cuda.check_variables).message
-    line = "these options of JAX have no effect on a run: jax_enable_x64=True, jax_debug_nans=True"
+    line = "these options of JAX have no effect on a run: jax_enable_x64=True, jax_numpy_rank_promotion=raise"
     assert screen.lines.count(line) == 1
     assert line in message
