@@ -300,8 +300,6 @@ class Model(GivenNetwork):
     classifier_bias: Literal["zero", "class_frequency"] = "zero"
     """Initial bias of the classifier. class_frequency: -ln(classes), so that a binary loss starts from equally frequent
     classes"""
-    squeeze_excitation: bool = False
-    """Squeeze-and-excitation behind the last normalization of each block, as in timm's seresnet50"""
     drop_path: BelowOne = 0.0
     """Stochastic depth: probability that an image skips the last block's branch in training; it rises from 0 over the
     blocks before"""
@@ -335,7 +333,7 @@ class Model(GivenNetwork):
             return self.name
         blur = "" if self.blur_pool == "none" else f" with BlurPool ({self.blur_pool.replace('_', ' ')})"
         form = {("deep", "strided"): "-C", ("deep", "pooled"): "-D"}.get((self.stem, self.shortcut), "")
-        return f"{'SE-' if self.squeeze_excitation else ''}ResNet-{self.depth}{form}{blur}"
+        return f"ResNet-{self.depth}{form}{blur}"
 
     @property
     def resolved_batch_norm(self) -> str:

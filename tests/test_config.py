@@ -292,7 +292,6 @@ def test_each_number_of_a_tuple_has_limits(name, length, least, most, monkeypatc
 SWITCHES = {
     "scale_schedule": True,
     "augment.flip": True,
-    "model.squeeze_excitation": False,
     "model.remat": False,
     "optimizer.nesterov": False,
     "reduce.overlap": True,
@@ -365,7 +364,6 @@ def test_names_of_a_network_and_other_properties_follow_from_the_fields():
     for form, title in (timm | {"imagenet pooled": "ResNet-50"}).items():
         stem, shortcut = form.split()
         assert Model(stem=stem, shortcut=shortcut).title == title
-    assert Model(depth=18, squeeze_excitation=True).title == "SE-ResNet-18"
     assert Model(blur_pool="convolutions_and_pool").title == "ResNet-50 with BlurPool (convolutions and pool)"
     assert Model(name="mine", depth=18).title == "mine"
     assert [Model(batch_norm=form).resolved_batch_norm for form in ("auto", "separate", "folded")] == [

@@ -27,7 +27,6 @@ SUFFIXES = dict.fromkeys(("jaxdp", "torchvision", "timm"), ".safetensors") | {"s
 KNOWN = {
     "stem": ("imagenet", "deep"),
     "shortcut": ("strided", "pooled"),
-    "squeeze_excitation": (False, True),
     "blur_pool": ("none", "activations"),
     "width": (64,),
 }
@@ -109,7 +108,7 @@ def _network_warnings(config: Config, format: str) -> list[str]:
         return [f"no ResNet-{model.depth} of {format} computes the same as the run's network, with {', '.join(differences)}"]
     forms = {("deep", "strided"): "c", ("deep", "pooled"): "d", ("imagenet", "pooled"): " with avg_down=True"}
     form, blur = forms.get((model.stem, model.shortcut), ""), "blur" * (model.blur_pool == "activations")
-    name = f"{'se' * model.squeeze_excitation}resnet{blur}{model.depth}{form}"
+    name = f"resnet{blur}{model.depth}{form}"
     return [] if name == f"resnet{model.depth}" else [f"the file is for timm's {name}"]
 
 

@@ -192,8 +192,6 @@ class ResNetNodes:
                 y = self._relu(y)
             if blurs and number == len(strides) - 1:
                 y = self._blur(y, stride, "reflect")
-        if self.config.squeeze_excitation:
-            y = self._excite(y, f"{name}.se")
         if f"{name}.downsample.2.weight" in self.tensors:
             x = self._average(x) if stride > 1 else x
             x = self._norm(self._conv(x, f"{name}.downsample.1"), f"{name}.downsample.2")
@@ -205,10 +203,3 @@ class ResNetNodes:
         """See `jaxdp.models.convolution.average_pool`."""
         name = self.graph.add("AveragePool", x.name, ceil_mode=1, **_window(2, 2, 0))
         return Map(name, x.channels, -(-x.side // 2))
-
-    def _excite(self, x: Map, name: str) -> Map:
-        """Multiply by the factor of `jaxdp.models.squeeze_excitation`."""
-        add = self.graph.add
-        means = Map(add("GlobalAveragePool", x.name), x.channels, 1)
-        gate = self._conv(self._relu(self._conv(means, f"{name}.fc1")), f"{name}.fc2")
-        return x._replace(name=add("Mul", x.name, add("Sigmoid", gate.name)))

@@ -127,7 +127,6 @@ def create_resnet(config: Model, platform: str | None, custom_vjp: bool) -> ResN
             remat=config.remat,
             custom_vjp=custom_vjp,
             folds=config.resolved_batch_norm == "folded",
-            squeeze_excitation=config.squeeze_excitation,
             blur_pool=config.blur_pool,
             classifier_bias=0.0 if config.classifier_bias == "zero" else -math.log(config.class_count),
             drop_path=config.drop_path,

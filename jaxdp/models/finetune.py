@@ -17,7 +17,6 @@ from jaxdp.models.weights import (
     TREES,
     NamedTensors,
     digest_of,
-    flag_of,
     listed,
     named_tensors,
     read,
@@ -94,7 +93,8 @@ def _read_file(config: Config, path: str) -> NamedTensors:
         in_file, expected = getattr(weights.model, name), getattr(config.model, name)
         if in_file != expected:
             reason = f"it has the {name} {in_file!r}, but model.{name} is {expected!r}"
-            raise ConfigError(FIELD, path, reason=reason, hint=f"use {flag_of(name, in_file)}, or other weights")
+            flag = f"--model.{name.replace('_', '-')} {in_file}"
+            raise ConfigError(FIELD, path, reason=reason, hint=f"use {flag}, or other weights")
     tensors = named_tensors(weights.params, weights.batch_stats)
     return NamedTensors(weights.path, tensors, weights.digest, (weights.describe(),))
 

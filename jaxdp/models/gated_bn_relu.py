@@ -1,4 +1,4 @@
-"""The ReLU of a residual block whose branch has a factor for each image: drop-path, squeeze-and-excitation, or both.
+"""The ReLU of a residual block whose branch has a factor for each image: drop-path.
 
 Like `bn_relu`, with sums over positions before sums over images: they give the gradient of the factor without a second pass.
 """
@@ -11,13 +11,14 @@ from jax import lax
 
 from jaxdp.models.batch_norm import REDUCTION_AXES, Fusion
 from jaxdp.models.bn_relu import Term, rectify, total_of
-from jaxdp.models.squeeze_excitation import POSITIONS
+
+POSITIONS = (1, 2)
 
 
 def gated_bn_relu(terms: tuple[Term, ...], gate: jax.Array, shortcut: jax.Array | None = None) -> jax.Array:
     """ReLU of gate times the first term, plus other terms and a shortcut; differentiated by JAX.
 
-    The first term is a `BatchNormTerm`. gate: [B, 1, 1, C or 1] float32; all else [B, H, W, C].
+    The first term is a `BatchNormTerm`. gate: [B, 1, 1, 1] float32; all else [B, H, W, C].
     """
     return jnp.maximum(_total(Fusion(), terms, (gate, shortcut)), 0.0).astype(terms[0].dtype)
 
@@ -62,8 +63,7 @@ def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
     )
     total = totals.sum(REDUCTION_AXES)
     gradients = [term.gradient(fusion, masked, total=total, sums=part) for term, part in zip(others, sums, strict=True)]
-    shared = [axis for axis, size in enumerate(gate.shape) if axis and size == 1]
-    return (branch_gradient, *gradients), gate_gradient.sum(shared, keepdims=True), masked if has_shortcut else None
+    return (branch_gradient, *gradients), gate_gradient.sum((1, 2, 3), keepdims=True), masked if has_shortcut else None
 
 
 fused_gated_bn_relu.defvjp(_forward, _backward)

@@ -21,7 +21,7 @@ from jaxdp.validation import validate
 
 CLASSES = "classes"
 METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
-ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
+ARCHITECTURE = re.compile(r"resnet(blur|aa)?\d+")
 MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
 USUAL = Preprocessing(eval_size=224, eval_resize=0.875, eval_interpolation="bilinear")
 """The preprocessing of torchvision's first weights and most papers, for files without any."""

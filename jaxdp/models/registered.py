@@ -190,7 +190,7 @@ def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, An
 
 def _check_receives_nothing(config: ModelConfig, registered: str) -> None:
     """Raise ConfigError if a field asks for a change that cannot reach the network. registered: what was registered."""
-    for field in ("shortcut", "squeeze_excitation", "blur_pool", "drop_path", "classifier_bias"):
+    for field in ("shortcut", "blur_pool", "drop_path", "classifier_bias"):
         value = getattr(config, field)
         if value != getattr(ModelConfig(), field):
             reason = f"not used: {config.name!r} is registered as {registered}, which does not receive it"

@@ -23,7 +23,6 @@ from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu,
 from jaxdp.models.convolution import BLURRED_POOLS, average_pool, blur, blurs_input, convolve, form_on, max_pool, pool_padding
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
-from jaxdp.models.squeeze_excitation import Excitation, mean_over_positions, squeeze
 
 BLOCKS: dict[int, tuple[int, ...]] = {
     18: (2, 2, 2, 2),
@@ -163,8 +162,7 @@ class BatchNorm(nn.Module):
 class Block(nn.Module):
     """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`.
 
-    excitation: constructor of the squeeze-and-excitation of a term, or None; blurs: blur behind the strided convolution; pools:
-    the shortcut averages in place of a stride.
+    blurs: blur behind the strided convolution; pools: the shortcut averages in place of a stride.
     """
 
     features: int
@@ -174,7 +172,6 @@ class Block(nn.Module):
     norm: Callable
     relu: Callable
     folds: bool = False
-    excitation: Callable | None = None
     blurs: bool = False
     pools: bool = False
 
@@ -183,7 +180,6 @@ class Block(nn.Module):
         """keep: factor on the branch for each image, see `branch_factor`; None without."""
         blurs = self.blurs and self.stride != 1
         stride = 1 if blurs else self.stride
-        is_gated = keep is not None or self.excitation is not None
 
         def shrink(y: jax.Array) -> jax.Array:
             return blur(y, self.stride, padding="reflect") if blurs else y
@@ -196,7 +192,7 @@ class Block(nn.Module):
             y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(inner)))
             middle = self.norm(name="bn2")(self.conv(self.features, 3, stride, name="conv2")(y))
             # A factor on the branch needs the convolution's result.
-            last = self.conv(width, 1, folds=not is_gated, name="conv3")
+            last = self.conv(width, 1, folds=keep is None, name="conv3")
             if last.folds_from(self.features, rows=middle.x.size // self.features) and not blurs:
                 y = last(self.relu(middle, centered=True), middle.norm.center_behind_relu)
             else:
@@ -206,16 +202,12 @@ class Block(nn.Module):
             width = self.features
             y = shrink(self.relu(self.norm(name="bn1")(self.conv(self.features, 3, stride, name="conv1")(x))))
             term = self.norm(zero_scale=True, name="bn2")(self.conv(width, 3, name="conv2")(y))
-        gate = keep
-        if self.excitation is not None:
-            gate = self.excitation(term, name="se")
-            gate = gate if keep is None else gate * keep
         if self.stride != 1 or x.shape[-1] != width:
             kind, stride = ("pooled", 1) if self.pools else ("downsample", self.stride)
             entry = average_pool(x) if self.stride != stride else x
             shortcut = self.norm(name=f"{kind}_bn")(self.conv(width, 1, stride, name=f"{kind}_conv")(entry))
-            return self.relu(term, shortcut, gate=gate)
-        return self.relu(term, shortcut=x, gate=gate)
+            return self.relu(term, shortcut, gate=keep)
+        return self.relu(term, shortcut=x, gate=keep)
 
 
 class ResNet(nn.Module):
@@ -231,8 +223,8 @@ class ResNet(nn.Module):
     (3x3); shortcut: "strided" or "pooled"; "deep" and "pooled" are ResNet-D (He et al., arXiv 1812.01187, section 4); dtype: of
     activations; convolution: "direct" for accelerators, "product" for CPUs; None: by JAX's default backend; axes: mesh axes of
     synchronized batch normalization; remat: recompute each block's activations in the backward pass; custom_vjp: use the
-    hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it; squeeze_excitation, drop_path:
-    see the modules of these names; blur_pool: see `jaxdp.models.convolution`; classifier_bias: its initial value.
+    hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it; drop_path:
+    see `branch_factor`; blur_pool: see `jaxdp.models.convolution`; classifier_bias: its initial value.
     """
 
     depth: int
@@ -246,7 +238,6 @@ class ResNet(nn.Module):
     remat: bool = False
     custom_vjp: bool = True
     folds: bool = False
-    squeeze_excitation: bool = False
     blur_pool: str = "none"
     classifier_bias: float = 0.0
     drop_path: float = 0.0
@@ -313,10 +304,6 @@ class ResNet(nn.Module):
                 return fused_gated_bn_relu(fusion, terms, gate, shortcut) if fused else gated_bn_relu(terms, gate, shortcut)
             return fused_bn_relu(fusion, terms, shortcut) if fused else bn_relu(terms, shortcut)
 
-        def excitation(term: BatchNormTerm, *, name: str) -> jax.Array:
-            means = squeeze(fusion, term) if fused else mean_over_positions(term)
-            return Excitation(weights(he_std), self.dtype, name=name)(means)
-
         def stem(images: jax.Array) -> jax.Array:
             x = images.astype(self.dtype)
             if self.stem == "deep":
@@ -356,7 +343,6 @@ class ResNet(nn.Module):
             norm=norm,
             relu=relu,
             folds=self.folds,
-            excitation=excitation if self.squeeze_excitation else None,
             blurs=self.blur_pool == "activations",
             pools=self.shortcut == "pooled",
         )

@@ -31,7 +31,7 @@ from jaxdp.models.torch_weights import COUNTER, from_torch_layout, torch_name, t
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
 # The fields of config.Model that determine the tensors.
-NETWORK_FIELDS = ("depth", "width", "stem", "shortcut", "classes", "squeeze_excitation", "blur_pool")
+NETWORK_FIELDS = ("depth", "width", "stem", "shortcut", "classes", "blur_pool")
 BLOCK = re.compile(r"layer(\d+)\.(\d+)\.")
 POOLED = re.compile(r"layer\d+\.\d+\.downsample\.2\.")
 FIRST_KERNELS = ("conv1.weight", "conv1.0.weight")  # and of a deep stem; the former is also the first one of each block
@@ -299,15 +299,14 @@ def _network(shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
         stem=stem,
         shortcut="pooled" if any(map(POOLED.match, shapes)) else "strided",
         classes=head[0],
-        squeeze_excitation="layer1.0.se.fc1.weight" in shapes,
     )
 
 
 def _check_is_resnet(shapes: dict[str, tuple[int, ...]], depth: int, width: int) -> None:
-    """Refuse a ResNeXt and a wide ResNet: their tensors have the names of a ResNet. width: channels of the stem."""
+    """Refuse a network with squeeze-and-excitation, a ResNeXt and a wide ResNet. width: channels of the stem."""
     inner, _, *_ = *shapes.get("layer1.0.conv1.weight", ()), width, 0
     _, of_group, *_ = *shapes.get("layer1.0.conv2.weight", ()), 0, inner
-    kind = None
+    kind = f"ResNet-{depth} with squeeze-and-excitation" if "layer1.0.se.fc1.weight" in shapes else None
     if of_group and inner % of_group == 0 and inner > of_group:
         kind = f"ResNeXt-{depth} ({inner // of_group}x{of_group}d)"
     elif inner % width == 0 and inner > width:
@@ -348,12 +347,6 @@ def named_tensors(params: dict, batch_stats: dict) -> dict:
     """The leaves of both trees by path, such as params/layer1_0/conv1/kernel."""
     trees = {"params": params, "batch_stats": batch_stats}
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(trees)}
-
-
-def flag_of(name: str, value: Any) -> str:
-    """The flag that gives a field of `NETWORK_FIELDS` this value."""
-    flag = name.replace("_", "-")
-    return f"--model.{flag} {value}" if not isinstance(value, bool) else f"--model.{'' if value else 'no-'}{flag}"
 
 
 def network_json(model: ModelConfig) -> str:

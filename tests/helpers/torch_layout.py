@@ -6,10 +6,10 @@ from safetensors.numpy import save_file
 EXPANSION = {False: 1, True: 4}  # block output channels / inner channels, by whether the block is a bottleneck
 
 
-def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7, excitation=False, form_d=False) -> dict[str, tuple]:
+def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7, form_d=False) -> dict[str, tuple]:
     """Name -> shape of every tensor. blocks: number of blocks in each stage; stem: kernel size of the first convolution.
 
-    excitation: with timm's squeeze-and-excitation, of 8 channels up to 128 channels. form_d: of timm's resnet50d.
+    form_d: of timm's resnet50d.
     """
     shapes = {} if form_d else {"conv1.weight": (width, 3, stem, stem)}
 
@@ -35,9 +35,6 @@ def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7, excitation
             for number, (c_in, c_out, size) in enumerate(convolutions, 1):
                 shapes[f"{name}.conv{number}.weight"] = (c_out, c_in, size, size)
                 add_batch_norm(f"{name}.bn{number}", c_out)
-            if excitation:
-                shapes |= {f"{name}.se.fc1.weight": (8, out_channels, 1, 1), f"{name}.se.fc1.bias": (8,)}
-                shapes |= {f"{name}.se.fc2.weight": (out_channels, 8, 1, 1), f"{name}.se.fc2.bias": (out_channels,)}
             if block == 0 and (stage or in_channels != out_channels):
                 shapes[f"{name}.downsample.{int(form_d)}.weight"] = (out_channels, in_channels, 1, 1)
                 add_batch_norm(f"{name}.downsample.{1 + form_d}", out_channels)
@@ -90,15 +87,6 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
     def shrink(x, stride):
         return blur(x, 2, "reflect") if blur_pool == "activations" and stride > 1 else x
 
-    def excite(x, name):
-        if f"{name}.se.fc1.weight" not in tensors:
-            return x
-        y = x.mean((2, 3))
-        for layer, activation in (("fc1", relu), ("fc2", lambda y: 1 / (1 + np.exp(-y)))):
-            weight, bias = (tensors[f"{name}.se.{layer}.{leaf}"] for leaf in ("weight", "bias"))
-            y = activation(y @ weight[:, :, 0, 0].T + bias)
-        return x * y[:, :, None, None]
-
     def average(x, stride):
         """Means of 2x2 pixels, without those that do not exist."""
         if stride == 1:
@@ -132,7 +120,7 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
             x = batch_norm(conv(average(x, stride), f"{name}.downsample.1"), f"{name}.downsample.2")
         elif f"{name}.downsample.0.weight" in tensors:
             x = batch_norm(conv(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
-        x = relu(x + excite(y, name))
+        x = relu(x + y)
     return x.mean((2, 3)) @ tensors["fc.weight"].T + tensors["fc.bias"]
 
 

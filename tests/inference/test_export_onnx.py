@@ -24,8 +24,8 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 VARIANTS = {
     "small stem": {"stem": "small"},
     "plain": {},
-    "activations": {"blur_pool": "activations", "squeeze_excitation": True},
-    "convolutions": {"blur_pool": "convolutions", "squeeze_excitation": True},
+    "activations": {"blur_pool": "activations"},
+    "convolutions": {"blur_pool": "convolutions"},
     "convolutions_and_pool": {"blur_pool": "convolutions_and_pool"},
     "form D": {"stem": "deep", "shortcut": "pooled"},
 }

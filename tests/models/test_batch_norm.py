@@ -17,7 +17,6 @@ from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneVal
 from jaxdp.models.bn_relu import bn_relu, centered_bn_relu, fused_bn_relu, relu_by_sqrt
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
-from jaxdp.models.squeeze_excitation import Excitation, mean_over_positions, squeeze
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.parallel.mesh import AXES, make_mesh
 
@@ -403,25 +402,17 @@ def jaxpr_equations(jaxpr):
             yield from jaxpr_equations(inner)
 
 
-def flax_gated(terms, shortcut, gate, squeezes=False):
+def flax_gated(terms, shortcut, gate):
     branch, *others = map(flax_norm, terms)
-    if squeezes:
-        gate = gate * jax.nn.sigmoid(branch.mean((1, 2), keepdims=True))
     return jnp.maximum(gate * branch + sum(others) + (0 if shortcut is None else shortcut), 0)
 
 
-def jaxdp_gated(terms, shortcut, gate, squeezes=False, fusion=Fusion()):  # noqa: B008 - immutable
-    inputs = tuple(separate(term, fusion.axes) for term in terms)
-    if squeezes:
-        gate = gate * jax.nn.sigmoid(squeeze(fusion, inputs[0]))
-    return fused_gated_bn_relu(fusion, inputs, gate, shortcut)
+def jaxdp_gated(terms, shortcut, gate, fusion=Fusion()):  # noqa: B008 - immutable
+    return fused_gated_bn_relu(fusion, tuple(separate(term, fusion.axes) for term in terms), gate, shortcut)
 
 
-def derived_gated(terms, shortcut, gate, squeezes=False):
-    inputs = derived_terms(terms)
-    if squeezes:
-        gate = gate * jax.nn.sigmoid(mean_over_positions(inputs[0]))
-    return gated_bn_relu(inputs, gate, shortcut)
+def derived_gated(terms, shortcut, gate):
+    return gated_bn_relu(derived_terms(terms), gate, shortcut)
 
 
 GATED = {
@@ -431,34 +422,31 @@ GATED = {
 }
 
 
-def gated_case(kinds, shortcut, of_channels):
-    """As `random_case`, with a factor for each image, or for each image and channel, which is 0 for some images."""
+def gated_case(kinds, shortcut):
+    """As `random_case`, with a factor for each image, which is 0 for some images."""
     rng, (terms, shortcut, cotangent) = np.random.default_rng(1), random_case(kinds, shortcut)
-    shape = (len(cotangent), 1, 1, cotangent.shape[-1] if of_channels else 1)
-    return terms, shortcut, rng.uniform(0.2, 2, shape) * (rng.random((*shape[:3], 1)) < 0.7), cotangent
+    shape = (len(cotangent), 1, 1, 1)
+    return terms, shortcut, rng.uniform(0.2, 2, shape) * (rng.random(shape) < 0.7), cotangent
 
 
 @pytest.mark.parametrize("form", GATED)
-@pytest.mark.parametrize("squeezes", [False, True])
 @pytest.mark.parametrize("case", [("P", True), ("PP", False)], ids=["with a shortcut", "two terms"])
-def test_factor_on_a_branch_matches_flax_in_float64(case, squeezes, form):
-    """With `squeezes` it also depends on the branch's mean."""
-    *arguments, cotangent = gated_case(*case, of_channels=squeezes)
+def test_factor_on_a_branch_matches_flax_in_float64(case, form):
+    *arguments, cotangent = gated_case(*case)
     with jax.enable_x64():
-        wanted = value_and_gradient(partial(flax_gated, squeezes=squeezes), *arguments, jnp.asarray(cotangent))
-        wanted = jax.tree.map(np.asarray, wanted)
-    found = value_and_gradient(partial(GATED[form], squeezes=squeezes), *narrow((*arguments, cotangent)))
+        wanted = jax.tree.map(np.asarray, value_and_gradient(flax_gated, *arguments, jnp.asarray(cotangent)))
+    found = value_and_gradient(GATED[form], *narrow((*arguments, cotangent)))
     assert max(errors(found, wanted)) <= 1e-5
 
 
 def test_factor_on_a_branch_synchronized_over_devices_equals_the_whole_batch():
-    terms, shortcut, gate, cotangent = narrow(gated_case("P", True, of_channels=True))
-    wanted = value_and_gradient(partial(jaxdp_gated, squeezes=True), terms, shortcut, gate, cotangent)[1]
+    terms, shortcut, gate, cotangent = narrow(gated_case("P", True))
+    wanted = value_and_gradient(jaxdp_gated, terms, shortcut, gate, cotangent)[1]
     mesh, rows, everywhere = make_mesh(2, 4), PartitionSpec(AXES), PartitionSpec()
 
     def on_each(x, weights, shortcut, gate, cotangent):
         def value(x, weights, shortcut, gate):
-            return jaxdp_gated([weights | {"tensor": x}], shortcut, gate, squeezes=True, fusion=Fusion(AXES))
+            return jaxdp_gated([weights | {"tensor": x}], shortcut, gate, fusion=Fusion(AXES))
 
         _, vjp_fn = jax.vjp(value, x, lax.pcast(weights, AXES, to="varying"), shortcut, gate)
         x, weights, shortcut, gate = vjp_fn(cotangent)
@@ -469,19 +457,3 @@ def test_factor_on_a_branch_synchronized_over_devices_equals_the_whole_batch():
     mapped = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=(*specs, rows), out_specs=specs))
     x, weights, *others = mapped(term.pop("tensor"), term, shortcut, gate, cotangent)
     assert max(errors(([weights | {"tensor": x}], *others), wanted)) <= 1e-5
-
-
-# timm's make_divisible(channels / 16, 8) with its bound of 8; 192 / 16 is half way between two eighths.
-@pytest.mark.parametrize(("channels", "reduced"), [(64, 8), (128, 8), (192, 16), (256, 16), (304, 16), (320, 24), (2048, 128)])
-def test_excitation_equals_numpy_in_float64(channels, reduced):
-    means = np.random.default_rng(0).normal(size=(3, 1, 1, channels)).astype(np.float32)
-    module = Excitation(nn.initializers.normal(0.2))
-    params = module.init(jax.random.key(0), means)["params"]
-    assert not any(layer["bias"].any() for layer in params.values())
-    params = jax.tree.map(lambda leaf: leaf + 0.01 * jnp.arange(leaf.shape[-1]) / leaf.shape[-1], params)
-    first, second = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params[name]) for name in ("fc1", "fc2"))
-    assert first["kernel"].shape == (1, 1, channels, reduced)
-    hidden = np.maximum(means @ first["kernel"][0, 0] + first["bias"], 0)
-    expected = 1 / (1 + np.exp(-(hidden @ second["kernel"][0, 0] + second["bias"])))
-    found = module.apply({"params": params}, means)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation, BlurPool, drop-path and ResNet-D in whole networks."""
+"""BlurPool, drop-path and ResNet-D in whole networks."""
 
 import json
 from functools import partial
@@ -29,8 +29,6 @@ def random_images(count=2, size=33, seed=0):
 @pytest.mark.parametrize(
     ("config", "millions", "giga_macs"),
     [
-        (Model(classes=1000, depth=18, squeeze_excitation=True), 11.78, 1.82),
-        (Model(classes=1000, depth=50, squeeze_excitation=True), 28.09, 4.11),
         (Model(classes=1000, depth=50, blur_pool="activations"), 25.56, 5.16),
         (Model(classes=1000, depth=50, stem="deep", shortcut="pooled"), 25.58, 4.35),
     ],
@@ -58,11 +56,10 @@ def test_drop_path_rates_grow_linearly_and_factors_have_mean_one(blocks):
     assert (np.asarray(branch_factor(keys[:9], 0.0, 0)) == 1).all()
 
 
-# Layout of a file and what is read from it: squeeze-and-excitation, stem and shortcut are found in its names and shapes.
+# Layout of a file and what is read from it: stem and shortcut are found in its names and shapes.
 LAYOUTS = {
     "plain": ({}, {}),
     "small": ({"stem": 3}, {"stem": "small"}),
-    "excitation": ({"excitation": True}, {"squeeze_excitation": True}),
     "form D": ({"form_d": True}, {"stem": "deep", "shortcut": "pooled"}),
 }
 FORMS = ["none", "activations", "convolutions", "convolutions_and_pool"]
@@ -72,9 +69,8 @@ FORMS = ["none", "activations", "convolutions", "convolutions_and_pool"]
 @pytest.mark.parametrize(
     ("layout", "form"),
     [
-        ("plain", "none"),
         ("small", "none"),
-        *(("excitation", form) for form in FORMS),
+        *(("plain", form) for form in FORMS),
         *(("form D", form) for form in FORMS[:2]),
     ],
 )
@@ -100,7 +96,7 @@ def test_logits_equal_numpy_in_float64_and_weights_go_back_unchanged(two_blocks,
     assert all(np.array_equal(exported[name], value) for name, value in tensors.items())
 
 
-EVERY_PART = {"stem": "deep", "shortcut": "pooled", "squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"}
+EVERY_PART = {"stem": "deep", "shortcut": "pooled", "drop_path": 0.5, "blur_pool": "activations"}
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet,
     back = tmp_path / "back.safetensors"
     main.main(["import", str(file), "--output", str(back), "--json"])
     expected = {"depth": 18, "width": 4, "stem": "small", "shortcut": "strided", "classes": 6}
-    expected |= {"squeeze_excitation": False, "blur_pool": "none"}
+    expected |= {"blur_pool": "none"}
     assert json.loads(capsys.readouterr().out)["model"] == expected
     export(tmp_path / "run", tmp_path / "own.safetensors")
     own, imported = load_file(tmp_path / "own.safetensors"), load_file(back)
@@ -172,6 +172,9 @@ def test_the_networks_that_share_the_names_of_a_resnet_are_named(tmp_path, bottl
         family = "wide ResNet" if "wide" in name else "ResNeXt"
         with pytest.raises(ConfigError, match=rf"a {family}-{depth} \({name}\) is not supported; give weights of a ResNet-"):
             weights.read(write(tmp_path / "w.safetensors", tensors, **changed))
+    squeezed = {"layer1.0.se.fc1.weight": np.zeros((8, 64, 1, 1), np.float32)}
+    with pytest.raises(ConfigError, match=rf"a ResNet-{depth} with squeeze-and-excitation is not supported; give weights"):
+        weights.read(write(tmp_path / "w.safetensors", tensors, **squeezed))
 
 
 @pytest.mark.parametrize(
@@ -195,12 +198,6 @@ def test_first_ten_names_are_listed(count, words):
     listed = weights.listed(reversed("abcdefghijklm"[:count]))
     assert listed.startswith("'a'")
     assert listed.endswith(words)
-
-
-def test_flag_of_a_field_sets_it():
-    given = {"blur_pool": "none", "squeeze_excitation": True}
-    assert [weights.flag_of(*one) for one in given.items()] == ["--model.blur-pool none", "--model.squeeze-excitation"]
-    assert weights.flag_of("squeeze_excitation", False) == "--model.no-squeeze-excitation"
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -109,7 +109,7 @@ CONFIGS = {
         "optimizer": {"name": "lamb", "loss": "binary", "label_smoothing": 0.1, "loss_scale": "dynamic"},
         "model": {"dtype": "float16"},
     },
-    "sgd, drop-path": {"optimizer": {"name": "sgd"}, "model": {"drop_path": 0.2, "squeeze_excitation": True}},
+    "sgd, drop-path": {"optimizer": {"name": "sgd"}, "model": {"drop_path": 0.2}},
     "ring": {"reduce": {"strategy": "ring"}},
     "sharded": {"reduce": {"strategy": "torus", "update": "sharded"}},
     "accumulation, mixup": {
