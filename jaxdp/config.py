@@ -57,7 +57,7 @@ LARGEST_IMAGE, MOST_PIXELS = 4096, 2**16  # side of images of the network, and o
 JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
 Interpolation = Literal["bilinear", "bicubic", "area"]
-BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
+BlurPool = Literal["none", "convolutions", "convolutions_and_pool"]
 Stem = Literal["imagenet", "deep", "small"]
 
 
@@ -212,9 +212,8 @@ class GivenNetwork(Section):
     """What a file of weights may not state about its network."""
 
     blur_pool: BlurPool = "none"
-    """BlurPool: a filter where maps shrink, against aliasing. activations: behind strided 3x3 convolutions and the maxima of
-    the stem, as in timm's resnetblur50; convolutions: before strided convolutions, as FFCV's; convolutions_and_pool: also
-    behind the maxima, as MosaicML Composer's"""
+    """BlurPool: a filter where maps shrink, against aliasing. convolutions: before strided convolutions, as FFCV's;
+    convolutions_and_pool: also behind the maxima of the stem, as MosaicML Composer's"""
 
 
 @dataclass(frozen=True, kw_only=True)

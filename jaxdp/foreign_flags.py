@@ -12,13 +12,13 @@ from jaxdp.choices import SOURCES
 
 
 def _depth(name: str) -> str | None:
-    """18 of resnet18 or resnet18.a1_in1k, with flags for timm's resnetblur18, resnet50c and resnet18d."""
-    match = re.fullmatch(r"resnet(blur)?(\d+)([cd])?(\..*)?", name)
+    """18 of resnet18 or resnet18.a1_in1k, with flags for timm's resnet50c and resnet18d."""
+    match = re.fullmatch(r"resnet(\d+)([cd])?(\..*)?", name)
     if not match:
         return None
-    blur, depth, form = match.groups()[:3]
+    depth, form = match.groups()[:2]
     stem = " --model.stem deep" * bool(form) + " --model.shortcut pooled" * (form == "d")
-    return f"{depth}{stem}{' --model.blur-pool activations' * bool(blur)}"
+    return f"{depth}{stem}"
 
 
 def _schedule(name: str) -> str | None:

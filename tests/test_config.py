@@ -314,7 +314,7 @@ def test_switches_are_as_documented_without_a_recipe():
         ({"data.mean": ()}, ((0.5,), (0.5,) * 2, (0.5,) * 4), ((), (0.5,) * 3)),
         ({"data.std": ()}, ((0.5,) * 2, (0.5,) * 4), ((), (0.5,) * 3)),
         ({"augment.color_jitter": ()}, ((0.1,) * 5, (1.0, 1.0, 1.0, 0.51)), ((0.1,) * 4, (1.0, 1.0, 1.0, 0.5), (1.0,) * 3)),
-        ({"model.blur_pool": "none", "model.stem": "small"}, ("convolutions_and_pool",), ("convolutions", "activations")),
+        ({"model.blur_pool": "none", "model.stem": "small"}, ("convolutions_and_pool",), ("convolutions",)),
         ({"model.blur_pool": "none", "model.stem": "deep"}, (), ("convolutions_and_pool",)),
         ({"model.width": 64, "model.stem": "deep"}, (1, 63), (2, 64)),
         ({"model.width": 64, "model.stem": "small"}, (), (1, 63)),

@@ -31,8 +31,7 @@ class Import:
     stem: Stem | None = None
     """Expected first layers (None: any)"""
     blur_pool: BlurPool | None = None
-    """BlurPool of the network, for a file that does not state it (None: none; activations: timm's resnetblur18 and
-    resnetblur50)"""
+    """BlurPool of the network, for a file that does not state it (None: none)"""
     data: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     overwrite: Switch = False
     """Overwrite an existing output file"""

@@ -27,7 +27,7 @@ SUFFIXES = dict.fromkeys(("jaxdp", "torchvision", "timm"), ".safetensors") | {"s
 KNOWN = {
     "stem": ("imagenet", "deep"),
     "shortcut": ("strided", "pooled"),
-    "blur_pool": ("none", "activations"),
+    "blur_pool": ("none",),
     "width": (64,),
 }
 
@@ -107,9 +107,8 @@ def _network_warnings(config: Config, format: str) -> list[str]:
     if differences:
         return [f"no ResNet-{model.depth} of {format} computes the same as the run's network, with {', '.join(differences)}"]
     forms = {("deep", "strided"): "c", ("deep", "pooled"): "d", ("imagenet", "pooled"): " with avg_down=True"}
-    form, blur = forms.get((model.stem, model.shortcut), ""), "blur" * (model.blur_pool == "activations")
-    name = f"resnet{blur}{model.depth}{form}"
-    return [] if name == f"resnet{model.depth}" else [f"the file is for timm's {name}"]
+    form = forms.get((model.stem, model.shortcut))
+    return [f"the file is for timm's resnet{model.depth}{form}"] if form else []
 
 
 def _pixel_warnings(config: Config) -> list[str]:

@@ -14,7 +14,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.inference.serving import IMAGES, LOGITS, PROBABILITIES, ServedModel
 from jaxdp.models import weights
 from jaxdp.models.batch_norm import EPSILON
-from jaxdp.models.convolution import BLURRED_POOLS, Padding, blurs_input, pool_padding
+from jaxdp.models.convolution import BLURS_MAXIMA, blurs_input
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
 from jaxdp.models.torch_weights import to_torch_layout, torch_name
 
@@ -155,16 +155,11 @@ class ResNetNodes:
         parameters = (self._weight(f"{name}.{leaf}") for leaf in ("weight", "bias", "running_mean", "running_var"))
         return x._replace(name=self.graph.add("BatchNormalization", x.name, *parameters, epsilon=EPSILON))
 
-    def _blur(self, x: Map, stride: int, padding: Padding = "constant") -> Map:
+    def _blur(self, x: Map, stride: int) -> Map:
         """See `jaxdp.models.convolution.blur`."""
-        add, channels, name, pad = self.graph.add, x.channels, x.name, 1
-        if padding == "reflect":
-            mode = "reflect" if x.side > 1 else "edge"  # as in NumPy
-            around = self.graph.constant("pad_of_blur", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
-            name, pad = add("Pad", name, around, mode=mode), 0
-        kernel = self.graph.constant(f"blur_{channels}", np.broadcast_to(BLUR, (channels, 1, 3, 3)))
-        name = add("Conv", name, kernel, group=channels, **_window(3, stride, pad))
-        return Map(name, channels, -(-x.side // stride))
+        kernel = self.graph.constant(f"blur_{x.channels}", np.broadcast_to(BLUR, (x.channels, 1, 3, 3)))
+        name = self.graph.add("Conv", x.name, kernel, group=x.channels, **_window(3, stride, 1))
+        return Map(name, x.channels, -(-x.side // stride))
 
     def _stem(self, images: Map) -> Map:
         config = self.config
@@ -176,22 +171,18 @@ class ResNetNodes:
         else:
             x = self._conv(images, "conv1", 2)
         x = self._relu(self._norm(x, "bn1"))
-        stride = 1 if config.blur_pool in BLURRED_POOLS else 2
+        stride = 1 if config.blur_pool == BLURS_MAXIMA else 2
         x = Map(self.graph.add("MaxPool", x.name, **_window(3, stride, 1)), x.channels, -(-x.side // stride))
-        return x if stride == 2 else self._blur(x, 2, pool_padding(config.blur_pool))
+        return x if stride == 2 else self._blur(x, 2)
 
     def _block(self, x: Map, name: str, stride: int) -> Map:
         """A residual block, basic or bottleneck; see `jaxdp.models.resnet.Block`."""
-        blurs = self.config.blur_pool == "activations" and stride != 1
-        strided = 1 if blurs else stride
-        strides = (1, strided, 1) if self.config.depth in BOTTLENECK_DEPTHS else (strided, 1)
+        strides = (1, stride, 1) if self.config.depth in BOTTLENECK_DEPTHS else (stride, 1)
         y = x
         for number, step in enumerate(strides, 1):
             y = self._norm(self._conv(y, f"{name}.conv{number}", step), f"{name}.bn{number}")
             if number < len(strides):
                 y = self._relu(y)
-            if blurs and number == len(strides) - 1:
-                y = self._blur(y, stride, "reflect")
         if f"{name}.downsample.2.weight" in self.tensors:
             x = self._average(x) if stride > 1 else x
             x = self._norm(self._conv(x, f"{name}.downsample.1"), f"{name}.downsample.2")

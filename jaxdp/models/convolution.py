@@ -6,13 +6,12 @@
 derives is slow on every backend. `custom_vjp` selects it.
 
 BlurPool is anti-aliasing before subsampling (Zhang, arXiv 1904.11486, section 3). `model.blur_pool` places the filter as one of
-three public implementations. "activations" is the form of timm's `resnetblur50`: behind the ReLU of a strided 3x3 convolution,
-which then has stride 1, and behind the maxima of the stem. "convolutions" is FFCV's: before each strided convolution of at
-least 16 channels. "convolutions_and_pool" is MosaicML Composer's: that, and behind the maxima of the stem.
+two public implementations. "convolutions" is FFCV's: before each strided convolution of at least 16 channels.
+"convolutions_and_pool" is MosaicML Composer's: that, and behind the maxima of the stem.
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +19,8 @@ from jax import lax
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 SMALL_MAP = 4  # largest output side, in pixels, that is computed as a product of patches
-BLURRED_POOLS = ("activations", "convolutions_and_pool")  # the forms that blur behind the maxima of the stem
+BLURS_MAXIMA = "convolutions_and_pool"  # the form that blurs behind the maxima of the stem
 LEAST_CHANNELS = 16  # of a convolution's input that FFCV and Composer blur: not the image
-Padding = Literal["constant", "reflect"]
 EVERY_PLATFORM = "every platform"  # of `form_on`: the program chooses the fastest form when it is lowered
 # Form of 1x1 convolutions and of convolutions over maps of a few pixels, by platform; others: "direct". As matrix products they
 # are up to 4.5 times as fast on a CPU (benchmarks/README.md).
@@ -171,15 +169,15 @@ def _max_pool_backward(stride: int, residuals: tuple[jax.Array, jax.Array], cota
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-def blur(images: jax.Array, stride: int, *, padding: Padding = "constant") -> jax.Array:
+def blur(images: jax.Array, stride: int) -> jax.Array:
     """Convolve every channel with [1 2 1] x [1 2 1] / 16: [B, H, W, C] to [B, ceil(H / stride), ceil(W / stride), C].
 
-    padding: of one pixel on every side, with zeros or the pixel beside the edge. Computed in float32.
+    Zeros surround the image. Computed in float32.
     """
     blurred = images.astype(jnp.float32)
     for axis in (1, 2):
         size = blurred.shape[axis]
-        padded = jnp.pad(blurred, [(int(n == axis),) * 2 for n in range(4)], mode=padding)
+        padded = jnp.pad(blurred, [(int(n == axis),) * 2 for n in range(4)])
         # Slices and not a convolution: XLA fuses them with the ReLU before them.
         before, here, after = (lax.slice_in_dim(padded, k, k + size, stride, axis) for k in range(3))
         blurred = 0.25 * (before + after) + 0.5 * here
@@ -189,8 +187,3 @@ def blur(images: jax.Array, stride: int, *, padding: Padding = "constant") -> ja
 def blurs_input(form: str, channels: int, stride: int) -> bool:
     """Whether a form of BlurPool blurs the input, of so many channels, of a convolution with this stride."""
     return form.startswith("convolutions") and stride > 1 and channels >= LEAST_CHANNELS
-
-
-def pool_padding(form: str) -> Padding:
-    """The padding of the blur behind the maxima of the stem."""
-    return "reflect" if form == "activations" else "constant"

@@ -166,9 +166,9 @@ def stated_blur_pool(path: str, metadata: Mapping[str, str]) -> str | None:
         except OSError:
             return None
     named = ARCHITECTURE.match(str(architecture))
-    if named and named[1] == "aa":
-        raise ValueError(f"{place} names the architecture {named.string!r}, whose average pooling jaxdp lacks")
-    return None if named is None else "activations" if named[1] else "none"
+    if named and named[1]:
+        raise ValueError(f"{place} names the architecture {named.string!r}, whose filter jaxdp lacks")
+    return None if named is None else "none"
 
 
 def _entry(document: str | bytes, name: str) -> Any:

@@ -20,7 +20,7 @@ from jaxdp.config import BlurPool
 from jaxdp.errors import ConfigError, one_of
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneValue, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
-from jaxdp.models.convolution import BLURRED_POOLS, average_pool, blur, blurs_input, convolve, form_on, max_pool, pool_padding
+from jaxdp.models.convolution import BLURS_MAXIMA, average_pool, blur, blurs_input, convolve, form_on, max_pool
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
 
@@ -162,7 +162,7 @@ class BatchNorm(nn.Module):
 class Block(nn.Module):
     """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`.
 
-    blurs: blur behind the strided convolution; pools: the shortcut averages in place of a stride.
+    pools: the shortcut averages in place of a stride.
     """
 
     features: int
@@ -172,35 +172,28 @@ class Block(nn.Module):
     norm: Callable
     relu: Callable
     folds: bool = False
-    blurs: bool = False
     pools: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
         """keep: factor on the branch for each image, see `branch_factor`; None without."""
-        blurs = self.blurs and self.stride != 1
-        stride = 1 if blurs else self.stride
-
-        def shrink(y: jax.Array) -> jax.Array:
-            return blur(y, self.stride, padding="reflect") if blurs else y
-
         if self.bottleneck:
             width = 4 * self.features
             # At the entry of a stage two gradients of x meet. XLA would write one, padded, and add the other in a convolution.
             # Compiled for an H200, the separate form with the barrier moves 2.8 MB an image more, in three kernels more.
             inner = x if self.stride == 1 or not self.folds else gradient_barrier(x)
             y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(inner)))
-            middle = self.norm(name="bn2")(self.conv(self.features, 3, stride, name="conv2")(y))
+            middle = self.norm(name="bn2")(self.conv(self.features, 3, self.stride, name="conv2")(y))
             # A factor on the branch needs the convolution's result.
             last = self.conv(width, 1, folds=keep is None, name="conv3")
-            if last.folds_from(self.features, rows=middle.x.size // self.features) and not blurs:
+            if last.folds_from(self.features, rows=middle.x.size // self.features):
                 y = last(self.relu(middle, centered=True), middle.norm.center_behind_relu)
             else:
-                y = last(shrink(self.relu(middle)))
+                y = last(self.relu(middle))
             term = self.norm(zero_scale=True, name="bn3")(y)
         else:
             width = self.features
-            y = shrink(self.relu(self.norm(name="bn1")(self.conv(self.features, 3, stride, name="conv1")(x))))
+            y = self.relu(self.norm(name="bn1")(self.conv(self.features, 3, self.stride, name="conv1")(x)))
             term = self.norm(zero_scale=True, name="bn2")(self.conv(width, 3, name="conv2")(y))
         if self.stride != 1 or x.shape[-1] != width:
             kind, stride = ("pooled", 1) if self.pools else ("downsample", self.stride)
@@ -313,8 +306,8 @@ class ResNet(nn.Module):
             x = relu(norm(name="bn1")(conv(self.width, size, stride, name=STEMS[self.stem][-2])(x)))
             if self.stem == "small":
                 return x
-            if self.blur_pool in BLURRED_POOLS:
-                return blur(max_pool(x, 1, custom_vjp=self.custom_vjp), 2, padding=pool_padding(self.blur_pool))
+            if self.blur_pool == BLURS_MAXIMA:
+                return blur(max_pool(x, 1, custom_vjp=self.custom_vjp), 2)
             return max_pool(x, custom_vjp=self.custom_vjp)
 
         def head(x: jax.Array) -> jax.Array:
@@ -343,7 +336,6 @@ class ResNet(nn.Module):
             norm=norm,
             relu=relu,
             folds=self.folds,
-            blurs=self.blur_pool == "activations",
             pools=self.shortcut == "pooled",
         )
         for number, (name, features, stride) in enumerate(self._blocks):

@@ -1,7 +1,7 @@
 """Tensor names and layouts of torchvision's and timm's ResNets, which are the same.
 
 `resnet18` to `resnet152` of both have conv1, bn1, layerN.M.convK, layerN.M.bnK, layerN.M.downsample.0 and .1, and fc. timm's
-BlurPool adds nothing; its resnet50d has conv1.0 to conv1.6 for conv1, and layerN.M.downsample.1 and .2 behind the pooling.
+resnet50d has conv1.0 to conv1.6 for conv1, and layerN.M.downsample.1 and .2 behind the pooling.
 Kernels are [out, in, H, W] and the classifier is [classes, features]. jaxdp has paths such as params/layer1_0/conv1/kernel,
 kernels [H, W, in, out] and a classifier [features, classes]. Batch statistics are copied unchanged: PyTorch's running variance
 is unbiased and jaxdp's is not, but evaluation uses both in the same way.

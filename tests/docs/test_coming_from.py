@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ("--mixup 0.2", "--data.mix mixup --data.mix-alpha 0.2"),
         ("--model=resnet50.a1_in1k", "--model.depth 50"),
         ("--model resnet50d.ra2_in1k", "--model.depth 50 --model.stem deep --model.shortcut pooled"),
-        ("--model resnetblur50", "--model.depth 50 --model.blur-pool activations"),
+        ("--model resnetblur50", "--model.depth, for example --model.depth 50"),
         ("--model resnet34c", "--model.depth 34 --model.stem deep"),
         ("--model seresnet152d", "--model.depth, for example --model.depth 50"),
         ("--model vit_base_patch16_224", "--model.depth, for example --model.depth 50"),

@@ -60,8 +60,8 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
     """Logits [B, classes] float64 of images [B, 3, H, W], in evaluation mode. blur_pool: as in `jaxdp.config.Model`."""
     tensors = {name: np.asarray(value, np.float64) for name, value in tensors.items()}
 
-    def blur(x, stride=1, mode="constant"):
-        x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), mode)
+    def blur(x, stride=1):
+        x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))[:, :, ::stride, ::stride]
         return (windows * np.outer([1, 2, 1], [1, 2, 1]) / 16).sum((-1, -2))
 
@@ -70,8 +70,6 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
         size = kernel.shape[2]
         if blur_pool in ("convolutions", "convolutions_and_pool") and stride > 1 and x.shape[1] >= 16:
             x = blur(x)
-        if blur_pool == "activations" and stride > 1 and size == 3 and name.startswith("layer"):
-            return conv(x, name)  # `shrink` blurs behind the ReLU
         x = np.pad(x, ((0, 0), (0, 0), (size // 2,) * 2, (size // 2,) * 2))
         windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))[:, :, ::stride, ::stride]
         return np.einsum("bchwij,ocij->bohw", windows, kernel)
@@ -83,9 +81,6 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
 
     def relu(x):
         return np.maximum(x, 0)
-
-    def shrink(x, stride):
-        return blur(x, 2, "reflect") if blur_pool == "activations" and stride > 1 else x
 
     def average(x, stride):
         """Means of 2x2 pixels, without those that do not exist."""
@@ -104,17 +99,16 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
     if not small_stem:
         x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
         maxima = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3)).max((-1, -2))
-        blurred = {"activations": "reflect", "convolutions_and_pool": "constant"}.get(blur_pool)
-        x = blur(maxima, 2, blurred) if blurred else maxima[:, :, ::2, ::2]
+        x = blur(maxima, 2) if blur_pool == "convolutions_and_pool" else maxima[:, :, ::2, ::2]
     blocks = {tuple(map(int, name[5:].split(".")[:2])) for name in tensors if name.startswith("layer")}
     for stage, block in sorted(blocks):
         name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
         if f"{name}.conv3.weight" in tensors:  # v1.5: the stride is on the 3x3 convolution
             y = relu(batch_norm(conv(x, f"{name}.conv1"), f"{name}.bn1"))
-            y = shrink(relu(batch_norm(conv(y, f"{name}.conv2", stride), f"{name}.bn2")), stride)
+            y = relu(batch_norm(conv(y, f"{name}.conv2", stride), f"{name}.bn2"))
             y = batch_norm(conv(y, f"{name}.conv3"), f"{name}.bn3")
         else:
-            y = shrink(relu(batch_norm(conv(x, f"{name}.conv1", stride), f"{name}.bn1")), stride)
+            y = relu(batch_norm(conv(x, f"{name}.conv1", stride), f"{name}.bn1"))
             y = batch_norm(conv(y, f"{name}.conv2"), f"{name}.bn2")
         if f"{name}.downsample.2.weight" in tensors:
             x = batch_norm(conv(average(x, stride), f"{name}.downsample.1"), f"{name}.downsample.2")

@@ -24,7 +24,6 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 VARIANTS = {
     "small stem": {"stem": "small"},
     "plain": {},
-    "activations": {"blur_pool": "activations"},
     "convolutions": {"blur_pool": "convolutions"},
     "convolutions_and_pool": {"blur_pool": "convolutions_and_pool"},
     "form D": {"stem": "deep", "shortcut": "pooled"},

@@ -135,14 +135,13 @@ def test_max_pool_custom_vjp_equals_the_one_that_jax_derives(shape, dtype, strid
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept)) == cotangent.size  # a byte of each window
 
 
-@pytest.mark.parametrize("padding", ["constant", "reflect"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_blur_is_the_binomial_filter_of_every_channel(stride, padding):
+def test_blur_is_the_binomial_filter_of_every_channel(stride):
     images = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
-    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), padding)
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))[:, ::stride, ::stride]
     expected = (windows * np.outer([1, 2, 1], [1, 2, 1]) / 16).sum((-1, -2))
-    blurred = jax.jit(partial(blur, stride=stride, padding=padding))
+    blurred = jax.jit(partial(blur, stride=stride))
     np.testing.assert_allclose(blurred(jnp.asarray(images, jnp.float32)), expected, rtol=0, atol=1e-6)
     half = jnp.asarray(images, jnp.bfloat16)  # rounds once
     np.testing.assert_array_equal(blurred(half), blurred(half.astype(jnp.float32)).astype(jnp.bfloat16))
@@ -161,12 +160,11 @@ def test_average_pool_equals_that_of_torch(size):
 
 
 def test_blur_pool_is_placed_as_in_its_publications():
-    """FFCV and Composer blur before strided convolutions of 16 channels or more, timm and Composer behind the maxima."""
+    """FFCV and Composer blur before strided convolutions of 16 channels or more, Composer also behind the maxima."""
     cases = [(1, 2), (15, 2), (16, 2), (64, 2), (64, 1)]
     blurred = {form: [case for case in cases if convolution.blurs_input(form, *case)] for form in FORMS}
     assert blurred == {form: [(16, 2), (64, 2)] * form.startswith("convolutions") for form in FORMS}
-    assert [form for form in FORMS if form in convolution.BLURRED_POOLS] == ["activations", "convolutions_and_pool"]
-    assert [convolution.pool_padding(form) for form in ("activations", "convolutions_and_pool")] == ["reflect", "constant"]
+    assert convolution.BLURS_MAXIMA in FORMS
 
 
 def test_form_follows_the_platform():

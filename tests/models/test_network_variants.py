@@ -29,7 +29,6 @@ def random_images(count=2, size=33, seed=0):
 @pytest.mark.parametrize(
     ("config", "millions", "giga_macs"),
     [
-        (Model(classes=1000, depth=50, blur_pool="activations"), 25.56, 5.16),
         (Model(classes=1000, depth=50, stem="deep", shortcut="pooled"), 25.58, 4.35),
     ],
     ids=lambda value: value.title if isinstance(value, Model) else "",
@@ -62,7 +61,7 @@ LAYOUTS = {
     "small": ({"stem": 3}, {"stem": "small"}),
     "form D": ({"form_d": True}, {"stem": "deep", "shortcut": "pooled"}),
 }
-FORMS = ["none", "activations", "convolutions", "convolutions_and_pool"]
+FORMS = ["none", "convolutions", "convolutions_and_pool"]
 
 
 @pytest.mark.parametrize("bottleneck", [False, True])
@@ -71,7 +70,7 @@ FORMS = ["none", "activations", "convolutions", "convolutions_and_pool"]
     [
         ("small", "none"),
         *(("plain", form) for form in FORMS),
-        *(("form D", form) for form in FORMS[:2]),
+        ("form D", "none"),
     ],
 )
 def test_logits_equal_numpy_in_float64_and_weights_go_back_unchanged(two_blocks, tmp_path, layout, form, bottleneck):
@@ -96,7 +95,7 @@ def test_logits_equal_numpy_in_float64_and_weights_go_back_unchanged(two_blocks,
     assert all(np.array_equal(exported[name], value) for name, value in tensors.items())
 
 
-EVERY_PART = {"stem": "deep", "shortcut": "pooled", "drop_path": 0.5, "blur_pool": "activations"}
+EVERY_PART = {"stem": "deep", "shortcut": "pooled", "drop_path": 0.5, "blur_pool": "convolutions_and_pool"}
 
 
 @pytest.mark.parametrize(
@@ -148,26 +147,27 @@ def test_file_states_its_form_and_flags_state_it_for_others(two_blocks, tmp_path
     assert weights.read(ours).notes == ()
     main.main(["import", str(theirs), "--output", str(ours), "--blur-pool", "convolutions", "--overwrite"])
     assert "ResNet-18 with BlurPool (convolutions), 6 classes" in capsys.readouterr().out
-    assert weights.read(ours, blur_pool="activations").model.blur_pool == "convolutions"
-    for architecture, form in (("resnet18", "none"), ("vit", "convolutions"), ("resnetblur18", "activations")):
+    assert weights.read(ours, blur_pool="convolutions_and_pool").model.blur_pool == "convolutions"
+    for architecture, form in (("vit", "convolutions"), ("resnet18", "none")):
         (tmp_path / "config.json").write_text(json.dumps({"architecture": architecture}))
         assert weights.read(theirs, blur_pool="convolutions").model.blur_pool == form
     with pytest.raises(SystemExit):
-        main.main(["import", str(theirs), "--output", str(tmp_path / "no.safetensors"), "--blur-pool", "none"])
-    assert "--blur-pool='none': " in capsys.readouterr().err
+        main.main(["import", str(theirs), "--output", str(tmp_path / "no.safetensors"), "--blur-pool", "convolutions"])
+    assert "--blur-pool='convolutions': " in capsys.readouterr().err
     save_file(tensors, tmp_path / "odd.safetensors", {"model": json.dumps({"blur_pool": "cubic"})})
     with pytest.raises(ConfigError, match="'cubic'"):
         weights.read(tmp_path / "odd.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnetaa50"}))
-    with pytest.raises(ConfigError, match="'resnetaa50'"):
-        weights.read(theirs)
+    for architecture in ("resnetaa50", "resnetblur50"):
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": architecture}))
+        with pytest.raises(ConfigError, match=f"'{architecture}', whose filter jaxdp lacks"):
+            weights.read(theirs)
     (tmp_path / "x.png").touch()
     for command, message in (
-        (["predict", "--weights", str(ours), str(tmp_path / "x.png")], "--model.blur-pool='activations': "),
-        (["predict", "--workdir", "runs/a", "x.png"], "--model.blur-pool='activations': not used without --weights"),
+        (["predict", "--weights", str(ours), str(tmp_path / "x.png")], "--model.blur-pool='convolutions_and_pool': "),
+        (["predict", "--workdir", "runs/a", "x.png"], "--model.blur-pool='convolutions_and_pool': not used without --weights"),
     ):
         with pytest.raises(SystemExit):
-            main.main([*command, "--model.blur-pool", "activations"])
+            main.main([*command, "--model.blur-pool", "convolutions_and_pool"])
         assert message in capsys.readouterr().err
 
 
@@ -178,13 +178,13 @@ def test_predict_and_evaluate_take_the_form_of_the_flag(two_blocks, tmp_path, ca
     image.parent.mkdir(parents=True)
     image.write_bytes(encode(pixels, "PNG"))
     given = ["--weights", str(theirs), "--data.eval-size", "48", "--data.eval-resize", "48", "--json"]
-    given += ["--model.blur-pool", "activations"]
+    given += ["--model.blur-pool", "convolutions_and_pool"]
     images = (pixels[None] / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    logits = torch_layout.logits(tensors, images.transpose(0, 3, 1, 2), blur_pool="activations")[0]
+    logits = torch_layout.logits(tensors, images.transpose(0, 3, 1, 2), blur_pool="convolutions_and_pool")[0]
     probabilities = np.exp(logits) / np.exp(logits).sum()
     main.main(["predict", *given, "--top", "6", str(image)])
     out, err = capsys.readouterr()
-    assert "the file does not name its BlurPool; assumed: activations" in err
+    assert "the file does not name its BlurPool; assumed: convolutions and pool" in err
     for entry in json.loads(out)["predictions"][0]["top"]:
         assert entry["probability"] == pytest.approx(probabilities[entry["class"]], rel=1e-4)
     main.main(["evaluate", *given, "--data.source", "folder", "--data.directory", str(tmp_path)])

@@ -191,10 +191,14 @@ def test_class_names_of_a_file_are_a_list_of_texts(tensors, tmp_path, stated, ex
     [
         ({"model": '{"blur_pool": "convolutions"}'}, "resnetblur50", "convolutions"),
         ({"model": '{"blur_pool": "cubic"}'}, None, "its metadata states the BlurPool 'cubic'"),
-        ({"pretrained_cfg": '{"architecture": "resnetblur18"}'}, "resnet18", "activations"),
+        (
+            {"pretrained_cfg": '{"architecture": "resnetblur18"}'},
+            "resnet18",
+            "its metadata names the architecture 'resnetblur18'",
+        ),
         ({"pretrained_cfg": '{"architecture": "resnet50"}'}, None, "none"),
         ({"pretrained_cfg": '{"architecture": "resnetaa50d"}'}, None, "its metadata names the architecture 'resnetaa50d'"),
-        ({"pretrained_cfg": "[]"}, "resnetblur50", "activations"),
+        ({"pretrained_cfg": "[]"}, "resnetblur50", "config.json beside it names the architecture 'resnetblur50'"),
         ({"pretrained_cfg": "["}, "resnet50d", "none"),
         ({}, "resnetaa50", "config.json beside it names the architecture 'resnetaa50'"),
         ({}, "resnetv2_50", None),
