@@ -44,7 +44,7 @@ RINGS = {
         "sizes",
     ],
     "the run": ["distributed", "checkpoint", "training"],
-    "attached": ["cloud", "setup", "loggers", "callbacks", "trackers", "session"],
+    "attached": ["cloud", "setup", "loggers", "callbacks", "session"],
     "tools": ["inference analysis", "bench", "report doctor", "cli", "__main__"],
 }
 EXCEPTIONS = {
@@ -130,7 +130,7 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_lines_are_printed_with_what_escapes_control_characters():
-    """Not with `print`, but for the lines of a sender, which another process reads and shows."""
+    """Not with `print`."""
     raw = {
         module_of(path)
         for path in PACKAGE.rglob("*.py")
@@ -138,7 +138,7 @@ def test_lines_are_printed_with_what_escapes_control_characters():
         if isinstance(node, (ast.Name, ast.Attribute))
         and ast.unparse(node) in ("print", "sys.stdout.write", "sys.stderr.write")
     }
-    assert raw == {"jaxdp.errors", "jaxdp.trackers.sender", "jaxdp.cli.report"}  # the latter: a file of CSV on stdout
+    assert raw == {"jaxdp.errors", "jaxdp.cli.report"}  # the latter: a file of CSV on stdout
 
 
 def test_every_folder_says_what_belongs_there():

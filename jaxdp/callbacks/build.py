@@ -12,8 +12,10 @@ from jaxdp.config import Config
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.default import Console, MetricsFile, TrainingPlot
 from jaxdp.loggers.events import EventLog
+from jaxdp.loggers.mlflow_logger import MlflowLogger
 from jaxdp.loggers.profile import Profile
 from jaxdp.loggers.tensorboard import TensorBoard
+from jaxdp.loggers.wandb_logger import WandbLogger
 from jaxdp.loggers.warnings import InputAdvice, StragglerWarnings
 from jaxdp.training.callback import Callback, Callbacks
 
@@ -29,14 +31,12 @@ def callbacks_of(
     is_rank0: bool,
     screen: Quiet,
     events: EventLog,
-    trackers: Callback | None = None,
     mirror: "Mirror | MirrorFollower | None" = None,
 ) -> Callbacks:
-    """The callbacks of a run. users: those that the user has given. trackers, mirror: of a run that has them."""
+    """The callbacks of a run. users: those that the user has given. mirror: of a run that has one."""
     guard, logging = config.guard, config.logging
     own: list[Callback | None] = [
         RunFiles() if is_rank0 else None,
-        trackers if is_rank0 else None,
         StepChecks(),
         Uploads(mirror) if mirror else None,
         StragglerWarnings() if processes > 1 else None,
@@ -47,6 +47,8 @@ def callbacks_of(
         Profile(logging.profiled_steps) if logging.profiled_steps and is_rank0 else None,
     ]
     loggers: list[Callback | None] = [
+        WandbLogger(logging.wandb) if logging.wandb else None,  # they send the plot
+        MlflowLogger(logging.mlflow) if logging.mlflow else None,
         TrainingPlot(),  # drawn when the log is closed: `on_end` is called in the reverse order
         MetricsFile(),
         TensorBoard() if logging.tensorboard else None,

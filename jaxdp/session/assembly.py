@@ -38,27 +38,26 @@ def open_run(session: Session, prepared: Preparation, directory: RunDirectory) -
     group, screen, signals = session.group, session.screen, session.signals
     screen.table(start_table(prepared.plan, runtime.describe(prepared.devices, group), prepared.summary))
     events = EventLog(session.workdir if group.is_rank0 else None)
-    with directory.trackers.ended():
-        with events.session(Stopped), stops_before_training(signals, screen.resume_action):
-            screen.when_lost(partial(events.write, MESSAGE))
-            info = events.recorded(screen.info)
-            for remark in [*session.notes, *directory.remarks, *prepared.datasets.warnings, *_warnings(prepared, group)]:
-                info(remark)
-            check_reduction(prepared.plan, prepared.devices, signals)
-            run = _make_run(session, prepared, directory, events=events, info=info)
-            events.position = run.position
-            with out_of_memory_as_config_error(run):
-                with saves_at_the_end(run):
-                    signals.raise_if_stop_agreed()
-                    yield run
-                group.set_activity("finish", detail="writing the result")
-                if run.result is not None and run.is_rank0:
-                    write_atomically(run.workdir / RESULT, to_json(asdict(run.result), indent=2) + "\n")
-        group.set_activity("finish")
-        # Everything is saved: ignore stop requests.
-        group.all_gather_object("the end of the run", None, while_waiting=lambda: None)
-        if run.result is not None:
-            show_and_check(session, run.result)
+    with events.session(Stopped), stops_before_training(signals, screen.resume_action):
+        screen.when_lost(partial(events.write, MESSAGE))
+        info = events.recorded(screen.info)
+        for remark in [*session.notes, *directory.remarks, *prepared.datasets.warnings, *_warnings(prepared, group)]:
+            info(remark)
+        check_reduction(prepared.plan, prepared.devices, signals)
+        run = _make_run(session, prepared, directory, events=events, info=info)
+        events.position = run.position
+        with out_of_memory_as_config_error(run):
+            with saves_at_the_end(run):
+                signals.raise_if_stop_agreed()
+                yield run
+            group.set_activity("finish", detail="writing the result")
+            if run.result is not None and run.is_rank0:
+                write_atomically(run.workdir / RESULT, to_json(asdict(run.result), indent=2) + "\n")
+    group.set_activity("finish")
+    # Everything is saved: ignore stop requests.
+    group.all_gather_object("the end of the run", None, while_waiting=lambda: None)
+    if run.result is not None:
+        show_and_check(session, run.result)
 
 
 def _make_run(
@@ -80,7 +79,6 @@ def _make_run(
         is_rank0=group.is_rank0,
         screen=screen,
         events=events,
-        trackers=directory.trackers,
         mirror=session.mirror,
     )
     return Run(

@@ -12,7 +12,6 @@ from jaxdp.loggers.summary import show_result
 from jaxdp.session.preparation import Preparation
 from jaxdp.session.processes import Session
 from jaxdp.setup import consistency, run_dir
-from jaxdp.trackers.tracker import Trackers, trackers_of
 from jaxdp.training.result import TrainResult
 
 
@@ -20,7 +19,6 @@ class RunDirectory(NamedTuple):
     """The directory of a session. result: of a finished run. remarks: lines to show after the table at the start."""
 
     result: TrainResult | None
-    trackers: Trackers
     remarks: Sequence[str]
 
 
@@ -31,7 +29,6 @@ def open_directory(session: Session, prepared: Preparation) -> Iterator[RunDirec
     Raises ConfigError if the directory cannot be used, and TrainingError if no checkpoint of a finished run could be saved.
     """
     group, path, config = session.group, session.workdir, prepared.plan.config
-    trackers = trackers_of(config) if group.is_rank0 else Trackers([])
     with run_dir.lock_run_dir(path, session.screen.info) if group.is_rank0 else nullcontext():
         accept_changes = session.job.accept_changes
         found = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
@@ -42,8 +39,7 @@ def open_directory(session: Session, prepared: Preparation) -> Iterator[RunDirec
         result = None
         if result_text is not None:
             result = _finished(session, prepared, result_text, remarks=remarks)
-            trackers.send_finished(path, session.location, info=session.screen.info, while_waiting=lambda: _waiting(session))
-        yield RunDirectory(result, trackers, remarks)
+        yield RunDirectory(result, remarks)
 
 
 def _finished(session: Session, prepared: Preparation, result_text: str, *, remarks: Sequence[str]) -> TrainResult:
@@ -76,9 +72,3 @@ def show_and_check(session: Session, result: TrainResult) -> None:
             "writable with enough space, and train again with --resume never"
         )
     session.screen.info(f"the last checkpoint could not be saved ({result.save_error}); the newest is {latest.path}")
-
-
-def _waiting(session: Session) -> str | None:
-    """Record that the run makes progress; returns the reason to stop, if any."""
-    session.group.status.record_progress()
-    return session.signals.stop_reason

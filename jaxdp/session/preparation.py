@@ -13,6 +13,7 @@ from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
 from jaxdp.errors import ConfigError
 from jaxdp.files import CHECKPOINTS
+from jaxdp.loggers.tracker import check_packages
 from jaxdp.models import finetune
 from jaxdp.planning import Plan
 from jaxdp.session.processes import Session
@@ -20,7 +21,6 @@ from jaxdp.setup import consistency, continued, run_dir
 from jaxdp.setup.prepare import SavedBatches, check_fits, data_fingerprint
 from jaxdp.setup.prepare import prepare as open_data_and_plan
 from jaxdp.sizes import model_summary
-from jaxdp.trackers.tracker import check_packages
 from jaxdp.training.start import StartPoint
 from jaxdp.validation import changes
 

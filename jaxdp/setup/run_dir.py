@@ -40,7 +40,6 @@ from jaxdp.validation import changes, from_json, to_json
 
 CLASSES = "classes.json"
 LOCK, RECORD = ".lock", ".in_use"  # the latter, with a suffix, on a file system without locks
-TRACKERS = ("logging.wandb", "logging.mlflow")  # fields that have an effect on a finished run: it is sent
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
 PathLike = str | Path
@@ -164,8 +163,7 @@ def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False)
     if manifest is not None:
         check_same_optimizer(manifest, config)
     if is_finished and not differences:
-        without_effect = changes(saved, config, ignore=TRACKERS)
-        remarks = [f"these changes have no effect on the finished run: {'; '.join(without_effect)}"] if without_effect else []
+        remarks = [f"these changes have no effect on the finished run: {'; '.join(all_changes)}"] if all_changes else []
         return read_result_text(workdir), remarks + _log_remarks(workdir, manifest)
     return None, [f"resuming with changes: {'; '.join(all_changes)}"] if all_changes and has_started else []
 

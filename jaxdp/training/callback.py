@@ -29,7 +29,7 @@ class Callback:
 
     Processes: every process of the run calls the same methods in the same order, except `after_save`. Collective operations
     (`run.params`, `run.predict`) must be called by all of them; write files and print on one, `if run.is_rank0`.
-    Order: first the callbacks of the run itself (trackers, checks, advice, audits, early stopping, checkpoints), then the
+    Order: first the callbacks of the run itself (checks, advice, audits, early stopping, checkpoints), then the
     user's in the order of the list. The loggers come last, so they see what all callbacks have logged. `on_end` has the reverse
     order.
     Blocking: the devices compute the next step meanwhile. A method that takes longer than a step, or reads arrays of

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from jaxdp.config import Config, Model
 from jaxdp.errors import ConfigError
 from jaxdp.setup import run_dir
 from jaxdp.setup.run_dir import class_names
-from jaxdp.trackers.run_files import exclusive
 
 
 def test_prepare_run_dir_with_unreadable_config_raises(tmp_path):
@@ -179,27 +177,6 @@ def test_file_system_is_that_of_the_innermost_and_last_mount(tmp_path, monkeypat
     assert {path: locks.file_system(path) for path in found} == {
         path: f"the file system {words}" for path, words in found.items()
     }
-
-
-def test_without_locks_a_tracker_waits_for_the_sender_before(tmp_path, without_locks):
-    (tmp_path / "trackers").mkdir()
-    order, entered, leave = [], threading.Event(), threading.Event()
-
-    def send(name):
-        with exclusive(tmp_path, "wandb"):
-            order.append(f"{name} begins")
-            entered.set()
-            leave.wait()
-            order.append(f"{name} ends")
-
-    first, second = (threading.Thread(target=send, args=[name]) for name in ("first", "second"))
-    first.start()
-    entered.wait()
-    second.start()
-    leave.set()
-    first.join()
-    second.join()
-    assert order == ["first begins", "first ends", "second begins", "second ends"]
 
 
 def test_a_lock_that_is_no_file_is_named(tmp_path):
