@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -79,9 +78,8 @@ class MlflowServer:
         except OSError:
             return False
 
-    def kill(self):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    def signal(self, number):
+        os.killpg(self.process.pid, number)
 
     def get(self, path, /, **query):
         with urllib.request.urlopen(f"{self.uri}/api/2.0/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:

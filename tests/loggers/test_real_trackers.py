@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -43,7 +44,8 @@ def server(tmp_path_factory):
     server = MlflowServer(tmp_path_factory.mktemp("mlflow"), reserved_port())
     server.start()
     yield server
-    server.kill()
+    server.signal(signal.SIGKILL)
+    server.process.wait()
 
 
 def tracked(config, **targets):
@@ -84,16 +86,16 @@ def test_wandb_offline_holds_an_interrupted_run_once(tiny, tmp_path, plots):
 
 
 @needs_mlflow
-def test_mlflow_holds_a_run_during_which_its_server_was_killed_and_restarted(tiny, server, tmp_path, plots):
-    class Restarting(Recorder):
+def test_mlflow_holds_a_run_during_which_its_server_was_suspended(tiny, server, tmp_path, plots, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")  # so that requests fail meanwhile
+
+    class Suspending(Recorder):
         def step(self, record):
             if record["step"] == 4:
-                time.sleep(0.15)
-                server.kill()
-            if record["step"] == 12:
-                server.start()
+                server.signal(signal.SIGSTOP)
+                threading.Timer(8.0, server.signal, [signal.SIGCONT]).start()
 
-    config, recorder = tracked(tiny, mlflow=server.uri, send_checkpoint=True), Restarting()
+    config, recorder = tracked(tiny, mlflow=server.uri, send_checkpoint=True), Suspending()
     result = train_shown(config, tmp_path, screen=recorder)
     assert untimed(server.points(tmp_path)) == untimed(log_points(tmp_path))
     (run,) = server.runs(tmp_path)
