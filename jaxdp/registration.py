@@ -144,7 +144,7 @@ def register_augmentation(name: str, change: Callable[[Any, Any], Any]) -> None:
     `functools.partial`. Resuming a run requires the same registration. A repeated name replaces the function.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
-    from jaxdp.augmentations import apply  # needs JAX
+    from jaxdp.registered_augmentations import apply  # needs JAX
 
     _check_function("register_augmentation", name, change, example="lambda image, key: 1 - image")
     AUTO_AUGMENTS.register(name, Choice(""), partial(apply, name=name, change=change))

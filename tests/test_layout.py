@@ -23,7 +23,7 @@ CORE = [
     "flag_table",
     "flags",
     "foreign_flags",
-    "locks",
+    "file_locks",
     "planning",
     "published",
     "recipes",
@@ -37,7 +37,7 @@ CORE = [
 RINGS = {
     "what a run is, without JAX": ["core"],
     "parts of a step, each usable alone": [
-        "xla losses network augmentations",
+        "xla losses network registered_augmentations",
         "registration optim",
         "parallel",
         "models data",

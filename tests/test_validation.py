@@ -9,8 +9,8 @@ import pytest
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data, Logging, Model, Optimizer
-from jaxdp.distributed.supervisor import watch
 from jaxdp.distributed.verdict import Limits
+from jaxdp.distributed.watchdog import watch
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.planning import make_plan
@@ -91,10 +91,10 @@ def test_make_plan_with_a_rate_that_grows_out_of_range_raises():
 
 
 def test_watchdog_with_the_largest_timeout_starts_and_stops():
-    with watch(Limits(86_400.0, 60 * 1e6)) as supervisor:
+    with watch(Limits(86_400.0, 60 * 1e6)) as watchdog:
         pass
-    supervisor.watchdog.join(10)
-    assert not supervisor.watchdog.is_alive()
+    watchdog.thread.join(10)
+    assert not watchdog.thread.is_alive()
 
 
 @pytest.mark.parametrize(

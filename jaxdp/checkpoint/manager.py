@@ -40,7 +40,7 @@ from jaxdp.config import Checkpoint as CheckpointConfig
 from jaxdp.config import Stop
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError
-from jaxdp.locks import file_system
+from jaxdp.file_locks import file_system
 
 TRIAL = "trial"  # in the name of a folder
 SAVING_THREAD = "checkpoint"  # prefix of the names of threads that write

@@ -42,7 +42,7 @@ def command(arguments: list[str], program: str) -> Iterator[TrainCommand]:
 @contextlib.contextmanager
 def _command(arguments: list[str], program: str) -> Iterator[TrainCommand]:
     from jaxdp.distributed.signal_handler import SignalHandler, Stopped, StopTraining, stopped_before_training
-    from jaxdp.distributed.supervisor import watch
+    from jaxdp.distributed.watchdog import watch
 
     if not faulthandler.is_enabled():
         with contextlib.suppress(OSError):  # stderr has no descriptor if it is captured

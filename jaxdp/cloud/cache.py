@@ -28,8 +28,8 @@ import google_crc32c
 
 from jaxdp.cloud.objects import ObjectInfo
 from jaxdp.errors import ConfigError
+from jaxdp.file_locks import NoLocksError, lock
 from jaxdp.files import write_atomically
-from jaxdp.locks import NoLocksError, lock
 
 TRAILER = struct.Struct("<16sI")  # digest of the tag, CRC-32C of content and digest
 FILE_BLOCK = 4096  # bytes that a file system allocates at a time

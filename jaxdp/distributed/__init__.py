@@ -2,6 +2,6 @@
 
 Start-up: runtime, launchers, launch, coordination, memory.
 Process group: process_group, stragglers.
-Failure detection: supervisor (watches this process), follower (the other processes), verdict (the rules), status, stack_traces.
+Failure detection: watchdog (watches this process), follower (the other processes), verdict (the rules), status, stack_traces.
 Signals: signal_handler.
 """

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from jaxdp.distributed import launchers, status, supervisor
+from jaxdp.distributed import launchers, status, watchdog
 from jaxdp.distributed.follower import Follower
 from jaxdp.distributed.launchers import Cluster, host_identity
 from jaxdp.distributed.status import Board, Failure
@@ -56,11 +56,11 @@ class ProcessGroup:
         before_exit: called before this process is ended because another one failed or because there is no progress.
         while_waiting: called by the main thread while it waits for other processes; may raise.
         """
-        supervisor.current().before_exit = before_exit
+        watchdog.current().before_exit = before_exit
 
     def set_resume_hint(self, hint: str) -> None:
         """Set how the run can be resumed, for the last line of an error."""
-        supervisor.current().resume_hint = hint
+        watchdog.current().resume_hint = hint
 
     def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
         """The values of all processes, by rank. Blocks until all have called it; while_waiting: called meanwhile; may raise.
@@ -143,7 +143,7 @@ class JoinedProcesses(ProcessGroup):
         `limits.start_seconds`, every process prints which processes are missing, and exits. Raises ConfigError if this process
         cannot write to the board.
         """
-        supervising, state = supervisor.current(), status.current()
+        supervising, state = watchdog.current(), status.current()
         supervising.set_limits(limits)
         if state.activity == status.OUTSIDE:
             state.set_activity("start")
@@ -173,7 +173,7 @@ class JoinedProcesses(ProcessGroup):
 
     @property
     def failure(self) -> Failure | None:
-        return self.follower.supervisor.record.failure
+        return self.follower.watchdog.record.failure
 
     def _begin_run(self) -> None:
         self._request = self._agreed = NONE
@@ -227,7 +227,7 @@ class JoinedProcesses(ProcessGroup):
 
     def record_step(self, step: int, waited: float, completed: float) -> None:
         self._stragglers.add(step, waited, completed)
-        self.follower.supervisor.own_step_times = self._stragglers.own
+        self.follower.watchdog.own_step_times = self._stragglers.own
 
     def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
         return self._stragglers.report(self.follower.step_times, self.hosts, whole_run) if self.is_rank0 else {}
@@ -245,7 +245,7 @@ class JoinedProcesses(ProcessGroup):
             with suppress(OSError):  # the run has succeeded even if its directory is gone
                 self.all_gather_object("all processes to exit", None, while_waiting=lambda: None)
         self.follower.leave()
-        self.follower.supervisor.stop()
+        self.follower.watchdog.stop()
 
 
 class ObjectExchange:

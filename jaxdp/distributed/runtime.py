@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Guard
 from jaxdp.config import Mesh as MeshConfig
-from jaxdp.distributed import coordination, launchers, memory, supervisor
+from jaxdp.distributed import coordination, launchers, memory, watchdog
 from jaxdp.distributed.process_group import JoinedProcesses, ProcessGroup
 from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.distributed.stack_traces import place_of
@@ -58,7 +58,7 @@ def join(
             raise ConfigError("--workdir", reason="is missing: several processes need a directory that they share")
         guard = guard or Guard()
         board = open_board() if open_board else Directory(directory / FOLDER)
-        _group = JoinedProcesses.join(cluster, board, supervisor.limits_from(guard), while_waiting=while_waiting)
+        _group = JoinedProcesses.join(cluster, board, watchdog.limits_from(guard), while_waiting=while_waiting)
     return _group
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from jaxdp.distributed import supervisor
+from jaxdp.distributed import watchdog
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.status import Failure
 from jaxdp.errors import EXIT_STOPPED, OneLine
@@ -158,7 +158,7 @@ class SignalHandler:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signals.is_forced(number, self._arrival_time()):
-            failure = supervisor.current().record.failure
+            failure = watchdog.current().record.failure
             if failure is not None and failure.code == EXIT_STOPPED:
                 os._exit(EXIT_STOPPED)  # the other processes know; when one exits, its launcher signals the rest
             self.on_forced_signal()

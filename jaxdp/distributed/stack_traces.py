@@ -24,7 +24,7 @@ DEVICES, OTHER_RANKS, OTHER_THREAD, COMPILER = "devices", "other ranks", "anothe
 WORKING = ("", COMPILER)
 DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "_item")  # JAX's functions that wait for a device
 LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|pathlib|contextlib|nest_asyncio)\.py$")
-WATCHING = ("process_group", "supervisor", "follower", "status", "coordination")
+WATCHING = ("process_group", "watchdog", "follower", "status", "coordination")
 CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in WATCHING)
 # The innermost frame is here during the call of a compiled program, which may wait for other devices.
 STARTED_IN = f"{Path(__file__).parents[1] / 'training'}/"

@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in the tab
     from jaxdp.training.loop import next_batch as next_batch
     from jaxdp.training.loop import open_phase as open_phase
     from jaxdp.training.loop import start_step as start_step
+    from jaxdp.training.restore import restore_or_initialize as restore_or_initialize
     from jaxdp.training.result import TrainResult as TrainResult
     from jaxdp.training.run import Run as Run
-    from jaxdp.training.start import restore_or_initialize as restore_or_initialize
 
 _MODULE_OF = {
     "Job": "jaxdp.session.job",
@@ -33,7 +33,7 @@ _MODULE_OF = {
     "prepare": "jaxdp.session.preparation",
     "open_directory": "jaxdp.session.directory",
     "open_run": "jaxdp.session.assembly",
-    "restore_or_initialize": "jaxdp.training.start",
+    "restore_or_initialize": "jaxdp.training.restore",
     "begin": "jaxdp.training.loop",
     "open_phase": "jaxdp.training.loop",
     "next_batch": "jaxdp.training.loop",

@@ -21,7 +21,7 @@ from jaxdp.setup import consistency, continued, run_dir
 from jaxdp.setup.prepare import SavedBatches, check_fits, data_fingerprint
 from jaxdp.setup.prepare import prepare as open_data_and_plan
 from jaxdp.sizes import model_summary
-from jaxdp.training.start import StartPoint
+from jaxdp.training.restore import StartPoint
 from jaxdp.validation import changes
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from jaxdp.distributed import runtime, supervisor
+from jaxdp.distributed import runtime, watchdog
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.signal_handler import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.status import Failure
@@ -61,7 +61,7 @@ def join_processes(job: Job) -> Iterator[Session]:
     handler = nullcontext(job.signals) if job.signals else SignalHandler(partial(_force_stop, again))
     with (
         jax_options.jaxdp_jax_config() as set_aside,
-        supervisor.watch(supervisor.limits_from(job.config.guard)),
+        watchdog.watch(watchdog.limits_from(job.config.guard)),
         handler as signals,
         stops_before_training(signals, again),
     ):

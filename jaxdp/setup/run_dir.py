@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp import locks
+from jaxdp import file_locks
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config
@@ -90,9 +90,9 @@ def lock_run_dir(workdir: Path, info: Callable[[str], Any] = lambda line: None) 
     with ExitStack() as stack:
         try:
             is_ours = _lock_for_training(stack.enter_context(open_regular(workdir / LOCK, "ab")), workdir)
-        except locks.NoLocksError as error:
+        except file_locks.NoLocksError as error:
             info(f"{error.strerror}: {workdir / RECORD}.* shows other processes that this run is in progress")
-            is_ours = stack.enter_context(locks.hold_record(workdir / RECORD))
+            is_ours = stack.enter_context(file_locks.hold_record(workdir / RECORD))
         except OSError as error:
             if not ((workdir / RESULT).exists() and error.errno in (errno.EROFS, errno.EACCES)):  # else it is only read
                 hint = "remove it, or use another directory" if os.path.lexists(workdir / LOCK) else "use another directory"
@@ -107,7 +107,7 @@ def _lock_for_training(lock: IO[bytes], workdir: Path) -> bool:
     """Lock the file; False if another process is training. `in_use`, which may hold it for a moment, does not stop a run."""
     for _ in range(100):
         with suppress(BlockingIOError):
-            locks.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, workdir / LOCK)
+            file_locks.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, workdir / LOCK)
             return True
         if in_use(workdir):
             return False
@@ -119,11 +119,11 @@ def in_use(workdir: Path) -> bool:
     """Whether a process on this machine is training in the directory."""
     try:
         with open_regular(workdir / LOCK) as lock:  # for reading: NFS gives no shared lock to a file opened for writing
-            locks.lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, workdir / LOCK)
+            file_locks.lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, workdir / LOCK)
     except BlockingIOError:
         return True
-    except locks.NoLocksError:
-        return locks.record_is_held(workdir / RECORD)
+    except file_locks.NoLocksError:
+        return file_locks.record_is_held(workdir / RECORD)
     except OSError:
         return False
     return False

@@ -22,7 +22,7 @@ from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.replicas import array_checksum
 from jaxdp.config import Checkpoint, Config
-from jaxdp.distributed import supervisor
+from jaxdp.distributed import watchdog
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.signal_handler import StopTraining
 from jaxdp.errors import TrainingError
@@ -152,7 +152,7 @@ def test_complete_saves_alone_are_uploaded_with_all_bad_images_and_a_hint(tmp_pa
     save_now(manager, state, 20)
     assert (seen, uploads.calls) == ([True], [10])
     assert next(read_manifests(tmp_path)).metadata["progress"]["bad_images"] == {"a.png": "truncated"}
-    assert supervisor.current().resume_hint == f"the same command continues from {tmp_path}/10"
+    assert watchdog.current().resume_hint == f"the same command continues from {tmp_path}/10"
     assert messages[0].endswith(f"; training continues, and the checkpoint {tmp_path}/10 is kept")
     assert manager.group.status.background_save == ""
 

@@ -95,7 +95,7 @@ def groups_of(processes, board):
         ProcessGroup.__init__(group)
         done, record = [], SimpleNamespace(failure=None)
         supervising = SimpleNamespace(record=record, stop=lambda rank=rank, done=done: done.append(f"{rank} ends"))
-        group.follower = SimpleNamespace(board=board, session="a", supervisor=supervising, failures=done)
+        group.follower = SimpleNamespace(board=board, session="a", watchdog=supervising, failures=done)
         group.follower.fail = lambda failure, end=False, done=done: done.append((failure.reason, failure.code, end))
         group.follower.leave = lambda done=done: done.append("leaves")
         group.follower.set_stop_reason = lambda reason, done=done: done.append(reason)
@@ -194,7 +194,7 @@ def test_only_rank_0_reports_stragglers():
 def test_a_process_leaves_once_all_are_done_unless_it_has_failed(failed):
     groups = groups_of(2, Board())
     for group in groups:
-        group.follower.supervisor.record.failure = Failure("no") if failed else None
+        group.follower.watchdog.record.failure = Failure("no") if failed else None
     of_all(groups, lambda group: group.close())
     assert [group.follower.failures for group in groups] == [["leaves", "0 ends"], ["leaves", "1 ends"]]
     assert bool(groups[0].follower.board.texts) != failed

@@ -10,7 +10,7 @@ from jaxdp.config import Config, Guard, Mesh
 from jaxdp.distributed import runtime
 from jaxdp.distributed.signal_handler import Stopped, StopTraining
 from jaxdp.distributed.status import Failure
-from jaxdp.distributed.supervisor import limits_from
+from jaxdp.distributed.watchdog import limits_from
 from jaxdp.errors import ConfigError
 from jaxdp.setup.prepare import prepare
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.processes import RESNET, ROOT, TIMEOUT, TINY, log_lines, outcome, place, popen, wait_for_lines
 
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.distributed import supervisor
+from jaxdp.distributed import watchdog
 from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.distributed.status import Failure
 from jaxdp.distributed.verdict import Limits
@@ -125,8 +125,8 @@ def test_a_signal_that_nohup_or_the_shell_ignores_stays_ignored(number):
 
 
 def test_a_late_signal_of_a_launcher_to_a_process_whose_stop_the_others_know_exits_with_75(monkeypatch):
-    exits, arrivals, reporting = [], iter([0, 3]), supervisor.Supervisor(Limits())
-    monkeypatch.setattr(supervisor, "_current", reporting)
+    exits, arrivals, reporting = [], iter([0, 3]), watchdog.Watchdog(Limits())
+    monkeypatch.setattr(watchdog, "_current", reporting)
     monkeypatch.setattr(os, "_exit", exits.append)
     with SignalHandler(lambda: exits.append("forced")) as signals:
         monkeypatch.setattr(type(signals._arrival_time), "__call__", lambda self: next(arrivals))
@@ -185,7 +185,7 @@ with SignalHandler() as signals:
     while not signals.stop_reason:
         time.sleep(0.01)
     print("stopping", flush=True)
-    with group.follower.supervisor._changing:  # as a main thread that is interrupted while it holds the lock
+    with group.follower.watchdog._changing:  # as a main thread that is interrupted while it holds the lock
         time.sleep(HOLD)
     time.sleep(300)
 """

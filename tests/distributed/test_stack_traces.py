@@ -129,7 +129,7 @@ WAITING = """  File "/usr/lib/python3.11/threading.py", line 331 in wait
   File "/x/train.py", line 9 in <module>
 """
 IDLE = """  File "/usr/lib/python3.11/threading.py", line 331 in wait
-  File "/x/jaxdp/distributed/supervisor.py", line 130 in _sleep
+  File "/x/jaxdp/distributed/watchdog.py", line 130 in _sleep
 """
 BUSY = '  File "/x/train.py", line 5 in decodes\n  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
 
@@ -163,7 +163,7 @@ STARTED = f"{stack_traces.STARTED_IN}state.py create_state"
         ("/lib/jax/_src/stages.py __call__, /x/p.py f", stack_traces.DEVICES),
         ("/x/mine.py callback, /lib/jax/_src/interpreters/pxla.py __call__", ""),
         ("/p/threading.py wait, /x/jaxdp/distributed/process_group.py _wait_for", stack_traces.OTHER_RANKS),
-        ("/p/threading.py wait, /x/jaxdp/distributed/supervisor.py fail", stack_traces.OTHER_RANKS),
+        ("/p/threading.py wait, /x/jaxdp/distributed/watchdog.py fail", stack_traces.OTHER_RANKS),
         ("/p/pathlib.py mkdir, /x/jaxdp/distributed/status.py write", stack_traces.OTHER_RANKS),
         (STARTED, stack_traces.DEVICES),  # in the call of a compiled program
         ("/x/jaxdp/training/my_data.py __getitem__", ""),

@@ -378,12 +378,12 @@ def test_a_data_source_that_sleeps_during_the_start_is_reported_and_ends_the_run
     """Small images are decoded before the first step."""
     body = f"""
         from jaxdp.config import Guard
-        from jaxdp.distributed import supervisor
+        from jaxdp.distributed import watchdog
         class Small(Images):
             def __getitem__(self, index):
                 time.sleep(10_000 if rank == 1 and index == 40 else 0)
                 return np.full((16, 16, 3), index, np.uint8), index % 10
-        supervisor.LATE_SECONDS = 4.0
+        watchdog.LATE_SECONDS = 4.0
         config = dataclasses.replace(
             config, data=dataclasses.replace(config.data, image_size=16), guard=Guard(step_minutes=0.3)
         )

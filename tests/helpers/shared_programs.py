@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training import start
+from jaxdp.training import restore
 from jaxdp.training.state import replicate
 from jaxdp.training.step_compiler import StepCompiler
 
@@ -20,8 +20,8 @@ class SharedPrograms:
         StepCompiler._compile_train = self.share(StepCompiler._compile_train, self.key_of_step)
         StepCompiler._compile_evaluation = self.share(StepCompiler._compile_evaluation, self.key_of_evaluation)
         create_state = self.share(lambda *given: jax.device_get(self.create_state(*given)), self.key_of_state)
-        self.create_state = start.create_state
-        start.create_state = lambda config, model, mesh: replicate(
+        self.create_state = restore.create_state
+        restore.create_state = lambda config, model, mesh: replicate(
             jax.tree.map(jnp.array, create_state(config, model, mesh)), mesh
         )
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdp import locks
+from jaxdp import file_locks
 from jaxdp.config import Config, Model
 from jaxdp.errors import ConfigError
 from jaxdp.setup import run_dir
@@ -65,8 +65,8 @@ def without_locks(request, monkeypatch):
         raise OSError(request.param, os.strerror(request.param))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(locks, "REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr(locks, "WATCH_SECONDS", 0.5)
+    monkeypatch.setattr(file_locks, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(file_locks, "WATCH_SECONDS", 0.5)
 
 
 def test_without_locks_a_run_says_so_and_still_excludes_other_processes(tmp_path, without_locks, monkeypatch):
@@ -90,7 +90,7 @@ def test_without_locks_the_record_of_a_killed_process_does_not_stop_a_run(tmp_pa
     ended, unreaped = (subprocess.Popen(["true"]) for _ in range(2))
     ended.wait()
     os.waitid(os.P_PID, unreaped.pid, os.WEXITED | os.WNOWAIT)
-    with locks.hold_record(tmp_path / "own"):
+    with file_locks.hold_record(tmp_path / "own"):
         own = json.loads(next(tmp_path.glob("own.*")).read_text())
     reused = subprocess.Popen(["sleep", "60"])  # began after this process, whose record has its number now
     killed = [{**own, "process": process} for process in (ended.pid, unreaped.pid, reused.pid, "x", 2**80)]
@@ -109,23 +109,23 @@ def test_without_locks_the_record_of_a_killed_process_does_not_stop_a_run(tmp_pa
 def test_without_locks_two_processes_never_both_hold_a_run(tmp_path, without_locks, monkeypatch, pause):
     """Whatever one of them does while the other one is between two of its steps, beside the record of a killed one."""
     (tmp_path / ".in_use.killed").write_text(json.dumps({"host": "another"}))
-    held, real = [], {"create": locks.write_atomically, "look": locks.record_is_held}
+    held, real = [], {"create": file_locks.write_atomically, "look": file_locks.record_is_held}
 
     def step(name, *arguments, **options):
         """Let the other process begin just before or just after this step of the first one."""
         monkeypatch.undo()
         for attribute, value in (("REFRESH_SECONDS", 0.01), ("WATCH_SECONDS", 0.1)):
-            monkeypatch.setattr(locks, attribute, value)
-        other = stack.enter_context(locks.hold_record(tmp_path / ".in_use"))
+            monkeypatch.setattr(file_locks, attribute, value)
+        other = stack.enter_context(file_locks.hold_record(tmp_path / ".in_use"))
         held.append(other)
         return real[name](*arguments, **options)
 
     name = {"create": "write_atomically", "look": "record_is_held"}[pause]
-    monkeypatch.setattr(locks, name, lambda *arguments, **options: step(pause, *arguments, **options))
+    monkeypatch.setattr(file_locks, name, lambda *arguments, **options: step(pause, *arguments, **options))
     with ExitStack() as stack:
-        held.append(stack.enter_context(locks.hold_record(tmp_path / ".in_use")))
+        held.append(stack.enter_context(file_locks.hold_record(tmp_path / ".in_use")))
         assert held.count(True) <= 1
-    with locks.hold_record(tmp_path / ".in_use") as is_ours:
+    with file_locks.hold_record(tmp_path / ".in_use") as is_ours:
         assert is_ours
 
 
@@ -136,13 +136,13 @@ def test_without_locks_a_process_of_another_user_or_container_is_seen(tmp_path, 
     def absent(process, signal):
         raise ProcessLookupError
 
-    with locks.hold_record(tmp_path / ".in_use") as is_ours, monkeypatch.context() as patch:
+    with file_locks.hold_record(tmp_path / ".in_use") as is_ours, monkeypatch.context() as patch:
         assert is_ours
         patch.setattr(os, "kill", denied)
-        assert locks.record_is_held(tmp_path / ".in_use")
+        assert file_locks.record_is_held(tmp_path / ".in_use")
         patch.setattr(os, "kill", absent)
         patch.setattr(os, "readlink", lambda path: "pid:[1]")  # where the number belongs to no process, or to another one
-        with locks.hold_record(tmp_path / ".in_use") as other:
+        with file_locks.hold_record(tmp_path / ".in_use") as other:
             assert not other
 
 
@@ -159,22 +159,22 @@ def test_process_that_cannot_be_seen_holds_a_record_if_it_writes_while_it_is_wat
         if now[0] >= writes_after:
             record.write_text(json.dumps({"host": "another", "refreshed": now[0]}))
 
-    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    assert locks.record_is_held(tmp_path / "x", **({"watch_seconds": watch} if watch else {})) is held
+    monkeypatch.setattr(file_locks, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    assert file_locks.record_is_held(tmp_path / "x", **({"watch_seconds": watch} if watch else {})) is held
     assert now[0] == pytest.approx(writes_after if held else watch, abs=0.1)
     assert record.exists()
 
 
 def test_file_system_is_that_of_the_innermost_and_last_mount(tmp_path, monkeypatch):
     lines = ["rootfs / ext4 rw 0 0", "a /absent xfs rw 0 0", r"b /absent/my\040runs lustre rw 0 0", "c /absent nfs4 rw 0 0"]
-    monkeypatch.setattr(locks, "Path", lambda name: {"/proc/self/mounts": tmp_path / "mounts"}.get(name) or Path(name))
-    assert locks.file_system("/absent/x") == "the file system / (unknown)"
+    monkeypatch.setattr(file_locks, "Path", lambda name: {"/proc/self/mounts": tmp_path / "mounts"}.get(name) or Path(name))
+    assert file_locks.file_system("/absent/x") == "the file system / (unknown)"
     (tmp_path / "mounts").write_text("\n".join(lines))
     (tmp_path / "link").symlink_to("/absent/x")
     monkeypatch.chdir(tmp_path)
     found = {"/absent/x": "/absent (nfs4)", "/absent/my runs/x": "/absent/my runs (lustre)", "/absents": "/ (ext4)"}
     found |= {"link": "/absent (nfs4)", "x": "/ (ext4)"}
-    assert {path: locks.file_system(path) for path in found} == {
+    assert {path: file_locks.file_system(path) for path in found} == {
         path: f"the file system {words}" for path, words in found.items()
     }
 

@@ -12,7 +12,7 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 import jaxdp
-from jaxdp import augmentations
+from jaxdp import registered_augmentations
 from jaxdp.config import Augment, Config, Data
 from jaxdp.data import policies
 from jaxdp.data.augment import image_keys
@@ -86,5 +86,5 @@ def test_a_wrong_function_is_refused_before_the_run(change, message):
     jaxdp.register_augmentation("mine", change)
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, depth=18, classes=10))
     with pytest.raises(ConfigError, match=f"^data.auto_augment='mine': {message}") as refused:
-        augmentations.check(config)
+        registered_augmentations.check(config)
     assert "\n" not in str(refused.value)

@@ -18,17 +18,17 @@ from jaxdp import Callback, train
 from jaxdp.config import Guard
 from jaxdp.distributed import follower as follower_module
 from jaxdp.distributed import stack_traces, status, verdict
-from jaxdp.distributed import supervisor as supervisor_module
+from jaxdp.distributed import watchdog as supervisor_module
 from jaxdp.distributed.follower import Follower
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status import Directory, Failure, ProcessStatus, Verdict
-from jaxdp.distributed.supervisor import Supervisor
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
+from jaxdp.distributed.watchdog import Watchdog
 
 HANGS = """
 import threading, time
 from jaxdp.distributed import status
-from jaxdp.distributed.supervisor import watch
+from jaxdp.distributed.watchdog import watch
 from jaxdp.distributed.verdict import Limits
 def stands_still():
     time.sleep(600)
@@ -42,14 +42,14 @@ with watch(limits):
         time.sleep(0.02)
 print("outside")  # written by the end, which flushes
 time.sleep(2)
-with watch(limits) as supervisor:
-    supervisor.resume_hint = "do this"
+with watch(limits) as watchdog:
+    watchdog.resume_hint = "do this"
     process.set_activity("load", 9, "reading")
     stands_still()
 """
 HOLDS_THE_GIL = """
 import ctypes, os, signal
-from jaxdp.distributed.supervisor import watch
+from jaxdp.distributed.watchdog import watch
 from jaxdp.distributed.verdict import Limits
 def computes():
     print("holds", flush=True)
@@ -85,7 +85,7 @@ def test_the_signal_for_stacks_prints_them_while_native_code_holds_the_gil():
 
 def test_the_reason_of_another_process_is_printed_on_one_line():
     hostile = 'Verdict("a\\nb\\x1b[2J" + "c" * 10_000, 1, "node")'
-    completed = run(f"from jaxdp.distributed.supervisor import *\ncurrent().resume_hint = 'do this'\ncurrent().end({hostile})")
+    completed = run(f"from jaxdp.distributed.watchdog import *\ncurrent().resume_hint = 'do this'\ncurrent().end({hostile})")
     last = completed.stderr.splitlines()[-1]
     assert last.startswith(r"jaxdp: rank 1 on node failed: a\nb\x1b[2Jccc")
     assert last.endswith("ccc...; do this")
@@ -95,20 +95,20 @@ def test_the_reason_of_another_process_is_printed_on_one_line():
 def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(monkeypatch):
     asked = []
     monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: asked.append(cluster.rank))
-    supervisor = Supervisor(Limits())
-    supervisor.stop()  # its threads end at once
+    watchdog = Watchdog(Limits())
+    watchdog.stop()  # its threads end at once
     board = SimpleNamespace(name="status files", period_seconds=0.0)
-    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=2, num_processes=3), board)
+    follower = Follower(watchdog, Cluster("jax", "node0", 1, rank=2, num_processes=3), board)
     for overdue, expected in (("", []), (LATE, [2]), (LATE, [2]), (STUCK, [2, 2]), ("", [2, 2])):
-        follower.check_board(replace(supervisor.record, overdue=overdue))
+        follower.check_board(replace(watchdog.record, overdue=overdue))
         assert asked == expected
-        assert supervisor.record.cut_off == (overdue != "")
+        assert watchdog.record.cut_off == (overdue != "")
     monkeypatch.setattr(follower, "_decided", SimpleNamespace(wait=lambda seconds: None))
     monkeypatch.setattr(follower, "leave", lambda: None)
     for collective in (False, True):
         follower.fail(Failure("no", collective=collective))
-        follower.check_board(replace(supervisor.record, overdue=LATE))  # what a failure has found out stays
-        assert supervisor.record.cut_off == collective
+        follower.check_board(replace(watchdog.record, overdue=LATE))  # what a failure has found out stays
+        assert watchdog.record.cut_off == collective
 
 
 class SlowBoard:
@@ -131,20 +131,20 @@ class SlowBoard:
 
 
 def test_rank_0_whose_end_ends_the_others_waits_longer_for_them_if_the_directory_is_slow(monkeypatch):
-    supervisor, board = Supervisor(Limits()), SlowBoard()
-    supervisor.stop()  # its threads end at once
+    watchdog, board = Watchdog(Limits()), SlowBoard()
+    watchdog.stop()  # its threads end at once
     monkeypatch.setattr(follower_module, "time", SimpleNamespace(monotonic=lambda: board.clock, sleep=board.sleep))
-    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
-    board.rank1 = replace(supervisor.record, rank=1, machine="another")
+    follower = Follower(watchdog, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
+    board.rank1 = replace(watchdog.record, rank=1, machine="another")
     for count in (1, 2):
-        for record in (supervisor.record, board.rank1):
+        for record in (watchdog.record, board.rank1):
             follower._add(record.rank, replace(record, count=count), 0.0)
-    assert supervisor.exit_seconds == 5.0
+    assert watchdog.exit_seconds == 5.0
     follower._write()
-    assert supervisor.exit_seconds == 17.0
+    assert watchdog.exit_seconds == 17.0
     follower.board = SimpleNamespace(write=lambda name, text: board.sleep(9.0))
     follower._write()
-    assert supervisor.exit_seconds == 30.0  # at most
+    assert watchdog.exit_seconds == 30.0  # at most
     follower.board = board
     follower.write_last()
     assert follower._records.alive[1].left
@@ -170,18 +170,18 @@ class FailingBoard:
 
 
 def test_a_process_is_not_silent_while_the_directory_does_not_answer():
-    supervisor, board, counts = Supervisor(Limits(silence_seconds=15.0)), FailingBoard(), itertools.count()
-    supervisor.status = ProcessStatus()
-    supervisor.stop()  # its threads end at once
-    follower = Follower(supervisor, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
+    watchdog, board, counts = Watchdog(Limits(silence_seconds=15.0)), FailingBoard(), itertools.count()
+    watchdog.status = ProcessStatus()
+    watchdog.stop()  # its threads end at once
+    follower = Follower(watchdog, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
 
     def looks(seconds, is_writing=False):
         """The rank that is blamed after that many seconds, with a look in each."""
         for _ in range(seconds):
             if is_writing:
-                rank1 = replace(supervisor.record, rank=1, machine="another", count=next(counts))
+                rank1 = replace(watchdog.record, rank=1, machine="another", count=next(counts))
                 board.texts["1.json"] = rank1.to_json()
-            supervisor.status.tick(1.0)
+            watchdog.status.tick(1.0)
             follower._follow()
         return follower._verdict and follower._verdict.rank
 
@@ -208,21 +208,21 @@ class Processes:
 
     def start(self, *ranks, machine="m{}", pid=100, address="node0"):
         for rank in ranks:
-            supervisor = Supervisor(self.limits)
-            supervisor.status, self.rank = ProcessStatus(), rank
-            supervisor.status.training_thread = rank
-            supervisor.stop()  # its threads end at once
-            supervisor.is_exiting = False
-            supervisor.update(host=f"node{rank}", machine=machine.format(rank), pid=pid + rank)
-            supervisor.end = partial(self._end, rank)
+            watchdog = Watchdog(self.limits)
+            watchdog.status, self.rank = ProcessStatus(), rank
+            watchdog.status.training_thread = rank
+            watchdog.stop()  # its threads end at once
+            watchdog.is_exiting = False
+            watchdog.update(host=f"node{rank}", machine=machine.format(rank), pid=pid + rank)
+            watchdog.end = partial(self._end, rank)
             self.printed[rank] = []
             board = FailingBoard(self.texts)
-            self.followers[rank] = Follower(supervisor, Cluster("jax", address, 1, rank, 3), board)
-            supervisor.status.set_activity("step", 7)
+            self.followers[rank] = Follower(watchdog, Cluster("jax", address, 1, rank, 3), board)
+            watchdog.status.set_activity("step", 7)
 
     def _end(self, rank, found):
         self.ended.setdefault(rank, (self.now, str(found), found.code))
-        self.followers[rank].supervisor.is_exiting = True
+        self.followers[rank].watchdog.is_exiting = True
 
     def pass_time(self, seconds, *, idle=(), suspended=()):
         """idle: ranks that make no progress. suspended: ranks that do nothing."""
@@ -233,8 +233,8 @@ class Processes:
                     continue
                 self.rank = rank
                 if rank not in idle:
-                    follower.supervisor.status.record_progress()
-                follower.supervisor._watch()
+                    follower.watchdog.status.record_progress()
+                follower.watchdog._watch()
                 follower._follow()
 
 
@@ -267,11 +267,11 @@ def sets(**fields):
 
 
 def leaves(rank):
-    return lambda processes: processes.followers[rank].supervisor.update(left=True)
+    return lambda processes: processes.followers[rank].watchdog.update(left=True)
 
 
 def fails(rank, **fields):
-    return lambda processes: processes.followers[rank].supervisor.update(failure=Failure("no", **fields))
+    return lambda processes: processes.followers[rank].watchdog.update(failure=Failure("no", **fields))
 
 
 def boards(fails, *ranks):
@@ -280,7 +280,7 @@ def boards(fails, *ranks):
 
 def on_one_host(processes):
     for rank, follower in processes.followers.items():
-        follower.supervisor.update(machine="m", pid=100 + rank)
+        follower.watchdog.update(machine="m", pid=100 + rank)
 
 
 WORKS = {1: stack(), 0: stack(stack_traces.OTHER_RANKS), 2: stack(stack_traces.OTHER_RANKS)}
@@ -394,7 +394,7 @@ def test_rank_0_leaves_after_the_others_and_they_at_once(monkeypatch, rank, leav
     def others_go_on(now):
         for each, follower in run.followers.items():
             if now >= leave_at.get(each, 1e9):
-                follower.supervisor.update(left=True)
+                follower.watchdog.update(left=True)
             follower._follow()
 
     clock = with_clock(monkeypatch, others_go_on)
@@ -452,7 +452,7 @@ def test_a_process_begins_at_once_without_a_file_and_looks_twice_at_one_of_an_ea
         run = Processes(monkeypatch)
         run.start(1)
         follower = run.followers[1]
-        earlier = replace(follower.supervisor.record, pid=999, left=left)
+        earlier = replace(follower.watchdog.record, pid=999, left=left)
         wrote = None
         for look, each in enumerate(count, start=1):
             if wrote is None:
@@ -467,25 +467,25 @@ def test_a_process_begins_at_once_without_a_file_and_looks_twice_at_one_of_an_ea
 
 def test_five_errors_in_a_row_of_a_watching_thread_end_the_run(monkeypatch):
     for fails, is_exiting, is_ended in (("xxxx.xxxx", False, False), (".xxxxx", False, True), ("xxxxx", True, False)):
-        supervisor, ended, printed, waits, left = Supervisor(Limits()), [], [], [], iter(fails)
-        supervisor.is_exiting = is_exiting
-        monkeypatch.setattr(supervisor, "end", ended.append)
+        watchdog, ended, printed, waits, left = Watchdog(Limits()), [], [], [], iter(fails)
+        watchdog.is_exiting = is_exiting
+        monkeypatch.setattr(watchdog, "end", ended.append)
         monkeypatch.setattr(stack_traces, "print_lines", printed.extend)
 
-        def watches(left=left, supervisor=supervisor):
+        def watches(left=left, watchdog=watchdog):
             if (look := next(left, None)) is None:
-                supervisor.stopped.set()
+                watchdog.stopped.set()
             if look == "x":
                 raise KeyError("no\nmore")
 
-        supervisor.repeat(watches, partial(waits.append, 1))
+        watchdog.repeat(watches, partial(waits.append, 1))
         reason = f"the thread {threading.current_thread().name} raised KeyError: 'no\\nmore'"
         assert (len(waits), len(printed)) == (len(fails) + 1, fails.count("x"))
         assert all(line.startswith(f"{reason}; ") and "watches" in line for line in printed)
         said = [f"failed during start-up: {printed[-1]}"] * is_ended  # with the place
         assert [f"{found.reason}; {found.place}" for found in ended] == said
-    supervisor.repeat(lambda: ended.append("after the end"), lambda: None)
-    stopping = Supervisor(Limits())
+    watchdog.repeat(lambda: ended.append("after the end"), lambda: None)
+    stopping = Watchdog(Limits())
     stopping.repeat(lambda: ended.append("after the end"), stopping.stop)
     assert not ended
 
@@ -496,11 +496,11 @@ def test_five_errors_in_a_row_of_a_watching_thread_end_the_run(monkeypatch):
 def test_a_process_that_has_not_run_for_the_limit_of_silence_says_so(monkeypatch, late, seconds, is_told):
     clock, waits, printed = with_clock(monkeypatch), [], []
     clock[0] = 100.0
-    supervisor = Supervisor(Limits(late_seconds=late))
+    watchdog = Watchdog(Limits(late_seconds=late))
     monkeypatch.setattr(stack_traces, "print_lines", printed.extend)
     waited = SimpleNamespace(wait=lambda tick: (waits.append(tick), clock.__setitem__(0, clock[0] + seconds)))
-    monkeypatch.setattr(supervisor, "stopped", waited)
-    supervisor._sleep()
+    monkeypatch.setattr(watchdog, "stopped", waited)
+    watchdog._sleep()
     assert waits == [0.5 if late == 2 else 1.0]
     cause = "it was suspended, or native code held the GIL"
     assert printed == [f"no thread of this process has run for {seconds:.0f} s: {cause}"] * is_told
@@ -508,14 +508,14 @@ def test_a_process_that_has_not_run_for_the_limit_of_silence_says_so(monkeypatch
 
 @pytest.mark.parametrize(("stuck", "first_look", "late"), [(None, 7.5, LATE), (1800, 7.5, LATE), (20, 5, STUCK)])
 def test_stacks_are_taken_from_a_quarter_of_the_time_to_a_report_and_kept_when_it_is_late(monkeypatch, stuck, first_look, late):
-    supervisor = Supervisor(Limits(30, stuck))
-    supervisor.status, looks = ProcessStatus(), []
-    supervisor.status.set_activity("load")
-    monkeypatch.setattr(stack_traces, "capture", lambda thread: looks.append(supervisor.status.clock) or stack())
+    watchdog = Watchdog(Limits(30, stuck))
+    watchdog.status, looks = ProcessStatus(), []
+    watchdog.status.set_activity("load")
+    monkeypatch.setattr(stack_traces, "capture", lambda thread: looks.append(watchdog.status.clock) or stack())
     for _ in range(60):
-        supervisor.status.tick(0.5)
-        record = supervisor.observe()
-        assert (record.overdue, bool(record.stacks)) == ((late, True) if supervisor.status.clock >= 30 else ("", False))
+        watchdog.status.tick(0.5)
+        record = watchdog.observe()
+        assert (record.overdue, bool(record.stacks)) == ((late, True) if watchdog.status.clock >= 30 else ("", False))
     assert looks == [half / 2 for half in range(int(2 * first_look), 61)]
     assert record.count == 60
 
@@ -535,14 +535,14 @@ def test_a_process_ends_with_the_code_of_the_verdict(monkeypatch, capsys, found,
     with_clock(monkeypatch)
     in_turn()(run)
     follower = run.followers[1]
-    supervisor = follower.supervisor
+    watchdog = follower.watchdog
     monkeypatch.setattr(supervisor_module.os, "_exit", lambda number: done.append(number))
     monkeypatch.setattr(supervisor_module.faulthandler, "dump_traceback", lambda **_: done.append("stacks"))
     timer = SimpleNamespace(start=lambda: done.append(timer.daemon))
     monkeypatch.setattr(supervisor_module.threading, "Timer", lambda *arguments: done.append(arguments) or timer)
     monkeypatch.setattr(follower, "write_last", lambda: done.append("last"))
-    supervisor.before_exit, supervisor.resume_hint = lambda: done.append("before"), "do this"
-    Supervisor.end(supervisor, found)
+    watchdog.before_exit, watchdog.resume_hint = lambda: done.append("before"), "do this"
+    Watchdog.end(watchdog, found)
     assert done == [(10.0, os._exit, [code]), True, "before", *["stacks"] * has_stacks, "last", code]
     assert capsys.readouterr().err.splitlines()[-1] == f"jaxdp: {found}; do this"
 
@@ -562,7 +562,7 @@ def test_a_silent_process_of_this_host_is_asked_for_its_stacks_which_show_its_pl
     killed, dumps, dump = [], [], 'Thread 0x1 (most recent call first):\n  File "user.py", line 3 in f\n'
     clock = with_clock(monkeypatch)
     monkeypatch.setattr(follower_module, "_is_running", lambda pid: True)
-    monkeypatch.setattr(Supervisor, "dump_stacks_on_signal", lambda supervisor, file: file.close())
+    monkeypatch.setattr(Watchdog, "dump_stacks_on_signal", lambda watchdog, file: file.close())
 
     def kill(pid, number):
         killed.append((pid, number, (tmp_path / "1.stacks").read_text()))
@@ -576,16 +576,16 @@ def test_a_silent_process_of_this_host_is_asked_for_its_stacks_which_show_its_pl
         ("another", 16, Directory(tmp_path), dump, "before"),
         ("m", 16, FailingBoard(), dump, "before"),
     ):
-        supervisor = Supervisor(Limits(silence_seconds=15.0))
-        supervisor.status = ProcessStatus()
-        supervisor.stop()  # its threads end at once
-        supervisor.update(machine="m")
-        follower = Follower(supervisor, Cluster("jax", "node0", 1, 0, 2), board)
+        watchdog = Watchdog(Limits(silence_seconds=15.0))
+        watchdog.status = ProcessStatus()
+        watchdog.stop()  # its threads end at once
+        watchdog.update(machine="m")
+        follower = Follower(watchdog, Cluster("jax", "node0", 1, 0, 2), board)
         assert (tmp_path / "0.stacks").exists()
         for count in (1, 2, 2, 2, 2):
-            follower._add(1, replace(supervisor.record, rank=1, pid=7, machine=machine, count=count), 0.0)
+            follower._add(1, replace(watchdog.record, rank=1, pid=7, machine=machine, count=count), 0.0)
         (tmp_path / "1.stacks").write_text("of an earlier signal")
-        supervisor.status.tick(silent)
+        watchdog.status.tick(silent)
         clock[0] = 0.0
         dumps.append(text)
         asked = machine == "m" and silent > 15 and isinstance(board, Directory)
@@ -601,7 +601,7 @@ def test_the_signal_for_stacks_writes_them_and_calls_the_handler_of_a_user_if_th
     before = signal.signal(signal.SIGUSR2, (lambda *_: calls.append(1)) if has_handler else signal.SIG_DFL)
     with open(tmp_path / "stacks", "wb", buffering=0) as file:
         try:
-            Supervisor(Limits()).dump_stacks_on_signal(file)
+            Watchdog(Limits()).dump_stacks_on_signal(file)
             os.kill(os.getpid(), signal.SIGUSR2)
         finally:
             faulthandler.unregister(signal.SIGUSR2)
@@ -613,7 +613,7 @@ def test_the_signal_for_stacks_writes_them_and_calls_the_handler_of_a_user_if_th
 def test_a_watch_lasts_as_long_as_its_outermost_context(monkeypatch):
     monkeypatch.setattr(supervisor_module, "_current", None)
     monkeypatch.setattr(status, "_current", process := ProcessStatus())
-    monkeypatch.setattr(Supervisor, "start", lambda supervisor: started.append(supervisor))
+    monkeypatch.setattr(Watchdog, "start", lambda watchdog: started.append(watchdog))
     limits, started, process.training_thread = Limits(late_seconds=3), [], None
     with supervisor_module.watch(limits) as outer:
         process.step = 4
@@ -632,13 +632,13 @@ def test_a_watch_lasts_as_long_as_its_outermost_context(monkeypatch):
 
 
 def test_a_process_ends_its_threads_in_a_watch_only_if_it_follows_no_others(monkeypatch):
-    monkeypatch.setattr(supervisor_module, "_current", supervisor := Supervisor(Limits()))
-    monkeypatch.setattr(supervisor, "start", lambda: None)
-    supervisor.status, supervisor.follower = ProcessStatus(), SimpleNamespace()
+    monkeypatch.setattr(supervisor_module, "_current", watchdog := Watchdog(Limits()))
+    monkeypatch.setattr(watchdog, "start", lambda: None)
+    watchdog.status, watchdog.follower = ProcessStatus(), SimpleNamespace()
     with supervisor_module.watch():
         pass
-    assert not supervisor.stopped.is_set()
-    assert supervisor_module.current() is supervisor
+    assert not watchdog.stopped.is_set()
+    assert supervisor_module.current() is watchdog
     assert faulthandler.unregister(signal.SIGUSR2)
 
 

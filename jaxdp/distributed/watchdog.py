@@ -45,7 +45,7 @@ def limits_from(guard: "Guard") -> Limits:
 
 
 class Follows(Protocol):
-    """What a supervisor needs of the object that follows the run's other processes, see `jaxdp.distributed.follower`."""
+    """What a watchdog needs of the object that follows the run's other processes, see `jaxdp.distributed.follower`."""
 
     @property
     def session(self) -> str: ...
@@ -55,7 +55,7 @@ class Follows(Protocol):
     def write_last(self) -> None: ...
 
 
-class Supervisor:
+class Watchdog:
     """Supervises this process. Time is counted in ticks of a thread: a suspended process has no ticks.
 
     before_exit: called before the process is ended. resume_hint: how the run can be resumed, for the last line. record: what
@@ -75,11 +75,11 @@ class Supervisor:
         self.stopped = threading.Event()
         self._changing, self._ending = threading.Lock(), threading.Lock()
         self._records, self._judge = Records(), Judge(limits, lambda record: False)
-        self.watchdog = threading.Thread(target=self.repeat, args=(self._watch, self._sleep), name="watchdog", daemon=True)
+        self.thread = threading.Thread(target=self.repeat, args=(self._watch, self._sleep), name="watchdog", daemon=True)
 
     def start(self) -> None:
-        if not self.watchdog.is_alive():
-            self.watchdog.start()
+        if not self.thread.is_alive():
+            self.thread.start()
 
     def set_limits(self, limits: Limits) -> None:
         self.limits = self._judge.limits = limits
@@ -202,39 +202,39 @@ class Supervisor:
         os._exit(code)
 
 
-_current: Supervisor | None = None
+_current: Watchdog | None = None
 
 
-def current() -> Supervisor:
-    """The supervisor of this process, which may not watch yet."""
+def current() -> Watchdog:
+    """The watchdog of this process, which may not watch yet."""
     global _current
-    _current = _current or Supervisor(Limits())
+    _current = _current or Watchdog(Limits())
     return _current
 
 
 @contextmanager
-def watch(limits: Limits | None = None) -> Iterator[Supervisor]:
+def watch(limits: Limits | None = None) -> Iterator[Watchdog]:
     """Watch this process while the context lasts. A nested context sets new limits."""
     global _current
-    supervisor = current()
-    supervisor.set_limits(limits or Limits())
-    if supervisor.is_watching:
-        yield supervisor
+    watchdog = current()
+    watchdog.set_limits(limits or Limits())
+    if watchdog.is_watching:
+        yield watchdog
         return
-    supervisor.is_watching = True
-    supervisor.dump_stacks_on_signal()
-    supervisor.status.training_thread = threading.get_ident()
-    supervisor.status.set_activity("start")
-    supervisor.start()
+    watchdog.is_watching = True
+    watchdog.dump_stacks_on_signal()
+    watchdog.status.training_thread = threading.get_ident()
+    watchdog.status.set_activity("start")
+    watchdog.start()
     try:
-        yield supervisor
+        yield watchdog
     finally:
-        supervisor.is_watching = False
-        supervisor.status.set_activity(status.OUTSIDE)
-        supervisor.status.step = None
-        if supervisor.follower is None:  # a group of processes stays until the program ends
+        watchdog.is_watching = False
+        watchdog.status.set_activity(status.OUTSIDE)
+        watchdog.status.step = None
+        if watchdog.follower is None:  # a group of processes stays until the program ends
             faulthandler.unregister(STACKS_SIGNAL)
-            supervisor.stop()
+            watchdog.stop()
             _current = None
 
 
