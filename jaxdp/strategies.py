@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     allreduce = LazyModule("jaxdp.parallel.allreduce")
 
-# Takes and returns one flat vector, not a tuple; called inside `shard_map` over both mesh axes.
+# A function from one flat vector to one flat vector, called inside `shard_map` over both mesh axes.
 Stage = Callable[["jax.Array"], "jax.Array"]
 
 

@@ -26,8 +26,8 @@ def build_optimizer(
     """The update rule of a config, preceded by gradient clipping. The structure of its state is the same for all values.
 
     learning_rate, momentum: a float or a traced scalar. multipliers: factors on the learning rate by the name of a top-level
-    subtree of the parameters; the default is 1. `update` takes the sums of squares of the whole tensors as `squares` if
-    gradient and parameters are shards.
+    subtree of the parameters; the default is 1. `update` takes `squares`, the sums of squares of whole tensors; without them
+    it computes them, which is wrong for shards.
     """
     build = _registered if config.name in OPTIMIZERS.registered else OPTIMIZERS.implementation(config.name)
     rule = build(config, learning_rate, momentum)

@@ -171,8 +171,8 @@ def all_reduce_sum(
     """The sum of `tree` over all devices, equal on every device. Call inside `jax.shard_map` over a mesh of `make_mesh`.
 
     tree: floating-point arrays of any shapes, this device's.
-    strategy: the name of an all-reduce strategy, or a function that is its single stage. Pass check_vma=False to `shard_map`:
-        JAX can verify only some strategies (`check_vma`), and would itself sum the gradient of unmarked parameters.
+    strategy: the name of an all-reduce strategy, or a function that is its single stage. Give `shard_map`
+        check_vma=False: JAX verifies only some strategies, and otherwise sums gradients of unmarked parameters itself.
     wire_dtype: the dtype of vectors while they are sent and added, one of `WIRE_BYTES`; None keeps the dtype of each leaf.
     bucket_bytes: see `buckets.assign_buckets`.
     sharded: omit the last stage, which gathers shards; each device gets its shard of every sum (see `jaxdp.parallel.shards`).

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Optimizer
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.network import FrozenStages, InitialValues, Network
 from jaxdp.optim import build_optimizer, loss_scale
@@ -27,40 +27,9 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.forward_dtypes import forward_dtypes
 from jaxdp.parallel.mesh import HORIZONTAL
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
+from jaxdp.training.average import Average
 
-WARMUP_POWER = 2 / 3  # of the average's decay, timm's default
 VECTORS = -1  # the group of all tensors with at most one dimension: biases, parameters of normalization
-
-
-class Average(NamedTuple):
-    """An exponential moving average of trained parameters and statistics over `steps` steps; zeros before the first."""
-
-    params: Any
-    batch_stats: Any
-    steps: jax.Array
-
-    def include(self, params: dict, batch_stats: dict, optimizer: Optimizer) -> "Average":
-        """The average after one more step. optimizer: with `average_decay`."""
-        steps = self.steps + 1
-        share = _share(optimizer, steps)
-
-        def include(mean: jax.Array, value: jax.Array) -> jax.Array:
-            """With 1 - share as a factor, its rounding to float32 would add up over the steps."""
-            return mean + share * (value - mean)
-
-        params, batch_stats = jax.tree.map(include, (self.params, self.batch_stats), (params, batch_stats))
-        return Average(params, batch_stats, steps)
-
-
-def _share(optimizer: Optimizer, step: jax.Array) -> jax.Array:
-    """The share of a step's values in the average after it. step: its number, from 1 on, where the share is 1."""
-    decay: Any = optimizer.average_decay
-    share = jnp.float32(1 - decay)  # subtracted in float64
-    if optimizer.average_start == "initial":
-        return jnp.where(step > 1, share, 1)
-    if optimizer.average_start == "warmup":
-        return jnp.maximum(share, step ** jnp.float32(-WARMUP_POWER))
-    return share / -jnp.expm1(step * jnp.log1p(-share))  # over 1 - decay^step, the sum of the weights
 
 
 class TrainState(NamedTuple):

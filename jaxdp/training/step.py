@@ -2,7 +2,8 @@
 
 The plain step stands first and whole: `local_gradient` (forward pass, loss, backward pass), `mean_gradient` (all-reduce) and
 `with_update` (optimizer, running statistics). A mode of the config, such as gradient accumulation or loss scaling, wraps one of
-these functions. `step_gradient` and `make_train_step` choose the modes, which are in `step_modes.py`.
+these functions. With `reduce.overlap`, the default, `overlapped_gradient` replaces `local_gradient`. The modes are in
+`step_modes.py`; `step_gradient` and `make_train_step` choose them.
 """
 
 import dataclasses
@@ -91,8 +92,8 @@ def with_update(config: Config, layout: StateLayout, gradient_of: Gradient) -> S
 def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
     """One moving-average update of the running statistics from the moments of all workers.
 
-    A worker is a group of images that is normalized together. The variance is the mean of squares minus the squared mean, both
-    averaged over workers first.
+    A worker is a group of images that is normalized together. Means and mean squares are averaged over workers; the
+    variance is then mean square minus squared mean.
     """
 
     def update(stats: dict, new: dict) -> dict:
@@ -110,9 +111,9 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
 def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStats, accumulation: int = 1) -> Callable[..., Any]:
     """f(state, batch, seed, images=None, sent=None): `mean_gradient` with the modes of a config, called inside `shard_map`.
 
-    With `reduce.update sharded` each device gets its shard of the gradient. If the batch holds "requests", so does aux.
-    accumulation: micro-batches of one device. images: all training images, uint8 [N, H, W, 3], if the batch holds "indices" in
-    place of "images". sent: for an audit, a list that receives (tree, buckets) of every reduction.
+    With `reduce.update sharded` each device gets its shard of the gradient. If the batch holds "requests", aux returns them, to
+    be reduced with the metrics. accumulation: micro-batches of one device. images: all training images, uint8 [N, H, W, 3], if
+    the batch holds "indices" in place of "images". sent: for an audit, a list that receives (tree, buckets) of every reduction.
     """
     reduce, is_scaled, gather_params = config.reduce, config.optimizer.loss_scale != "none", layout.params_gatherer()
     options: dict[str, Any] = {

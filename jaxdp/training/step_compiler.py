@@ -145,7 +145,8 @@ class StepCompiler:
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
         """(images that an evaluation step counts, rows of its batch: the images rounded up to a multiple of the devices).
 
-        As many as in the largest training step on this mesh, but spread evenly; so phases share a program.
+        As many images as the largest training batch on this mesh or the host's memory allows, in batches of equal size. So
+        phases of one mesh share the program.
         """
         largest = max(each.per_worker_batch for each in self.plan.phases if each.shape == phase.shape)
         image_bytes = 3 * evaluation_transform(self.plan.config)[1] ** 2

@@ -1,4 +1,4 @@
-"""The modes of a training step: each wraps a function of the plain step in `step.py`, and changes nothing else."""
+"""The modes of a training step: each wraps a function of the plain step in `step.py`; `overlapped_gradient` replaces one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -126,7 +126,8 @@ def overlapped_gradient(
 ) -> Gradient:
     """`reduce.overlap`: the backward pass goes segment by segment, and starts the all-reduce of each as soon as possible.
 
-    Replaces `local_gradient`. It returns no gradient: `overlap.wait_all` returns the sum, in place of the all-reduce.
+    Replaces `local_gradient`. Returns an empty gradient: the reduced one comes from `overlap.wait_all`, which `mean_gradient`
+    calls.
     """
 
     def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:

@@ -31,7 +31,8 @@ from jaxdp.data.augment import augment, normalize
 from jaxdp.errors import ConfigError
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.state import Average, TrainState, create_state
+from jaxdp.training.average import Average
+from jaxdp.training.state import TrainState, create_state
 from jaxdp.validation import from_json, to_json
 
 
