@@ -16,6 +16,7 @@ EXPERIMENT = "jaxdp"  # unless MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID na
 LONGEST_PARAM, LONGEST_TAG, MOST_METRICS, MOST_PARAMS = 6000, 5000, 1000, 100  # characters; numbers in a request
 # What MLflow refuses in a name, which it may use as a path: other characters, and parts that are empty or only dots.
 LONGEST_NAME, REFUSED = 250, re.compile(r"[^/\w.\- :]|^/|(?<=/)/|/\Z|(?<![^/])\.{1,2}(?![^/])")
+REFUSED_FOR_GOOD = 400  # HTTP: the request itself is wrong
 STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
 
 
@@ -29,7 +30,7 @@ class MlflowLogger(Tracker):
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }
-    files_refused = False
+    files_refused = metrics_refused = False
 
     def open(self) -> int:
         import mlflow
@@ -80,11 +81,24 @@ class MlflowLogger(Tracker):
             own = [Metric(metric_key(name), float(value), milliseconds, samples) for name, value in numbers.items()]
             metrics += sorted(own, key=lambda metric: metric.key.endswith("/samples"))
         for first in range(0, len(metrics), MOST_METRICS):
-            self.client.log_batch(self.run_id, metrics=metrics[first : first + MOST_METRICS])
+            self._send_metrics(metrics[first : first + MOST_METRICS])
         for record in records:
             if record.picture is not None:
                 name = f"held_out/held_out-{record.values['samples']}.png"
                 self._store(self.client.log_image, record.picture, artifact_file=name)
+
+    def _send_metrics(self, metrics: list[Any]) -> None:
+        """Send metrics in one request. Those that the server refuses for good do not hold up the later ones."""
+        from mlflow import MlflowException
+
+        try:
+            self.client.log_batch(self.run_id, metrics=metrics)
+        except MlflowException as error:
+            if error.get_http_status_code() != REFUSED_FOR_GOOD:
+                raise
+            if not self.metrics_refused:
+                self._show(f"numbers were refused ({reason_of(error)}); the run continues without them")
+            self.metrics_refused = True
 
     def close(self, ending: Ending) -> None:
         from mlflow.entities import Metric

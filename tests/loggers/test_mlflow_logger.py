@@ -1,5 +1,6 @@
 """Tests of jaxdp.loggers.mlflow_logger, without a server."""
 
+import contextlib
 import importlib.util
 from types import SimpleNamespace
 
@@ -58,3 +59,26 @@ def test_records_of_more_numbers_than_a_request_takes_are_sent_in_several_their_
     assert sorted(sent) == sorted(metric_key(name) for record in records for name in record.numbers)
     assert max(map(len, requests)) <= most
     assert sent[-1] == "evaluation/samples"
+
+
+@needs_mlflow
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "ends"), [("INVALID_PARAMETER_VALUE", False), ("INTERNAL_ERROR", True)])
+def test_numbers_that_the_server_refuses_are_left_out_and_all_others_wait_for_it(monkeypatch, code, ends):
+    from mlflow import MlflowException
+    from mlflow.exceptions import RestException
+
+    requests, shown = [], []
+
+    def log_batch(run, metrics):
+        requests.append(len(metrics))
+        raise RestException({"error_code": code, "message": "no"})
+
+    monkeypatch.setattr(mlflow_logger, "MOST_METRICS", 2)
+    logger = MlflowLogger("http://fake")
+    logger.run_id, logger.start_ms, logger.client = "run", 0, SimpleNamespace(log_batch=log_batch)
+    monkeypatch.setattr(logger, "_show", shown.append)
+    with pytest.raises(MlflowException) if ends else contextlib.nullcontext():
+        logger.send([evaluation("ab")])
+    assert requests == ([2] if ends else [2, 2, 1])
+    assert len(shown) == (not ends)
