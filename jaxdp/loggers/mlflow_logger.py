@@ -85,7 +85,7 @@ class MlflowLogger(Tracker):
         for record in records:
             if record.picture is not None:
                 name = f"held_out/held_out-{record.values['samples']}.png"
-                self._store(self.client.log_image, record.picture, artifact_file=name)
+                self._store(self.client.log_image, record.picture(), artifact_file=name)
 
     def _send_metrics(self, metrics: list[Any]) -> None:
         """Send metrics in one request. Those that the server refuses for good do not hold up the later ones."""

@@ -14,9 +14,10 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar, NamedTuple
@@ -46,10 +47,10 @@ NO_POSITION = -1  # before the first record
 
 
 class Record(NamedTuple):
-    """A record of the log, with the picture of held-out examples of an evaluation: uint8 [H, W, 3]."""
+    """A record of the log. picture: draws the held-out examples of an evaluation, uint8 [H, W, 3]; the thread calls it."""
 
     values: Mapping[str, Any]
-    picture: np.ndarray | None = None
+    picture: Callable[[], np.ndarray] | None = None
 
     @property
     def position(self) -> int:
@@ -129,7 +130,7 @@ class Tracker(Callback):
 
     def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
         images, classes = run.example_images, run.datasets.classes
-        self._queue.put(Record(dict(evaluation), example_grid(*images, class_names=classes) if images else None))
+        self._queue.put(Record(dict(evaluation), partial(example_grid, *images, class_names=classes) if images else None))
 
     def on_end(self, run: Run, result: TrainResult | None) -> None:
         """Wait a limited time until everything is sent, and say what is not."""

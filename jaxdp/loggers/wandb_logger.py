@@ -58,7 +58,7 @@ class WandbLogger(Tracker):
             grouped = {name: value for name, value in record.numbers.items() if name.partition("/")[2] not in AXES}
             row: dict[str, Any] = {name: record.values[name] for name in AXES if name in record.values} | grouped
             if record.picture is not None:
-                row["examples/held_out"] = wandb.Image(record.picture)
+                row["examples/held_out"] = wandb.Image(record.picture())
             self.run.log(row, step=record.position, commit=True)
 
     def close(self, ending: Ending) -> None:

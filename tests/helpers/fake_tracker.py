@@ -34,7 +34,7 @@ class FakeTracker(Tracker):
                 raise OSError("broken pipe")
             self._store("record", dict(record.values))
             if record.picture is not None:
-                self._store("picture", record.picture.shape)
+                self._store("picture", record.picture().shape)
 
     def close(self, ending):
         self._store("outcome", ending.outcome)
