@@ -6,8 +6,9 @@ from fractions import Fraction
 from functools import cache
 
 from jaxdp import schedules
-from jaxdp.config import LARGEST, RESNET, Config, Phase, phase_image_size
+from jaxdp.config import RESNET, Config, Phase, phase_image_size
 from jaxdp.errors import ConfigError, plural
+from jaxdp.fields import LARGEST
 from jaxdp.parallel.mesh import choose_shape
 from jaxdp.strategies import unsupported_reason
 from jaxdp.validation import check_class_weights, check_stop, check_targets

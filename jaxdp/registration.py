@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Loss, SourceChoice, UpdateRule
-from jaxdp.config import LARGEST, Schedule
 from jaxdp.errors import ConfigError, first_line, kind_of
+from jaxdp.fields import LARGEST
 from jaxdp.registry import Choice
-from jaxdp.schedules import SCHEDULES, Position
+from jaxdp.schedules import SCHEDULES, Position, Schedule
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, STOP_METRICS
-from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, SMALLEST, TOP5_CLASSES, Config, Finetune, Section
+from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, TOP5_CLASSES, Config, Finetune
 from jaxdp.errors import ConfigError, one_of, plural, suggest
+from jaxdp.fields import SMALLEST, Section
 from jaxdp.files import check_local, check_no_password, expand_user
 from jaxdp.registry import Choices
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES

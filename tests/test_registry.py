@@ -18,8 +18,9 @@ import jaxdp
 from jaxdp import models, registration
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.cli import main
-from jaxdp.config import LARGEST, Config, Data, Model, Optimizer, Phase, Reduce, Schedule
+from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
+from jaxdp.fields import LARGEST
 from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
 from jaxdp.inference.export import export
 from jaxdp.models.summary import summary

@@ -18,8 +18,9 @@ from rich.table import Table
 from jaxdp import schedules
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import describe
-from jaxdp.config import LARGEST, Config
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
+from jaxdp.fields import LARGEST
 from jaxdp.loggers.smoothing import moving_average
 from jaxdp.models import finetune
 from jaxdp.setup.prepare import make_compiler, prepare

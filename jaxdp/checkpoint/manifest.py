@@ -184,7 +184,7 @@ def part_folder(part: int, parts: int) -> str:
 
 
 def file_checksum(path: Path, expected_bytes: int | None = None) -> list:
-    """[bytes, CRC-32 in hexadecimal] of a file; [bytes, None] if its size is not `expected_bytes`."""
+    """[bytes, CRC-32 in hexadecimal] of a file; [bytes, None], unread, if its size is not `expected_bytes`."""
     num_bytes, crc = 0, 0
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size

@@ -24,8 +24,7 @@ DEVICES, OTHER_RANKS, OTHER_THREAD, COMPILER = "devices", "other ranks", "anothe
 WORKING = ("", COMPILER)
 DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "_item")  # JAX's functions that wait for a device
 LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|pathlib|contextlib|nest_asyncio)\.py$")
-WATCHING = ("process_group", "watchdog", "follower", "status", "coordination")
-CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in WATCHING)
+CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in ("process_group", "watchdog", "follower", "status", "coordination"))
 # The innermost frame is here during the call of a compiled program, which may wait for other devices.
 STARTED_IN = f"{Path(__file__).parents[1] / 'training'}/"
 COORDINATION = ("barrier", "sync_global", "key_value")  # parts of the names of functions that wait for JAX's service
