@@ -5,8 +5,8 @@ normalization; erasing acts after it.
 """
 
 import math
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,16 +17,7 @@ from jax import lax
 from jaxdp.choices import AUTO_AUGMENTS
 from jaxdp.config import LARGEST_LEVEL, Augment, Config
 from jaxdp.data.augment import PixelStat, Seed, image_keys
-from jaxdp.data.pixel_operations import (
-    Kind,
-    Operation,
-    apply_operation,
-    blended,
-    fixed_point,
-    gray,
-    mean_gray,
-    shift_hue,
-)
+from jaxdp.data.pixel_operations import Kind, Operation, apply_operation, blended, gray, mean_gray, shift_hue
 
 POLICY_KEY, JITTER_KEY, ERASE_KEY = 3, 4, 5  # uses of a position's key; the crops split off 0 to 2
 BINS = 31  # of the magnitudes, in torchvision
@@ -65,20 +56,18 @@ OPERATIONS: tuple[Kind | str, ...] = (
 INCREASING: tuple[Kind | str, ...] = (*OPERATIONS[1:], Kind.INVERT, Kind.SOLARIZE_ADD)  # timm's
 
 
-def affine(size: int, xp: Any = np, **arguments: Any) -> Any:
-    """The matrix [..., 2, 3] of an `Operation` for images of size x size, in pixels; at most one argument is not 0.
+def affine(size: int, moves: dict[str, jax.Array]) -> jax.Array:
+    """The matrix [2, 3] of an `Operation` for images of size x size, in pixels. moves: each of GEOMETRIC, at most one not 0.
 
-    shear_x, shear_y, right, down: moves of the place in the input; degrees: a rotation counter-clockwise around the center. xp:
-    NumPy, for float64, or JAX's NumPy.
+    shear_x, shear_y, right, down: moves of the place in the input; degrees: a rotation counter-clockwise around the center.
     """
-    shear_x, shear_y, right, down, degrees = (arguments.get(name, 0.0) for name in GEOMETRIC)
-    angle = xp.deg2rad(degrees)
-    cos, sin, center = xp.cos(angle), xp.sin(angle), size / 2
+    shear_x, shear_y, right, down, degrees = (moves[name] for name in GEOMETRIC)
+    angle = jnp.deg2rad(degrees)
+    cos, sin, center = jnp.cos(angle), jnp.sin(angle), size / 2
     by_column, by_row = (cos, shear_y + sin), (shear_x - sin, cos)
     start = right + center * (1 - cos + sin), down + center * (1 - cos - sin)
-    rows = ((c, r, s + (c + r) / 2) for c, r, s in zip(by_column, by_row, start, strict=True))  # of pixel centers
-    entries = xp.stack(xp.broadcast_arrays(*(entry for row in rows for entry in row)), axis=-1)
-    return entries.reshape(*entries.shape[:-1], 2, 3)
+    rows = [(c, r, s + (c + r) / 2) for c, r, s in zip(by_column, by_row, start, strict=True)]  # of pixel centers
+    return jnp.array(rows)
 
 
 def linspace(start: float, end: float) -> np.ndarray:
@@ -102,39 +91,33 @@ def magnitudes(policy: str, operation: Kind | str, size: int) -> np.ndarray:
     return linspace(0.0, strongest) if operation in (*GEOMETRIC, *BLENDS) else np.zeros(BINS)
 
 
-@lru_cache
-def table(policy: str, size: int, nearest: bool) -> Operation:
-    """Every operation of a torchvision policy at every magnitude with every sign: leaves [operations, BINS, 2, ...].
-
-    The matrices are computed in float64, so that the nearest pixels are Pillow's.
-    """
-    rows = []
-    for operation in OPERATIONS:
-        signs = np.array([1.0, -1.0 if operation in (*GEOMETRIC, *BLENDS) else 1.0])
-        signed = magnitudes(policy, operation, size)[:, None] * signs
-        moves = {operation: -signed if operation in ("right", "down") else signed} if operation in GEOMETRIC else {}
-        matrix = fixed_point(np.broadcast_to(affine(size, **moves), (BINS, 2, 2, 3)), nearest=nearest)
-        value = (1 + signed if operation in BLENDS else signed).astype(np.float32)
-        kind = operation if isinstance(operation, Kind) else Kind.NONE
-        rows.append((np.full((BINS, 2), kind, np.int32), value, matrix))
-    return Operation(*(np.stack(leaves) for leaves in zip(*rows, strict=True)))
+def operation_of(operations: Sequence[Kind | str], index: jax.Array, amount: jax.Array, *, size: int) -> Operation:
+    """Number `index` of `operations` (-1: none), with an argument of `affine` or a `value` of `Operation`."""
+    moves = {name: jnp.where(index == operations.index(name), amount, 0.0) for name in GEOMETRIC}
+    kinds = [*(each if isinstance(each, Kind) else Kind.NONE for each in operations), Kind.NONE]
+    return Operation(jnp.array(kinds, jnp.int32)[index], amount, affine(size, moves))
 
 
-def _binned(ranges: Augment, key: jax.Array, *, policy: str, size: int, nearest: bool) -> Operation:
+def amounts(policy: str, size: int) -> np.ndarray:
+    """Of every operation of a torchvision policy, at every magnitude with every sign: float32 [operations, BINS, 2]."""
+    signed = {operation: np.multiply.outer(magnitudes(policy, operation, size), [1.0, 1.0]) for operation in OPERATIONS}
+    for operation in (*GEOMETRIC, *BLENDS):
+        signed[operation] *= [-1.0, 1.0] if operation in ("right", "down") else [1.0, -1.0]
+    return np.array([(operation in BLENDS) + rows for operation, rows in signed.items()], np.float32)
+
+
+def _binned(ranges: Augment, key: jax.Array, *, policy: str, size: int) -> Operation:
     """A random operation of torchvision's RandAugment (Cubuk et al., arXiv 1909.13719) or TrivialAugmentWide (Müller & Hutter,
     arXiv 2103.10158): each of 14 with the same probability, and a sign."""
     which, strength, sign = jax.random.split(key, 3)
     magnitude = 9 if ranges.magnitude is None else round(ranges.magnitude)
     drawn = jax.random.randint(strength, (), 0, BINS, jnp.int32) if policy == "trivial_augment" else magnitude
-    index = (
-        jax.random.randint(which, (), 0, len(OPERATIONS), jnp.int32),
-        drawn,
-        jax.random.bernoulli(sign, jnp.float32(0.5)).astype(jnp.int32),
-    )
-    return jax.tree.map(lambda rows: jnp.asarray(rows)[index], table(policy, size, nearest))
+    index = jax.random.randint(which, (), 0, len(OPERATIONS), jnp.int32)
+    negative = jax.random.bernoulli(sign, jnp.float32(0.5)).astype(jnp.int32)
+    return operation_of(OPERATIONS, index, jnp.asarray(amounts(policy, size))[index, drawn, negative], size=size)
 
 
-def _increasing(ranges: Augment, key: jax.Array, *, size: int, nearest: bool) -> Operation:
+def _increasing(ranges: Augment, key: jax.Array, *, size: int) -> Operation:
     """A random operation of timm's rand-m7-mstd0.5-inc1: each of 15 with the same probability, but half of the time none."""
     which, strength, sign, apply = jax.random.split(key, 4)
     mean = 7.0 if ranges.magnitude is None else ranges.magnitude
@@ -142,31 +125,25 @@ def _increasing(ranges: Augment, key: jax.Array, *, size: int, nearest: bool) ->
     index = jnp.where(
         jax.random.bernoulli(apply, jnp.float32(APPLIED)), jax.random.randint(which, (), 0, len(INCREASING), jnp.int32), -1
     )
-    return increasing_operation(
-        index, level, jnp.where(jax.random.bernoulli(sign, jnp.float32(0.5)), 1.0, -1.0), size=size, nearest=nearest
-    )
+    return increasing_operation(index, level, jnp.where(jax.random.bernoulli(sign, jnp.float32(0.5)), 1.0, -1.0), size=size)
 
 
-def increasing_operation(index: jax.Array, level: jax.Array, sign: jax.Array, *, size: int, nearest: bool) -> Operation:
+def increasing_operation(index: jax.Array, level: jax.Array, sign: jax.Array, *, size: int) -> Operation:
     """Operation number `index` of INCREASING (-1: none) at a share `level` of the largest magnitude, with a sign of +-1."""
-    is_one = {operation: index == number for number, operation in enumerate(INCREASING)}
     strongest = {"shear_x": 0.3, "shear_y": 0.3, "right": 0.45 * size, "down": 0.45 * size, "degrees": 30.0}
-    moves = {name: jnp.where(is_one[name], sign * level * largest, 0.0) for name, largest in strongest.items()}
-    matrix = fixed_point(affine(size, jnp, **moves), nearest=nearest)
-    value = jnp.maximum(1 + 0.9 * sign * level, 0.1)
-    others = {
+    strengths = {name: sign * level * largest for name, largest in strongest.items()}
+    strengths |= dict.fromkeys(BLENDS, jnp.maximum(1 + 0.9 * sign * level, 0.1))
+    strengths |= {
         Kind.POSTERIZE: 4 - jnp.floor(4 * level),
         Kind.SOLARIZE: 256 - jnp.floor(256 * level),
         Kind.SOLARIZE_ADD: jnp.floor(110 * level),
     }
-    for kind, other in others.items():
-        value = jnp.where(is_one[kind], other, value)
-    kinds = jnp.array([*(each if isinstance(each, Kind) else Kind.NONE for each in INCREASING), Kind.NONE], jnp.int32)
-    return Operation(kinds[index], value, matrix)
+    amount = jnp.stack([strengths.get(operation, jnp.zeros_like(level)) for operation in INCREASING])[index]
+    return operation_of(INCREASING, index, amount, size=size)
 
 
 class Policy(NamedTuple):
-    """draw: f(ranges, key, size=size, nearest=nearest) -> Operation. interpolation: the published one. black: whether places
+    """draw: f(ranges, key, size=size) -> Operation. interpolation: the published one. black: whether places
     outside of the image are black, rather than the mean of the data set."""
 
     draw: Callable[..., Operation]
@@ -190,7 +167,7 @@ def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
     interpolation = ranges.operation_interpolation or policy.interpolation
     count = 1 if config.data.auto_augment == "trivial_augment" else DRAWS
     keys, filters = jax.random.split(key, (2, count))
-    drawn = jax.vmap(partial(policy.draw, ranges, size=size, nearest=interpolation == "nearest"))(keys)
+    drawn = jax.vmap(partial(policy.draw, ranges, size=size))(keys)
     drawn_cubic = jax.vmap(lambda key: jax.random.bernoulli(key, jnp.float32(0.5)))(filters)
     return drawn._replace(
         cubic=drawn_cubic if interpolation == "random" else jnp.full(count, interpolation == "bicubic", jnp.bool_)

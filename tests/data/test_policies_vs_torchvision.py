@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.pillow_operations import assert_moved
 from PIL import Image
 
 from jaxdp.data import pixel_operations, policies
@@ -63,20 +64,22 @@ def test_operations_equal_torchvisions_at_every_magnitude(policy, interpolation)
 
     rng = np.random.default_rng(0)
     pixels = np.clip(rng.normal(120, 40, (SIZE, SIZE, 3)), 10, 245).astype(np.uint8)
-    table = policies.table(policy, SIZE, interpolation == "nearest")
-    flat = pixel_operations.Operation(*(leaf.reshape(-1, *leaf.shape[3:]) for leaf in table[:3]))
 
-    def one(operation):
+    @jax.jit
+    @jax.vmap
+    def run(index, amount):
+        operation = policies.operation_of(policies.OPERATIONS, index, amount, size=SIZE)
         operation = operation._replace(cubic=jnp.bool_(interpolation == "bicubic"))
-        return pixel_operations.apply_operation(jnp.asarray(pixels), operation, interpolation=interpolation, fill=jnp.zeros(3))
+        fill = jnp.zeros(3)
+        return operation.matrix, pixel_operations.apply_operation(pixels, operation, interpolation=interpolation, fill=fill)
 
-    ours = np.asarray(jax.jit(jax.vmap(one))(flat)).reshape(-1, policies.BINS, 2, SIZE, SIZE, 3).astype(int)
-    for operation, results in zip(policies.OPERATIONS, ours, strict=True):
-        for bin_, magnitude in enumerate(published(policy, operation, SIZE).tolist()):
-            for negative in (0, 1) if operation in (*policies.GEOMETRIC, *policies.BLENDS) else (0,):
-                amount = -magnitude if negative else magnitude
-                expected = applied(Image.fromarray(pixels), operation, amount, InterpolationMode(interpolation))
-                assert np.abs(results[bin_, negative] - np.asarray(expected)).max() <= 1, (operation, amount)
+    for number, (operation, amounts) in enumerate(zip(policies.OPERATIONS, policies.amounts(policy, SIZE), strict=True)):
+        magnitudes = published(policy, operation, SIZE).tolist()
+        negative = [-1 if operation in (*policies.GEOMETRIC, *policies.BLENDS) else 1] * policies.BINS
+        signed = np.stack([magnitudes, np.multiply(magnitudes, negative)], 1)[:, :: -1 if operation in ("right", "down") else 1]
+        for matrix, result, magnitude in zip(*run(np.full(62, number), amounts.ravel()), signed.ravel(), strict=True):
+            expected = applied(Image.fromarray(pixels), operation, float(magnitude), InterpolationMode(interpolation))
+            assert_moved(np.asarray(result), expected, np.asarray(matrix), tolerance=1)
 
 
 def test_shifts_equal_torchvisions_at_every_size():

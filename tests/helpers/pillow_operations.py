@@ -1,5 +1,6 @@
 """The operations of torchvision's and timm's policies by Pillow alone, from their published definitions."""
 
+import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from jaxdp.data.pixel_operations import Kind
@@ -37,3 +38,17 @@ def apply(image: Image.Image, operation, amount: float, *, resample=Image.Resamp
         Kind.INVERT: lambda: ImageOps.invert(image),
     }
     return others[operation]()
+
+
+def difference(ours, pillows) -> int:
+    """The largest distance of two images, of 255."""
+    return int(np.abs(np.asarray(ours, int) - np.asarray(pillows, int)).max())
+
+
+def assert_moved(ours, pillows, matrix, *, tolerance: int) -> None:
+    """The images of an `Operation.matrix` are equal, but where float32 may put a place on either side of a pixel's edge."""
+    rows, columns = np.mgrid[: ours.shape[0], : ours.shape[1]]
+    places = np.tensordot(matrix.astype(np.float64), [columns, rows, np.ones_like(rows)], 1)
+    clear = (np.abs(places - np.round(places)) > 1e-4).all(0)
+    assert clear.mean() > 0.7
+    assert difference(ours[clear], np.asarray(pillows)[clear]) <= tolerance
