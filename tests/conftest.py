@@ -40,6 +40,7 @@ from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, S
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launch import reserved_port
 from jaxdp.loggers import default
+from jaxdp.metrics import METRICS
 from jaxdp.models import activation_memory, resnet
 from jaxdp.models.convolution import CONVOLUTIONS
 from jaxdp.schedules import SCHEDULES
@@ -53,7 +54,7 @@ os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0"
 
 
 PROGRAMS = SharedPrograms()
-TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOURCES)
+TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOURCES, METRICS)
 
 
 def forget_networks() -> None:

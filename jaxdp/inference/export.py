@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp import metrics
 from jaxdp.choices import SOURCES
 from jaxdp.config import RESNET, Config
 from jaxdp.data.datasets import pixel_stats
@@ -85,7 +86,7 @@ def _export_weights(loaded: LoadedRun, output: Path, format: str, *, classes: li
         preprocessing.METADATA: json.dumps(preprocessing.as_dict(preprocessing.of_run(config, *pixel_stats(config)))),
         "samples": str(manifest.samples),
         "epoch": f"{manifest.epoch:g}",
-        "accuracy": str(manifest.accuracy),
+        **{name: str(value) for name, value in metrics.values(manifest.evaluation).items()},
     }
     if classes is not None:
         metadata[preprocessing.CLASSES] = json.dumps(classes)

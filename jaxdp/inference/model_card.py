@@ -115,7 +115,7 @@ def _weights_digest(manifest: Manifest) -> str:
 
 def _metadata(facts: _Facts) -> str:
     """The block of metadata in YAML, with an index of the results."""
-    config, evaluation = facts.config, facts.manifest.metadata.get("evaluation")
+    config, evaluation = facts.config, facts.manifest.evaluation
     tags = ["image-classification", "jax", "flax", config.model.name]
     lines = ["---", "library_name: jaxdp", "pipeline_tag: image-classification", "tags:"]
     lines += [f"- {_yaml_string(tag)}" for tag in tags]
@@ -162,7 +162,7 @@ def _sections(facts: _Facts) -> Iterable[str]:
 
 
 def _accuracy(facts: _Facts) -> Iterable[str]:
-    evaluation = facts.manifest.metadata.get("evaluation")
+    evaluation = facts.manifest.evaluation
     if not evaluation:
         yield "These weights have not been evaluated: the checkpoint was not saved right after an evaluation."
         return

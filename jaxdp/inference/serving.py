@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxdp import __version__
+from jaxdp import __version__, metrics
 from jaxdp.config import RESNET, Config
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.data.transforms import evaluation_sides
@@ -64,7 +64,7 @@ def served_model(workdir: str | Path, loaded: LoadedRun, *, format: str, dtype: 
         "dtype": dtype,
         "samples": manifest.samples,
         "epoch": manifest.epoch,
-        "accuracy": manifest.accuracy,
+        **metrics.values(manifest.evaluation),
         "weights_digest": weights.digest_of(tensors),
     }
     return ServedModel(config, params, batch_stats, metadata)
