@@ -24,6 +24,7 @@ CORE = [
     "flags",
     "foreign_flags",
     "file_locks",
+    "metrics",
     "planning",
     "published",
     "recipes",
@@ -49,6 +50,7 @@ RINGS = {
 }
 EXCEPTIONS = {
     **{f"choices -> {part}": "a table refers to what implements its entries" for part in ("data", "losses", "models", "optim")},
+    "metrics -> losses": "a table refers to what implements its entries",
     "strategies -> parallel": "a table refers to what implements its entries",
     "planning -> parallel.mesh": "shapes of meshes, which need no JAX",
     "planning -> models.summary": "stages of a ResNet, imported for a batch that may be too small for batch normalization",
