@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -251,9 +252,11 @@ def test_variables_that_only_obstore_reads_change_nothing(monkeypatch):
     for name in ("AWS_BUCKET", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
         monkeypatch.setenv(name, "other")
     with recording_server() as (url, seen):
-        fs = s3fs.S3FileSystem(endpoint_url=url, key="key", secret="secret", skip_instance_cache=True)
+        address = {"endpoint_url": url, "region_name": "eu-west-1"}
+        fs = s3fs.S3FileSystem(key="key", secret="secret", token="t", client_kwargs=address, skip_instance_cache=True)
         assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
-        assert all("Credential=key/" in headers["authorization"] for headers in seen)
+        assert all(re.search(r"Credential=key/\d+/eu-west-1/", headers["authorization"]) for headers in seen)
+        assert [headers["x-amz-security-token"] for headers in seen] == ["t"] * 3
         assert not any("x-amz-request-payer" in headers for headers in seen)
         assert {headers["path"] for headers in seen} == {"/bucket/x"}
 
@@ -302,11 +305,13 @@ def test_the_default_credentials_of_google_are_sent_and_renewed(monkeypatch):
         def refresh(self, request):
             self.token = f"{self.token}+"
 
-    monkeypatch.setattr(google.auth, "default", lambda scopes, **_: (Renewed("token"), None))
+    scopes_asked = []
+    monkeypatch.setattr(google.auth, "default", lambda scopes, **_: scopes_asked.extend(scopes) or (Renewed("token"), None))
     with recording_server() as (url, seen):
         fs = gcsfs.GCSFileSystem(endpoint_url=url, skip_instance_cache=True)
         assert read_with(fast_reader.new_gcs_store, fs) == [DATA] * 3
         assert [headers["authorization"] for headers in seen] == ["Bearer token+"] * 3
+        assert scopes_asked[-1] == "https://www.googleapis.com/auth/devstorage.read_only"
         assert_renewed(fast_reader.new_gcs_store(fs, "bucket"), "token")
         seen.clear()
         fs = gcsfs.GCSFileSystem(endpoint_url=url, token="anon", skip_instance_cache=True)
