@@ -30,6 +30,7 @@ class Examples(NamedTuple):
 
 Loss = Callable[[jax.Array, Examples], jax.Array]  # (logits [B, K], examples) -> their mean loss, a scalar
 Gradient = Callable[[TrainState, Batch, ArrayLike], tuple[dict, dict]]  # (state, batch, seed) -> (gradient, aux)
+LocalGradient = Callable[[Loss], Gradient]
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, Batch, dict[str, jax.Array]], tuple[TrainState, Metrics]]  # (state, batch, hyperparameters)
 
