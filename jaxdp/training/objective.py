@@ -50,7 +50,7 @@ def training_examples(config: Config, model: Network, batch: Batch, *, seed: Arr
 
 
 def mean_loss(config: Config, logits: jax.Array, examples: Examples) -> jax.Array:
-    """The mean of the config's loss over one device's images, a scalar. logits: [B, classes]."""
+    """The mean of a loss in `losses.py`, `softmax` by default, over one device's images: a scalar. logits: [B, classes]."""
     loss = LOSSES.implementation(config.optimizer.loss)
     return loss(config.optimizer, logits, examples.labels, mix=examples.mix).mean()
 

@@ -20,7 +20,8 @@ def overlapped_gradient(
 ) -> Gradient:
     """The backward pass goes segment by segment, and starts the all-reduce of each as soon as possible.
 
-    Returns an empty gradient: the reduced one comes from `overlap.wait_all`, which `mean_gradient` calls.
+    `apply_segment` applies a part of the network, such as a residual block. Returns an empty gradient: the
+    reduced one comes from `overlap.wait_all`, which `mean_gradient` calls.
     """
 
     def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
