@@ -24,7 +24,7 @@ from jaxdp.fields import LARGEST
 from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
 from jaxdp.inference.export import export
 from jaxdp.models.summary import summary
-from jaxdp.optim.lars import is_matrix_or_larger
+from jaxdp.optim.weight_decay import add_weight_decay
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.registry import Choice, Choices, LazyModule
 from jaxdp.schedules import SCHEDULES, Position
@@ -207,7 +207,7 @@ def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp
 
     def momentum_sgd(config, learning_rate, momentum):
         return optax.chain(
-            optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
+            add_weight_decay(config.weight_decay),
             optax.trace(decay=momentum),
             optax.scale(-learning_rate),
         )

@@ -26,8 +26,8 @@ from jaxdp.training.callback import Callback
 from jaxdp.training.loop import complete_steps
 from jaxdp.training.objective import Batch
 from jaxdp.training.run import Run, add_to_record
-from jaxdp.training.state import TrainState, make_layout
-from jaxdp.training.step import step_gradient
+from jaxdp.training.state import TrainState
+from jaxdp.training.step import make_layout, step_gradient
 from jaxdp.training.step_compiler import StepCompiler
 
 MAX_NAMED_DEVICES = 4

@@ -1,4 +1,4 @@
-"""The compiled evaluation step, and the loop that feeds it: every held-out image counts once, on any number of devices."""
+"""Evaluation: when it is due, its compiled step, and the loop that feeds it. Every held-out image counts once."""
 
 import dataclasses
 from collections import Counter, deque
@@ -22,6 +22,7 @@ from jaxdp.losses import rank_of_label
 from jaxdp.metrics import COUNT, LOSS, METRICS
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
+from jaxdp.planning import Plan, interval_elapsed
 from jaxdp.training import request_flags
 from jaxdp.training.objective import Batch, PixelStats
 
@@ -29,6 +30,11 @@ from jaxdp.training.objective import Batch, PixelStats
 Observer = Callable[[dict[str, np.ndarray]], Callable[[np.ndarray], Any] | None]
 
 GATHERED = ("outputs", "labels", "weights")
+
+
+def evaluation_is_due(plan: Plan, *, before: int, after: int) -> bool:
+    """Whether `evaluation.every_epochs` asks for one after the step from `before` to `after` samples seen."""
+    return interval_elapsed(plan.config.evaluation.every_epochs, unit=plan.examples, before=before, after=after)
 
 
 def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_stats: PixelStats) -> jax.stages.Wrapped:

@@ -19,10 +19,10 @@ from jaxdp.data.batch_sources import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.distributed.signal_handler import ForcedStop, StopTraining
 from jaxdp.errors import TrainingError
-from jaxdp.planning import PlannedPhase, interval_elapsed
+from jaxdp.planning import PlannedPhase
 from jaxdp.training import ending, request_flags
 from jaxdp.training.callback import CallbackError
-from jaxdp.training.evaluation import ExampleCollector, evaluate
+from jaxdp.training.evaluation import ExampleCollector, evaluate, evaluation_is_due
 from jaxdp.training.result import TrainResult, versions
 from jaxdp.training.run import Run, StartedStep, open_batches
 
@@ -53,7 +53,7 @@ def open_phase(run: Run, phase: PlannedPhase) -> Iterator[tuple[Callable, Device
 
 
 def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
-    """Place the state for a phase and return its compiled step."""
+    """Place the state for a phase and return its step: `make_train_step` in `training/step.py`, compiled in the background."""
     compiler, run.phase = run.compiler, phase
     run.processes.set_activity("compile")
     compiled_step = compiler.prepare_train(phase)
@@ -112,7 +112,7 @@ def start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     start_seconds = time.monotonic() - began
     timed = run.clock.start_step(partial(jax.block_until_ready, metrics))
     progress.finish_step(phase.global_batch)
-    if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
+    if evaluation_is_due(plan, before=before, after=progress.samples):
         progress.evaluate_after(progress.steps)
     record = progress.position(plan.examples)
     record |= {"phase": phase.index, "learning_rate": rate, "momentum": phase.momentum, "global_batch": phase.global_batch}

@@ -23,8 +23,8 @@ from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.objective import Batch, PixelStats
-from jaxdp.training.state import StateLayout, TrainState, abstract_state, from_host, make_layout, replicated
-from jaxdp.training.step import HYPERPARAMETERS, make_train_step, step_gradient
+from jaxdp.training.state import StateLayout, TrainState, abstract_state, from_host, replicated
+from jaxdp.training.step import HYPERPARAMETERS, make_layout, make_train_step, step_gradient
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import jaxdp_jax_config
 

@@ -28,8 +28,8 @@ from jaxdp.parallel.shards import shard_shape
 from jaxdp.parallel.traffic import find_collectives
 from jaxdp.planning import make_plan
 from jaxdp.sizes import model_summary, state_bytes
-from jaxdp.training.state import abstract_state, create_state, make_layout
-from jaxdp.training.step import make_train_step
+from jaxdp.training.state import abstract_state, create_state
+from jaxdp.training.step import make_layout, make_train_step
 from jaxdp.training.step_compiler import trace_train_step
 
 RATES = {"lars": 0.5, "sgd": 0.01, "adamw": 0.01, "lamb": 0.01, "my_rule": 0.01}

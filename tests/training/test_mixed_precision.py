@@ -31,8 +31,8 @@ from jaxdp.data.augment import augment, normalize
 from jaxdp.errors import ConfigError
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.average import Average
-from jaxdp.training.state import TrainState, create_state
+from jaxdp.training.modes.average import include
+from jaxdp.training.state import Average, TrainState, create_state
 from jaxdp.validation import from_json, to_json
 
 
@@ -203,7 +203,7 @@ def averages(values, **options):
     zero = np.zeros((), np.float32)
     average, found = Average({"w": zero}, {}, zero), []
     for value in values:
-        average = average.include({"w": np.float32(value)}, {}, Optimizer(**options))
+        average = include(average, {"w": np.float32(value)}, {}, optimizer=Optimizer(**options))
         found.append(float(TrainState({"w": zero}, {}, (), average, ()).eval_variables[0]["w"]))
     return found
 
@@ -226,12 +226,12 @@ def test_average_over_many_steps_equals_float64(start, decay, steps):
         average = kept * average + (1 - kept) * value
         expected.append(average)
 
-    def include(average, value):
-        average = average.include({"w": value}, {}, optimizer)
+    def step(average, value):
+        average = include(average, {"w": value}, {}, optimizer=optimizer)
         return average, TrainState({"w": value}, {}, (), average, ()).eval_variables[0]["w"]
 
     pairs = jnp.asarray(np.stack([values, np.full(steps, 0.7)], 1), jnp.float32)
-    _, found = jax.lax.scan(include, Average({"w": jnp.zeros(2)}, {}, jnp.zeros(())), pairs)
+    _, found = jax.lax.scan(step, Average({"w": jnp.zeros(2)}, {}, jnp.zeros(())), pairs)
     np.testing.assert_allclose(found[:, 0], expected, rtol=2e-6 if steps < 10_000 else 2e-5)
     np.testing.assert_array_equal(found[:, 1], np.float32(0.7))
 

@@ -37,8 +37,9 @@ from jaxdp.optim import build_optimizer
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.parallel.traffic import find_collectives
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.state import create_state, make_layout
-from jaxdp.training.step import make_train_step, update_statistics
+from jaxdp.training.batch_statistics import update_statistics
+from jaxdp.training.state import create_state
+from jaxdp.training.step import make_layout, make_train_step
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
 
