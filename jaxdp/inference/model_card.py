@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxdp import metrics
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Phase
@@ -24,6 +25,7 @@ from jaxdp.files import CONFIG, expand_user, is_url, write_output
 from jaxdp.inference.checkpoints import open_checkpoint
 from jaxdp.inference.load_run import load_checkpoint
 from jaxdp.loggers.console import format_duration
+from jaxdp.metrics import METRICS
 from jaxdp.models import preprocessing, weights
 from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text
 from jaxdp.training.result import TrainResult
@@ -169,15 +171,17 @@ def _accuracy(facts: _Facts) -> Iterable[str]:
     from scipy.stats import binomtest  # takes half a second
 
     images, rows = evaluation["eval_examples"], []
-    for title, name in (("accuracy", "eval_accuracy"), ("top-5 accuracy", "eval_top5")):
-        if name in evaluation:
-            correct = round(images * evaluation[name])
-            low, high = binomtest(correct, images).proportion_ci(0.95, method="wilson")
-            rows.append([title, f"{100 * evaluation[name]:.2f} %", f"{100 * low:.2f} % to {100 * high:.2f} %", f"{correct:,}"])
-    yield _table(["", "share", "95 % confidence interval", f"of {images:,} held-out images"], rows)
+    for name in [name for name in metrics.names() if name in evaluation and name != metrics.LOSS]:
+        entry, interval, correct = METRICS[name], "", ""
+        if entry.is_share:
+            count = round(images * evaluation[name])
+            low, high = binomtest(count, images).proportion_ci(0.95, method="wilson")
+            interval, correct = f"{entry.shown(low)} to {entry.shown(high)}", f"{count:,}"
+        rows.append([metrics.title_of(name), entry.shown(evaluation[name]), interval, correct])
+    yield _table(["", "value", "95 % confidence interval", f"of {images:,} held-out images"], rows)
     yield (
-        f"Held-out loss (mean cross entropy): {evaluation['eval_loss']:.4f}. The intervals are Wilson's score intervals. They "
-        "account for the number of held-out images, not for other seeds or other data."
+        f"Held-out loss (mean cross entropy): {METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS])}. The intervals are Wilson's "
+        "score intervals. They account for the number of held-out images, not for other seeds or other data."
     )
     if facts.is_best:
         yield (
