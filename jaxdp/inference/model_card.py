@@ -179,8 +179,9 @@ def _accuracy(facts: _Facts) -> Iterable[str]:
             interval, correct = f"{entry.shown(low)} to {entry.shown(high)}", f"{count:,}"
         rows.append([metrics.title_of(name), entry.shown(evaluation[name]), interval, correct])
     yield _table(["", "value", "95 % confidence interval", f"of {images:,} held-out images"], rows)
+    loss = METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS])
     yield (
-        f"Held-out loss (mean cross entropy): {METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS])}. The intervals are Wilson's "
+        f"Held-out loss (mean cross entropy): {loss}. The intervals are Wilson's "
         "score intervals. They account for the number of held-out images, not for other seeds or other data."
     )
     if facts.is_best:
