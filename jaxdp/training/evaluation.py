@@ -16,6 +16,7 @@ from jaxdp.choices import LOSSES
 from jaxdp.config import TOP5_CLASSES, Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
+from jaxdp.distributed import status
 from jaxdp.errors import TrainingError
 from jaxdp.losses import rank_of_label
 from jaxdp.network import Network
@@ -104,6 +105,7 @@ def evaluate(
     totals: Counter[str] = Counter()
     pending: deque[tuple[Any, Callable[[np.ndarray], Any] | None]] = deque()
 
+    @status.current().waiting(status.DEVICES)
     def add_oldest() -> None:
         (sums, predicted), observe = pending.popleft()
         sums = jax.device_get(sums)

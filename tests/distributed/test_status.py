@@ -5,10 +5,27 @@ import threading
 import time
 from dataclasses import replace
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 
-from jaxdp.distributed.status import MIN_DURATIONS, Directory, Failure, Heartbeat, ProcessStatus, Record, Verdict, read_record
+from jaxdp.distributed import status
+from jaxdp.distributed.status import (
+    CALLBACK,
+    COMPILER,
+    DEVICES,
+    MIN_DURATIONS,
+    OTHER_RANKS,
+    SAVE,
+    THREAD,
+    Directory,
+    Failure,
+    Heartbeat,
+    ProcessStatus,
+    Record,
+    Verdict,
+    read_record,
+)
 
 
 def test_heartbeat_of_a_suspended_process_reports_no_idle_time():
@@ -74,16 +91,16 @@ def test_a_background_save_is_timed_by_the_ticks_from_its_start_to_its_end():
 
 def test_position_does_not_change_with_activities_of_one_process():
     first, second = ProcessStatus(), ProcessStatus()
-    for status in (first, second):
-        status.training_thread = threading.get_ident()
-        status.set_activity("step", 1)
-        if status is first:
-            with pytest.raises(KeyError, match="writing the log"), status.performing("writing the log"):
-                raise KeyError(status.heartbeat().detail)
-            assert status.heartbeat().detail == ""
-        with status.at_barrier("all ranks"):
-            assert status.heartbeat().detail == "waiting for all ranks"
-        status.set_activity("save")
+    for process in (first, second):
+        process.training_thread = threading.get_ident()
+        process.set_activity("step", 1)
+        if process is first:
+            with pytest.raises(KeyError, match="writing the log"), process.performing("writing the log"):
+                raise KeyError(process.heartbeat().detail)
+            assert process.heartbeat().detail == ""
+        with process.at_barrier("all ranks"):
+            assert process.heartbeat().detail == "waiting for all ranks"
+        process.set_activity("save")
     assert first.position == second.position == (0, 1, 1)
 
 
@@ -98,6 +115,60 @@ def test_position_does_not_change_with_barriers_of_a_background_save():
     thread.start()
     thread.join()
     assert status.position == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("waits", "activity", "waits_for", "work"),
+    [
+        ({}, "load", "", "code"),
+        ({"": THREAD}, "load", THREAD, "code"),
+        ({"": THREAD, "prepare": OTHER_RANKS}, "load", OTHER_RANKS, ""),
+        ({"": THREAD, "prepare": OTHER_RANKS, "compile": COMPILER}, "compile", OTHER_RANKS, ""),
+        ({"": THREAD, "compile": COMPILER}, "compile", COMPILER, "compiler"),
+        ({"": THREAD, "compile": COMPILER}, "step", COMPILER, "compiler"),  # of a gradient
+        ({"": THREAD, "compile": COMPILER}, "load", THREAD, "code"),
+        ({"": THREAD, "compile": COMPILER}, "evaluate", THREAD, "code"),
+        ({"": THREAD, "checkpoint": OTHER_RANKS}, "load", THREAD, "code"),
+        ({"": SAVE}, "save", SAVE, "code"),
+        ({"": SAVE, "checkpoint": OTHER_RANKS, "compile": COMPILER}, "save", OTHER_RANKS, ""),
+        ({"": "", "checkpoint": OTHER_RANKS, "prepare": OTHER_RANKS}, "step", "", "code"),
+        ({"": DEVICES, "prepare": "", "compile": COMPILER}, "step", DEVICES, ""),
+        ({"": OTHER_RANKS}, "step", OTHER_RANKS, ""),
+        ({"": CALLBACK}, "step", CALLBACK, "code"),
+    ],
+)
+def test_what_a_process_does_is_what_the_thread_that_it_waits_for_does(waits, activity, waits_for, work):
+    status = ProcessStatus()
+    status.set_activity(activity)
+    status.waits = waits
+    assert (status.heartbeat().waits, status.heartbeat().work) == (waits_for, work)
+    assert status.heartbeat().save_waits == waits.get("checkpoint", SAVE)
+
+
+def test_waits_of_each_thread_are_recorded_until_they_end():
+    process, seen = ProcessStatus(), []
+    process.training_thread = threading.get_ident()
+
+    def saves():
+        with process.at_barrier("written"):
+            seen.append(dict(process.waits))
+        seen.append(dict(process.waits))
+
+    with process.waiting(THREAD):
+        with pytest.raises(KeyError), process.at_barrier("all"):
+            raise KeyError(seen.append(dict(process.waits)))
+        assert process.waits == {"": THREAD}
+    thread = threading.Thread(target=saves, name="checkpoint_0")
+    thread.start()
+    thread.join()
+    saving = {"": "", "checkpoint": OTHER_RANKS}
+    assert seen == [{"": OTHER_RANKS}, saving, saving | {"checkpoint": ""}]
+
+
+def test_the_result_of_a_future_is_waited_for(monkeypatch):
+    monkeypatch.setattr(status, "_current", process := ProcessStatus())
+    future = SimpleNamespace(result=lambda: process.heartbeat().waits)
+    assert (status.result_of(future), process.heartbeat().waits) == (THREAD, "")
 
 
 RECORD = Record(
