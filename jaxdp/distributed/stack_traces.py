@@ -16,10 +16,8 @@ from jaxdp.errors import print_safe, printable
 MAX_FRAMES, MAX_THREADS = 12, 5  # innermost frames of a stack; threads of a process besides the main thread
 MAIN, NATIVE = "main thread", "native thread"
 DUMPED = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # a frame as faulthandler writes it
-LOADING = ("decode_", "prefetch_", "prepare_")  # threads that read data and prepare the run
-# Threads that the run waits for, in the order they are shown; others belong to loggers and the like.
-RUN_THREADS = (MAIN, NATIVE, *LOADING, "compile_", "checkpoint_")
-# Threads of jaxdp that only watch.
+# Threads that the training thread waits for, in the order they are shown; others belong to loggers and the like.
+AWAITED = (NATIVE, "decode_", "prefetch_", "prepare_", "compile_", "checkpoint_")
 WATCHING_THREADS = ("watchdog", "status-files", "print-stacks")
 STANDARD_LIBRARY = re.compile(r"/lib\d*/python3\.\d+/(?!(?:site|dist)-packages/)")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib\d*/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
@@ -35,11 +33,6 @@ class Frame(NamedTuple):
 
     def __str__(self) -> str:
         return f"{PREFIX.sub('', self.file)}:{self.line} in {self.function}"
-
-    @property
-    def is_standard(self) -> bool:
-        """Whether the code belongs to Python's standard library."""
-        return STANDARD_LIBRARY.search(self.file) is not None
 
 
 class Stack(NamedTuple):
@@ -58,17 +51,17 @@ def capture(training_thread: int | None) -> list[Stack]:
     groups: dict[tuple[bool, tuple[Frame, ...]], list[str]] = {}
     for identity, frames in _frames_by_thread().items():
         name = MAIN if identity == training_thread else names.get(identity, NATIVE)  # such as XLA's in a callback
-        frames, is_watching = _without_base(frames), identity == threading.get_ident() or name in WATCHING_THREADS
-        if not is_watching and (name == MAIN or not _is_idle(name, frames)):
+        is_watching = identity == threading.get_ident() or name in WATCHING_THREADS
+        # A thread of a pool waits for work in the standard library alone; other threads wait somewhere in it.
+        is_idle = all(map(_is_standard, frames)) if name.startswith(AWAITED) else _is_standard(frames[0])
+        if name == MAIN or not (is_watching or is_idle):
             groups.setdefault((name == MAIN, frames), []).append(name)
     stacks = []
     for (_, frames), (first, *others) in groups.items():
         stacks.append(Stack(first + (f" and {len(others)} more" if others else ""), frames))
-    return sorted(stacks, key=_order)[: 1 + MAX_THREADS]
-
-
-def _order(stack: Stack) -> int:
-    return next((place for place, name in enumerate(RUN_THREADS) if stack.name.startswith(name)), len(RUN_THREADS))
+    return sorted(stacks, key=lambda stack: [stack.name != MAIN, *(not stack.name.startswith(name) for name in AWAITED)])[
+        : 1 + MAX_THREADS
+    ]
 
 
 def _frames_by_thread() -> dict[int, tuple[Frame, ...]]:
@@ -93,16 +86,8 @@ def _walk(frame: FrameType | None) -> Iterator[Frame]:
         frame = frame.f_back
 
 
-def _without_base(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames without the outermost ones of the standard library, which start a thread."""
-    while len(frames) > 1 and frames[-1].is_standard:
-        frames = frames[:-1]
-    return frames
-
-
-def _is_idle(name: str, frames: Sequence[Frame]) -> bool:
-    """Whether a thread of the run executes only the standard library, or another thread is in a function of it."""
-    return frames[-1 if name.startswith(RUN_THREADS) else 0].is_standard
+def _is_standard(frame: Frame) -> bool:
+    return STANDARD_LIBRARY.search(frame.file) is not None
 
 
 def format_stacks(stacks: Sequence[Stack]) -> list[str]:
@@ -113,11 +98,10 @@ def format_stacks(stacks: Sequence[Stack]) -> list[str]:
     return lines
 
 
-def place_in(stacks: Sequence[Stack], names: tuple[str, ...]) -> str:
+def place_in(stacks: Sequence[Stack], names: str | tuple[str, ...]) -> str:
     """On one line, the innermost frames of the first thread with one of these names, or else of the first; "" if none."""
-    for stack in [*(stack for stack in stacks if stack.name.startswith(names)), *stacks[:1]]:
-        return f"{stack.name} at {_shown(stack.frames)}"
-    return ""
+    found = [*(stack for stack in stacks if stack.name.startswith(names)), *stacks]
+    return f"{found[0].name} at {_shown(found[0].frames)}" if found else ""
 
 
 def place_of(error: BaseException) -> str:
@@ -140,12 +124,12 @@ def place_of_dump(text: str) -> str:
     if not (threads := [frames for frames in threads if frames]):
         return ""
     named = [(MAIN, threads.pop()), *(("a thread", frames) for frames in threads)]
-    busy = [one for one in named if not (one[1][0].is_standard or str(Path(__file__).parent) in one[1][0].file)]
+    busy = [one for one in named if not (_is_standard(one[1][0]) or str(Path(__file__).parent) in one[1][0].file)]
     return "; ".join(f"{name} at {_shown(frames)}" for name, frames in (busy or named[:1])[:3])
 
 
 def _shown(frames: Sequence[Frame]) -> str:
-    own = [frame for frame in frames if not frame.is_standard] or frames
+    own = [frame for frame in frames if not _is_standard(frame)] or frames
     return printable(" < ".join(map(str, own[:3])), 400)
 
 

@@ -39,9 +39,10 @@ PHRASES = {  # activity -> where a process is, in a message
     "finish": "while finishing",
     OUTSIDE: "outside of a run",
 }
-# What a thread waits for: the thread that loads, prepares or compiles, the save, devices, other processes, and XLA's compiler.
-THREAD, SAVE, DEVICES, OTHER_RANKS, COMPILER = "another thread", "the save", "devices", "other ranks", "the compiler"
-CALLBACK = "a callback"  # of a compiled program, which executes Python code in a native thread
+# What a thread waits for: a thread that loads, prepares or compiles, devices, or other processes.
+THREAD, DEVICES, OTHER_RANKS = "another thread", "devices", "other ranks"
+# Or the save, the compiler, or a callback of a compiled program: by the name of the thread that executes it.
+SAVE, COMPILER, CALLBACK = "checkpoint_", "compile_", stack_traces.NATIVE
 KEPT_DURATIONS, MIN_DURATIONS = 20, 5  # iterations whose duration is kept, and how many define a typical one
 ITERATION_OF_ACTIVITY = {"load": "step", "step": "step", "audit": "step", "evaluate": "evaluate"}
 Result = TypeVar("Result")

@@ -37,12 +37,6 @@ EXIT_ACCESSES, MAX_EXIT_SECONDS = 6, 30.0  # of a slow directory: a process read
 STACKS_SIGNAL = signal.SIGUSR2
 MAX_ERRORS = 5  # in a row, of one thread
 STDERR, MOST_CHARS = 2, 8192
-THREADS = {  # that do what the training thread waits for, by the first parts of their names
-    status.THREAD: (*stack_traces.LOADING, "compile_"),
-    status.COMPILER: ("compile_",),
-    status.SAVE: ("checkpoint_",),
-    status.CALLBACK: (stack_traces.NATIVE,),
-}
 
 
 def limits_from(guard: "Guard") -> Limits:
@@ -130,11 +124,12 @@ class Watchdog:
         stacks = stack_traces.capture(self.status.training_thread) if is_idle else []
         if beat.waits == status.DEVICES and any(stack.name.startswith(stack_traces.NATIVE) for stack in stacks):
             beat = replace(beat, waits=status.CALLBACK)
+        names = stack_traces.AWAITED if beat.waits == status.THREAD else beat.waits or stack_traces.MAIN
         is_judged = self.follower is None or self.follower.session  # before that, processes are missing, not stuck
         self.update(
             count=self.record.count + 1,
             beat=beat,
-            place=stack_traces.place_in(stacks, THREADS.get(beat.waits, (stack_traces.MAIN,))),
+            place=stack_traces.place_in(stacks, names),
             step_times=self.own_step_times,
             overdue=overdue if is_judged else "",
             stacks=tuple(stack_traces.format_stacks(stacks)) if overdue else (),
