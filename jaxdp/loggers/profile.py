@@ -60,7 +60,7 @@ class Profile(Callback):
             self._end(run)
 
     def _begin(self, run: Run, number: int) -> None:
-        _wait_for_devices(run)
+        status.current().waiting(status.DEVICES)(jax.block_until_ready)(run.state)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python calls would dominate the trace
         self.folder, self.first = run.workdir / "profile", number
@@ -71,7 +71,7 @@ class Profile(Callback):
     def _end(self, run: Run) -> None:
         """End the trace, and show where it is and where the time went."""
         self.annotation.close()
-        _wait_for_devices(run)
+        status.current().waiting(status.DEVICES)(jax.block_until_ready)(run.state)
         with run.clock.excluded():
             jax.profiler.stop_trace()
             traces = sorted(set(self._traces()) - self.earlier_traces)  # not by time: the clock may have been set back
@@ -88,11 +88,6 @@ class Profile(Callback):
 
     def _traces(self) -> Iterator[Path]:
         return self.folder.rglob("*.trace.json.gz")
-
-
-@status.current().waiting(status.DEVICES)
-def _wait_for_devices(run: Run) -> None:
-    jax.block_until_ready(run.state)
 
 
 def time_shares(text: str, seconds: dict[str, float]) -> dict[str, float]:

@@ -357,21 +357,12 @@ def test_the_training_thread_says_what_it_waits_for(tiny, tmp_path, monkeypatch)
             run.predict_held_out()
             run.predict(np.zeros((1, 16, 16, 3), np.uint8))
 
-    waiting = {
-        (jax.stages.Compiled, "__call__"): {status.DEVICES},
-        (loop, "to_host_scalars"): {status.DEVICES},
-        (jax, "device_get"): {status.DEVICES},
-        (state.StateLayout, "place"): {status.DEVICES},
-        (state.StateLayout, "gather_state"): {status.DEVICES},
-        (state.StateLayout, "eval_variables"): {status.DEVICES},
-        (replicas, "diverged_devices"): {status.DEVICES},
-        (orbax_io, "copy_to_host"): {status.DEVICES},
-        (audit, "local_findings"): {status.DEVICES},
-        (Clock, "end_step"): {status.DEVICES},
-        (Future, "result"): {status.DEVICES, status.THREAD, status.SAVE},
-        (Predicts, "after_evaluation"): {""},
-        (step_compiler.StepCompiler, "prepare_train"): {""},
-    }
+    layout, saving = state.StateLayout, [(replicas, "diverged_devices"), (orbax_io, "copy_to_host")]
+    of_state = [(layout, name) for name in ("place", "gather_state", "eval_variables")]
+    results = [(loop, "to_host_scalars"), (jax, "device_get"), (audit, "local_findings"), (Clock, "end_step")]
+    waiting = {one: {status.DEVICES} for one in [(jax.stages.Compiled, "__call__"), *of_state, *saving, *results]}
+    waiting |= {(Predicts, "after_evaluation"): {""}, (step_compiler.StepCompiler, "prepare_train"): {""}}
+    waiting[Future, "result"] = {status.DEVICES, status.THREAD, status.SAVE}
     for owner, name in waiting:
         record(owner, name)
     train(with_parts(tiny, guard={"audit_every_steps": 2}), tmp_path, callbacks=[Predicts()])
