@@ -10,22 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdp.distributed import status
-from jaxdp.distributed.status import (
-    CALLBACK,
-    COMPILER,
-    DEVICES,
-    MIN_DURATIONS,
-    OTHER_RANKS,
-    SAVE,
-    THREAD,
-    Directory,
-    Failure,
-    Heartbeat,
-    ProcessStatus,
-    Record,
-    Verdict,
-    read_record,
-)
+from jaxdp.distributed.status import MIN_DURATIONS, Directory, Failure, Heartbeat, ProcessStatus, Record, Verdict, read_record
 
 
 def test_heartbeat_of_a_suspended_process_reports_no_idle_time():
@@ -108,24 +93,24 @@ def test_position_does_not_change_with_activities_of_one_process():
     ("waits", "activity", "waits_for", "work"),
     [
         ({}, "load", "", "code"),
-        ({"": THREAD, "checkpoint": OTHER_RANKS}, "load", THREAD, "code"),
-        ({"": THREAD, "prepare": OTHER_RANKS, "compile": COMPILER}, "compile", OTHER_RANKS, ""),
-        ({"": THREAD, "compile": COMPILER}, "step", COMPILER, "compiler"),  # of a gradient
-        ({"": THREAD, "compile": COMPILER}, "load", THREAD, "code"),
-        ({"": THREAD, "compile": COMPILER}, "evaluate", THREAD, "code"),
-        ({"": SAVE}, "save", SAVE, "code"),
-        ({"": SAVE, "checkpoint": OTHER_RANKS, "compile": COMPILER}, "save", OTHER_RANKS, ""),
-        ({"": "", "checkpoint": OTHER_RANKS, "prepare": OTHER_RANKS}, "step", "", "code"),
-        ({"": DEVICES, "prepare": "", "compile": COMPILER}, "step", DEVICES, ""),
-        ({"": CALLBACK}, "step", CALLBACK, "code"),
+        ({"": status.THREAD, "checkpoint": status.OTHER_RANKS}, "load", status.THREAD, "code"),
+        ({"": status.THREAD, "prepare": status.OTHER_RANKS, "compile": status.COMPILER}, "compile", status.OTHER_RANKS, ""),
+        ({"": status.THREAD, "compile": status.COMPILER}, "step", status.COMPILER, "compiler"),  # of a gradient
+        ({"": status.THREAD, "compile": status.COMPILER}, "load", status.THREAD, "code"),
+        ({"": status.THREAD, "compile": status.COMPILER}, "evaluate", status.THREAD, "code"),
+        ({"": status.SAVE}, "save", status.SAVE, "code"),
+        ({"": status.SAVE, "checkpoint": status.OTHER_RANKS, "compile": status.COMPILER}, "save", status.OTHER_RANKS, ""),
+        ({"": "", "checkpoint": status.OTHER_RANKS, "prepare": status.OTHER_RANKS}, "step", "", "code"),
+        ({"": status.DEVICES, "prepare": "", "compile": status.COMPILER}, "step", status.DEVICES, ""),
+        ({"": status.CALLBACK}, "step", status.CALLBACK, "code"),
     ],
 )
 def test_what_a_process_does_is_what_the_thread_that_it_waits_for_does(waits, activity, waits_for, work):
-    status = ProcessStatus()
-    status.set_activity(activity)
-    status.waits = waits
-    assert (status.heartbeat().waits, status.heartbeat().work) == (waits_for, work)
-    assert status.heartbeat().save_waits == waits.get("checkpoint", SAVE)
+    process = ProcessStatus()
+    process.set_activity(activity)
+    process.waits = waits
+    assert (process.heartbeat().waits, process.heartbeat().work) == (waits_for, work)
+    assert process.heartbeat().save_waits == waits.get("checkpoint", status.SAVE)
 
 
 def test_waits_of_each_thread_are_recorded_until_they_end_and_a_save_does_not_change_the_position():
@@ -137,22 +122,22 @@ def test_waits_of_each_thread_are_recorded_until_they_end_and_a_save_does_not_ch
             seen.append(dict(process.waits))
         seen.append(dict(process.waits))
 
-    with process.waiting(THREAD):
+    with process.waiting(status.THREAD):
         with pytest.raises(KeyError), process.at_barrier("all"):
             raise KeyError(seen.append(dict(process.waits)))
-        assert process.waits == {"": THREAD}
+        assert process.waits == {"": status.THREAD}
     thread = threading.Thread(target=saves, name="checkpoint_0")
     thread.start()
     thread.join()
-    saving = {"": "", "checkpoint": OTHER_RANKS}
-    assert seen == [{"": OTHER_RANKS}, saving, saving | {"checkpoint": ""}]
+    saving = {"": "", "checkpoint": status.OTHER_RANKS}
+    assert seen == [{"": status.OTHER_RANKS}, saving, saving | {"checkpoint": ""}]
     assert process.position == (0, 1, 0)
 
 
 def test_the_result_of_a_future_is_waited_for(monkeypatch):
     monkeypatch.setattr(status, "_current", process := ProcessStatus())
     future = SimpleNamespace(result=lambda: process.heartbeat().waits)
-    assert (status.result_of(future), process.heartbeat().waits) == (THREAD, "")
+    assert (status.result_of(future), process.heartbeat().waits) == (status.THREAD, "")
 
 
 RECORD = Record(

@@ -365,6 +365,7 @@ def test_the_training_thread_says_what_it_waits_for(tiny, tmp_path, monkeypatch)
     waiting[Future, "result"] = {status.DEVICES, status.THREAD, status.SAVE}
     for owner, name in waiting:
         record(owner, name)
+    monkeypatch.setattr(prefetch.Prefetcher.next, "__defaults__", None)  # every caller says how it waits
     train(with_parts(tiny, guard={"audit_every_steps": 2}), tmp_path, callbacks=[Predicts()])
     assert waits == {name: expected for (_, name), expected in waiting.items()}
     assert not any(status.current().waits.values())
