@@ -17,7 +17,6 @@ else:
 
 PREFIX = "eval_"  # of the fields of an evaluation's record
 LOSS, COUNT = "eval_loss", "eval_examples"  # after the other metrics: the mean loss, and the number of images
-TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class MetricChoice(Choice):
     of: "images": the function is f(logits [B, C] float32, labels [B] int32) -> [B], the value of each image, bool or a number,
     traced by JAX; the metric is its mean. "all": the same of all held-out images, as NumPy arrays, -> a number, called once.
     sign: 1 if higher values are better, -1 if lower ones are. title: for people; "" for its name. is_share: shown in percent.
-    least_classes: with fewer, an evaluation lacks it.
+    least_classes: with fewer, an evaluation lacks it, for the reason `lacking`.
     """
 
     sign: int = 1
@@ -35,6 +34,7 @@ class MetricChoice(Choice):
     title: str = ""
     is_share: bool = False
     least_classes: int = 0
+    lacking: str = ""
 
     def shown(self, value: float | None) -> str:
         """A value for people; "" if there is none."""
@@ -54,7 +54,8 @@ METRICS = Choices(
             "share whose class is among the five most likely; with six classes or more",
             title="top-5",
             is_share=True,
-            least_classes=TOP5_CLASSES,
+            least_classes=6,
+            lacking="every image is among the five most likely",
             implementation=lambda: losses.is_among_five,
         ),
         LOSS: MetricChoice(

@@ -343,7 +343,7 @@ def check_stop(config: Config) -> None:
     """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
     stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
     if classes is not None and stop.metric in METRICS and stop.metric not in (known := metrics.names(classes)):
-        reason = f"not computed with {plural(classes, 'class')}"
+        reason = f"with {plural(classes, 'class')}, {METRICS[stop.metric].lacking}"
         raise ConfigError("stop.metric", stop.metric, reason=reason, hint=f"use {' or '.join(known)}")
 
 

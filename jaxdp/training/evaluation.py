@@ -17,6 +17,7 @@ from jaxdp.choices import LOSSES
 from jaxdp.config import Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
+from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, TrainingError, first_line
 from jaxdp.losses import rank_of_label
 from jaxdp.metrics import COUNT, LOSS, METRICS
@@ -127,6 +128,7 @@ def evaluate(
     gathered: dict[str, list[np.ndarray]] = {}  # the rows that count, for metrics of all images
     pending: deque[tuple[Any, Callable[[np.ndarray], Any] | None]] = deque()
 
+    @status.current().waiting(status.DEVICES)
     def add_oldest() -> None:
         (sums, predicted), observe = pending.popleft()
         sums = jax.device_get(sums)

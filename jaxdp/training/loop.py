@@ -17,6 +17,7 @@ import numpy as np
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.data.batch_sources import DataError
 from jaxdp.data.prefetch import DeviceIterator
+from jaxdp.distributed import status
 from jaxdp.distributed.signal_handler import ForcedStop, StopTraining
 from jaxdp.errors import TrainingError
 from jaxdp.planning import PlannedPhase
@@ -59,7 +60,7 @@ def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
     compiled_step = compiler.prepare_train(phase)
     if (layout := compiler.layout(phase)) is not run.layout:
         run.signals.raise_if_stop_agreed()  # before the collectives that gather the state
-        run.state, run.layout = layout.place(run.whole_state()), layout
+        run.state, run.layout = status.current().waiting(status.DEVICES)(layout.place)(run.whole_state()), layout
     with run.clock.paused("compilation"):
         step = run.signals.wait_for(compiled_step)
         run.checkpoints.check_trial()
@@ -136,11 +137,12 @@ def complete_steps(run: Run, keep: int = 0) -> None:
     while len(run.pending) > keep:
         step = run.pending.popleft()
         asked = time.monotonic()
-        record = step.record | to_host_scalars(step.metrics)
+        with status.current().waiting(status.DEVICES):
+            record = step.record | to_host_scalars(step.metrics)
+            waited = step.start_seconds + time.monotonic() - asked
+            record |= run.clock.end_step(step.timed, record["global_batch"])
         run.processes.record_request(record.pop("request"))
-        waited = step.start_seconds + time.monotonic() - asked
         run.processes.status.record_progress()
-        record |= run.clock.end_step(step.timed, record["global_batch"])
         run.step_times = waited, run.progress.training_seconds
         run.progress.skipped_steps = record.get("skipped_steps", 0)
         following = record["step"] + 1
