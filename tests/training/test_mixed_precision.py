@@ -82,6 +82,7 @@ def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_loss_scale_in_float32_does_not_change_the_gradient():
     update, metrics = update_of(with_parts(linear_config(), optimizer={"loss_scale": 2.0**12}))
     expected, expected_metrics = exact(linear_config())
@@ -148,6 +149,7 @@ def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path, too_large):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny, tmp_path, too_large, monkeypatch):
     monkeypatch.setattr(checks, "GIVE_UP_AFTER", 50)
     config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer=too_large)
@@ -249,6 +251,7 @@ def test_average_equals_timms(use_warmup):
     np.testing.assert_allclose(averages(values, average_decay=0.9, average_start=start), expected, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_average_is_the_bias_corrected_mean_of_all_steps():
     """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
     decay, steps = 0.75, 3
@@ -262,7 +265,8 @@ def test_average_is_the_bias_corrected_mean_of_all_steps():
         assert_close(states[-1].eval_variables[place], expected, 1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
     """Equal to the mean over single workers up to float32 rounding, far below the rounding of 16 bits."""
     config = with_parts(step_config(), model={"dtype": dtype})
@@ -284,6 +288,7 @@ def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("direct_convolutions")
 def test_rematerialization_gives_the_same_gradient_with_fewer_residuals():
     images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32, 32, 3)), jnp.float32)
