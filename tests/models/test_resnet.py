@@ -141,7 +141,14 @@ def test_resnet_is_an_ordinary_module():
 
 
 # torchvision's published numbers
-@pytest.mark.parametrize(("depth", "parameters"), [(18, 11_689_512), (34, 21_797_672), (101, 44_549_160), (152, 60_192_808)])
+@pytest.mark.parametrize(
+    ("depth", "parameters"),
+    [
+        (18, 11_689_512),
+        (34, 21_797_672),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((101, 44_549_160), (152, 60_192_808))),
+    ],
+)
 def test_every_depth_has_the_published_parameters(depth, parameters):
     _, params, _ = abstract_params(Model(depth=depth, classes=1000), 32)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
