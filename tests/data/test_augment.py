@@ -235,6 +235,7 @@ def test_mix_share_follows_the_beta_distribution():
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * 0.2 + 1)), rel=0.2)
 
 
+@pytest.mark.slow
 def test_mixed_step_has_no_permutation_and_equals_other_meshes(normalized_linear):
     losses = []
     for shape in ((1, 1), (2, 2)):
