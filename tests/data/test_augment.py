@@ -218,6 +218,7 @@ def test_cutmix_rectangle_that_touches_no_border_has_the_root_of_its_share_of_bo
     np.testing.assert_allclose(sizes, len(sizes) * [(32, 16)], atol=1)
 
 
+@pytest.mark.slow
 def test_mixup_or_cutmix_is_one_of_the_two_with_its_own_alpha():
     found, cuts, blends = mixed("mixup_or_cutmix", 0.2), mixed("cutmix", 1.0), mixed("mixup", 0.2)
 

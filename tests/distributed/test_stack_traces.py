@@ -66,6 +66,7 @@ def test_capture_shows_busy_pool_threads_and_omits_idle_ones():
     assert not any(name.startswith("idle") for name in by_name)
 
 
+@pytest.mark.slow
 def test_no_garbage_collection_begins_while_the_frames_of_threads_are_read():
     """Python 3.11 would corrupt memory if a finalizer let another thread leave the frame that is being read."""
     began_in, before = [], gc.get_threshold()

@@ -63,6 +63,7 @@ def test_gradient_bytes_of_the_state_equal_those_of_the_first_gradient(tiny):
     assert model_summary(tiny)["state_bytes"]["gradients"] == sum(leaf.nbytes for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_plan_shows_the_bytes_of_the_state_in_table_and_document():
     config = load_config("digits")
     plan, summary = make_plan(config, examples=1437, devices=4), model_summary(config)

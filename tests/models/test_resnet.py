@@ -90,6 +90,7 @@ class FlaxStem(nn.Module):
         return nn.relu(nn.BatchNorm(use_running_average=False, momentum=0.0, name="bn1")(x))
 
 
+@pytest.mark.slow
 def test_module_is_as_near_to_float64_as_flax():
     """Over 32,768 values of a channel. XLA's sum of two tensors at once is 20 to 70 times as far from float64."""
     rng = np.random.default_rng(0)

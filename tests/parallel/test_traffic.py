@@ -172,6 +172,7 @@ def sent_by(**parts) -> tuple[Collective, ...]:
     return step_traffic(plan.config, plan.phases[0]).collectives
 
 
+@pytest.mark.slow
 def test_plan_traffic_groups_phases_with_equal_collectives():
     phases = Phase(64, 1.0, per_worker_batch=8), Phase(256, 2.0, per_worker_batch=8), Phase(64, per_worker_batch=8)
     traffic = plan_traffic(plan_of(batch=phases, epochs=3.0))

@@ -279,10 +279,8 @@ def test_resume_of_a_sharded_run_equals_an_uninterrupted_run(run, tmp_path):
     assert outcome(tmp_path) == outcome_of_whole_run(run)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "sides"),
-    [pytest.param("replicated", "sharded", (1, 4), marks=pytest.mark.slow), ("sharded", "replicated", (4, 1))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second", "sides"), [("replicated", "sharded", (1, 4)), ("sharded", "replicated", (4, 1))])
 def test_resume_in_the_other_form_and_on_another_mesh_continues_the_run(run, tmp_path, first, second, sides):
     """Checkpoints do not depend on the form or the mesh."""
     forms = {"replicated": dataclasses.replace(run, reduce=Reduce()), "sharded": run}

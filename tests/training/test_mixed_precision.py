@@ -70,7 +70,8 @@ def exact(config):
     return update_of(config)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [pytest.param("bfloat16", 0.06, marks=pytest.mark.slow), ("float16", 0.01)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.06), ("float16", 0.01)])
 def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; parameters and statistics stay float32."""
     config = with_parts(step_config(), model={"dtype": dtype}, optimizer={"loss_scale": 1024.0})
@@ -164,6 +165,7 @@ def test_static_scale_that_overflows_is_named_in_the_error(tiny, tmp_path):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_log_counts_skipped_steps(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**24)
     config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer={"loss_scale": "dynamic"})

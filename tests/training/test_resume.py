@@ -100,6 +100,7 @@ def test_epochs_that_end_a_phase_before_one_that_has_ended_are_refused(tiny, tmp
         train(in_phases(tiny, epochs=1.2, first_end=0.6), tmp_path, accept_changes=True)
 
 
+@pytest.mark.slow
 def test_phases_of_another_recipe_are_those_of_the_recipe(tiny, tmp_path):
     train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
     other = dataclasses.replace(tiny, epochs=4.0, batch=(Phase(5, until_epoch=3.0), Phase(25)), mesh=Mesh(cpu_devices=1))

@@ -287,12 +287,13 @@ def test_a_factor_of_all_class_weights_leaves_the_bits_of_the_state(normalized_l
     assert metrics["skipped_steps"] == 0
 
 
+@pytest.mark.slow
 def test_class_weights_divide_no_loss_of_mixed_labels(normalized_linear):
     """Twice the weights, twice the loss and the gradient, as in PyTorch where labels are probabilities."""
 
     def found(factor):
         optimizer = {"class_weights": tuple(factor * (1.0 + label) for label in range(7))}
-        config = with_parts(linear_config(), optimizer=optimizer, data={"mix": "mixup", "augmentation": "none"})
+        config = with_parts(linear_config(), optimizer=optimizer, data={"mix": "mixup"})
         gradient, report = distributed_gradients(config, (2, 2), 4)
         return {"loss": report["loss"], "gradient": gradient}
 
