@@ -8,6 +8,8 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from jaxdp.choices import SOURCES
 
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
@@ -181,6 +183,7 @@ NOT_IMPORTED = {
 }
 
 
+@pytest.mark.slow
 def test_modules_import_no_more_than_they_need():
     code = f"""
 import importlib, sys

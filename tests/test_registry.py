@@ -274,6 +274,7 @@ def config():
 """
 
 
+@pytest.mark.slow
 def test_commands_with_the_recipe_that_registers_the_model_load_its_run(tiny, tmp_path, capsys):
     recipe, picture, run = tmp_path / "mine.py", tmp_path / "picture.png", ["--workdir", str(tmp_path / "run")]
     recipe.write_text(RECIPE)

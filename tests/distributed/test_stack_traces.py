@@ -49,6 +49,7 @@ def test_capture_shows_busy_threads_of_pools_and_users_and_omits_idle_ones():
     assert re.search("at tests/.*in reads_an_image$", stack_traces.place_in(stacks, "decode_"))
 
 
+@pytest.mark.slow
 def test_no_garbage_collection_begins_while_the_frames_of_threads_are_read():
     """Python 3.11 would corrupt memory if a finalizer let another thread leave the frame that is being read."""
     began_in, before = [], gc.get_threshold()

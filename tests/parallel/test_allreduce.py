@@ -376,6 +376,7 @@ for shard in jax.jit(reduce)(array).addressable_shards:
 """
 
 
+@pytest.mark.slow
 def test_ring_of_two_processes_returns_the_bits_of_one(over_processes):
     here = np.asarray(reduce_mean(random_tree({"x": (1001,)}, 8), (2, 4), "ring")["x"])
     lines = [line for lines in over_processes(PRINT_RING_BITS, 2) for line in lines if line.startswith("bits")]

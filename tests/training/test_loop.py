@@ -76,6 +76,7 @@ def test_data_order_across_a_batch_size_change_is_that_of_the_sampler(tiny, tmp_
     np.testing.assert_array_equal(np.concatenate([batch["labels"] for batch in training]), labels)
 
 
+@pytest.mark.slow
 def test_train_on_synthetic_classes_reaches_90_percent(tiny, tmp_path):
     config = with_parts(tiny, data={"train_examples": 512, "eval_examples": 101}, schedule={"learning_rate": 8.0})
     result = train(dataclasses.replace(config, epochs=8.0, batch=(Phase(32, 6.0), Phase(64))), tmp_path)

@@ -70,7 +70,8 @@ def exact(config):
     return update_of(config)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [pytest.param("bfloat16", 0.06, marks=pytest.mark.slow), ("float16", 0.01)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.06), ("float16", 0.01)])
 def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; parameters and statistics stay float32."""
     config = with_parts(step_config(), model={"dtype": dtype}, optimizer={"loss_scale": 1024.0})
@@ -82,6 +83,7 @@ def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_loss_scale_in_float32_does_not_change_the_gradient():
     update, metrics = update_of(with_parts(linear_config(), optimizer={"loss_scale": 2.0**12}))
     expected, expected_metrics = exact(linear_config())
@@ -148,6 +150,7 @@ def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path, too_large):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny, tmp_path, too_large, monkeypatch):
     monkeypatch.setattr(checks, "GIVE_UP_AFTER", 50)
     config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer=too_large)
@@ -162,6 +165,7 @@ def test_static_scale_that_overflows_is_named_in_the_error(tiny, tmp_path):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_log_counts_skipped_steps(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**24)
     config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer={"loss_scale": "dynamic"})
@@ -249,6 +253,7 @@ def test_average_equals_timms(use_warmup):
     np.testing.assert_allclose(averages(values, average_decay=0.9, average_start=start), expected, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_average_is_the_bias_corrected_mean_of_all_steps():
     """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
     decay, steps = 0.75, 3
@@ -262,7 +267,8 @@ def test_average_is_the_bias_corrected_mean_of_all_steps():
         assert_close(states[-1].eval_variables[place], expected, 1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
     """Equal to the mean over single workers up to float32 rounding, far below the rounding of 16 bits."""
     config = with_parts(step_config(), model={"dtype": dtype})
@@ -284,6 +290,7 @@ def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("direct_convolutions")
 def test_rematerialization_gives_the_same_gradient_with_fewer_residuals():
     images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32, 32, 3)), jnp.float32)
