@@ -4,10 +4,9 @@ import jax.numpy as jnp
 
 
 def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
-    """One moving-average update of the running statistics from the moments of all workers.
+    """One moving-average update of the running statistics. moments: means and mean squares, averaged over all devices.
 
-    A worker is a group of images that is normalized together. Means and mean squares are averaged over workers; the
-    variance is then mean square minus squared mean.
+    The variance is their mean square minus squared mean.
     """
 
     def update(stats: dict, new: dict) -> dict:

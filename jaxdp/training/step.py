@@ -3,7 +3,8 @@
 The plain step stands first and whole: `local_gradient` (forward pass, loss, backward pass), `mean_gradient` (all-reduce) and
 `with_update` (optimizer, running statistics). A mode of the config, such as gradient accumulation or loss scaling, wraps one of
 these functions; each has a module in `modes/`. `step_gradient` and `make_train_step` choose the modes and their order.
-By default, on several devices, `modes/overlap.py` computes the gradient of `local_gradient` and reduces it meanwhile.
+By default, on several devices, `modes/overlap.py` computes the gradient of `local_gradient` and reduces it meanwhile, with the
+strategy `torus`. All other modes are off, but an accelerator holds a small set of training images (`resident_images`).
 """
 
 import dataclasses
@@ -32,7 +33,18 @@ from jaxdp.training.modes.loss_scaling import with_loss_scale, with_unscaled_gra
 from jaxdp.training.modes.overlap import overlapped_gradient
 from jaxdp.training.modes.resident_images import with_resident_images
 from jaxdp.training.modes.skipped_steps import with_skipped_steps
-from jaxdp.training.objective import Batch, Gradient, Loss, Metrics, PixelStats, Step, accuracy, mean_loss, training_examples
+from jaxdp.training.objective import (
+    Batch,
+    Gradient,
+    LocalGradient,
+    Loss,
+    Metrics,
+    PixelStats,
+    Step,
+    accuracy,
+    mean_loss,
+    training_examples,
+)
 from jaxdp.training.request_flags import with_request_metric, with_requests
 from jaxdp.training.state import StateLayout, TrainState, make_optimizer
 
@@ -140,12 +152,12 @@ def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStat
                 return lambda state, batch, seed: found(state._replace(params=gather_params(state.params)), batch, seed)
             return found
 
-        of_loss, loss = local, partial(mean_loss, config)
+        local_gradient_of: LocalGradient = local
         if config.optimizer.class_weights and config.data.mix == "none":
-            of_loss = partial(with_class_weights, config, of_loss, mean=mean)
+            local_gradient_of = partial(with_class_weights, config, local_gradient_of, mean=mean)
         if is_scaled:
-            of_loss = partial(with_loss_scale, of_loss)
-        found = mean_gradient(with_requests(of_loss(loss)), all_reduce, mean)
+            local_gradient_of = partial(with_loss_scale, local_gradient_of)
+        found = mean_gradient(with_requests(local_gradient_of(partial(mean_loss, config))), all_reduce, mean)
         return (with_unscaled_gradient(found) if is_scaled else found)(state, batch, seed)
 
     return gradient
