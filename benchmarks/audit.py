@@ -59,8 +59,7 @@ def gradients(steps: int) -> list[list[np.ndarray]]:
     from jaxdp.bench.step_runner import build_step
     from jaxdp.config import Config, Data, Model, Phase, Reduce
     from jaxdp.parallel.mesh import AXES, make_mesh
-    from jaxdp.training.state import make_layout
-    from jaxdp.training.step import step_gradient
+    from jaxdp.training.step import make_layout, step_gradient
 
     config = Config(
         data=Data(source="synthetic", image_size=8),

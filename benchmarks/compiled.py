@@ -36,8 +36,7 @@ from jaxdp.config import at_image_size
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.planning import Plan
 from jaxdp.sizes import model_summary
-from jaxdp.training.state import make_layout
-from jaxdp.training.step import step_gradient, without_reduction
+from jaxdp.training.step import make_layout, step_gradient, without_reduction
 from jaxdp.training.step_compiler import abstract_arguments
 from jaxdp.xla import hlo, kernels
 from jaxdp.xla import options as xla_options

@@ -32,7 +32,8 @@ from jaxdp.bench.environment import provenance
 from jaxdp.bench.input import make_images
 from jaxdp.config import Augment
 from jaxdp.data.batch_sources import DecodedImages, default_threads
-from jaxdp.data.decode import Scratch, decode, random_crop_box, random_numbers, random_resized_crop
+from jaxdp.data.decode import Scratch, decode
+from jaxdp.data.host_crops import random_crop_box, random_numbers, random_resized_crop
 from jaxdp.data.image_folder import ImageFolder
 from jaxdp.data.prefetch import Prefetcher
 from jaxdp.data.sampler import repeated_positions

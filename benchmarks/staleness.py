@@ -28,9 +28,10 @@ from jaxdp.distributed import runtime
 from jaxdp.optim import build_optimizer
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.planning import make_plan
+from jaxdp.training.batch_statistics import update_statistics
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
-from jaxdp.training.state import create_state, make_layout
-from jaxdp.training.step import step_gradient, update_statistics, without_reduction
+from jaxdp.training.state import create_state
+from jaxdp.training.step import make_layout, step_gradient, without_reduction
 
 EPOCHS, WARM_UP, BATCH, MOMENTUM = 8.0, 2.0, 32, 0.9
 TAUS = (0, 1, 3, 7, 15)

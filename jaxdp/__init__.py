@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what type checkers see; the names of the table below and `p
     from jaxdp.registration import register_augmentation as register_augmentation
     from jaxdp.registration import register_dataset as register_dataset
     from jaxdp.registration import register_loss as register_loss
+    from jaxdp.registration import register_metric as register_metric
     from jaxdp.registration import register_model as register_model
     from jaxdp.registration import register_optimizer as register_optimizer
     from jaxdp.registration import register_schedule as register_schedule
@@ -60,6 +61,7 @@ _MODULE_OF = {
     "register_augmentation": "jaxdp.registration",
     "register_dataset": "jaxdp.registration",
     "register_loss": "jaxdp.registration",
+    "register_metric": "jaxdp.registration",
     "register_model": "jaxdp.registration",
     "register_optimizer": "jaxdp.registration",
     "register_schedule": "jaxdp.registration",

@@ -98,13 +98,6 @@ class Loss(Choice):
     title: str = ""
 
 
-@dataclass(frozen=True)
-class Metric(Choice):
-    """A metric of evaluations. sign: 1 if higher values are better, -1 if lower ones are."""
-
-    sign: int = 1
-
-
 OPTIMIZERS = Choices(
     "optimizer.name",
     {
@@ -264,14 +257,6 @@ SOURCES = Choices(
     ),
     other_reads="imagenet2012",
     function="register_dataset",
-)
-STOP_METRICS = Choices(
-    "stop.metric",
-    {
-        "eval_accuracy": Metric("held-out accuracy, the higher the better"),
-        "eval_top5": Metric("held-out top-5 accuracy, the higher the better; with six classes or more"),
-        "eval_loss": Metric("held-out loss, the lower the better", sign=-1),
-    },
 )
 MODELS = Choices(
     "model.name",

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import Doc
 
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, OPTIMIZERS, SOURCES, STOP_METRICS
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, OPTIMIZERS, SOURCES
 from jaxdp.errors import ConfigError as ConfigError
 from jaxdp.fields import (
     LARGEST,
@@ -27,6 +27,7 @@ from jaxdp.fields import (
     RegisteredName,
     Section,
 )
+from jaxdp.metrics import FIRST, METRICS
 from jaxdp.registry import OneOf
 from jaxdp.schedules import MOMENTUM_RULES
 from jaxdp.schedules import Schedule as Schedule
@@ -38,7 +39,6 @@ BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
 RESNET = "resnet"  # the built-in model
 MAX_CLASSES = 1_000_000
-TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
 StrategyName = Annotated[
     RegisteredName,
     Doc(
@@ -523,8 +523,12 @@ class Stop(Section):
     The learning rate follows the whole schedule: it does not depend on where the run ends.
     """
 
-    metric: Annotated[str, OneOf(STOP_METRICS)] = "eval_accuracy"
-    """Metric of evaluations that early stopping follows, and that decides which checkpoint is the best"""
+    metric: Annotated[
+        RegisteredName,
+        Doc(
+            f"Metric of evaluations that early stopping follows, and that decides which checkpoint is the best. {METRICS.help}"
+        ),
+    ] = FIRST
     patience: Count | None = None
     """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
     if its metric is better than at every evaluation before. The first one improves; one whose metric is not finite does not"""

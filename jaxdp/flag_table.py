@@ -6,7 +6,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from jaxdp.errors import ConfigError, one_of
-from jaxdp.files import check_local, check_no_password
+from jaxdp.files import check_local
 from jaxdp.registry import OneOf
 
 GENERAL, ALL = "general", "all"  # groups of help
@@ -83,7 +83,6 @@ class Flag:
         return values[0]
 
     def _parse_word(self, value: str) -> Any:
-        check_no_password(value, self.name)
         if self.name not in TAKE_URLS:
             check_local(value, self.name)  # most flags would create a local directory of that name
         if NoneType in self.types and value == "None":

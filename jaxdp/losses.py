@@ -103,3 +103,13 @@ def rank_of_label(logits: jax.Array, labels: jax.Array) -> jax.Array:
     classes = jnp.arange(logits.shape[-1], dtype=labels.dtype)
     above = ~(logits < label_logits) & (classes != labels[:, None])
     return above.sum(-1, dtype=jnp.int32)
+
+
+def is_correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Whether the true class has the highest score, bool [B]."""
+    return rank_of_label(logits, labels) < 1
+
+
+def is_among_five(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Whether the true class has one of the five highest scores, bool [B]."""
+    return rank_of_label(logits, labels) < 5

@@ -36,7 +36,8 @@ class Network(Protocol):
     ) -> tuple[jax.Array, dict]:
         """(logits [B, classes] float32, moments) of images [B, H, W, 3].
 
-        moments: in training the structure of batch_stats with `mean` and `square` (mean square) of this batch; else {}.
+        moments: in training, for each {"mean", "var"} of batch_stats, the {"mean", "square"} of this batch: its mean and mean
+        square; else {}.
         key: of dropout and drop-path in training; one for the batch, or [B], one for each image.
         """
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Loss, SourceChoice, UpdateRule
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.fields import LARGEST
+from jaxdp.metrics import COUNT, METRICS, PREFIX, MetricChoice
 from jaxdp.registry import Choice
 from jaxdp.schedules import SCHEDULES, Position, Schedule
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
@@ -106,6 +107,29 @@ def register_loss(name: str, loss: Callable[[Any, Any], Any]) -> None:
 
     _check_function("register_loss", name, loss, example="lambda logits, targets: ((logits - targets) ** 2).mean(-1)")
     LOSSES.register(name, Loss(""), of_targets(loss))
+
+
+def register_metric(
+    name: str,
+    function: Callable[[Any, Any], Any],
+    *,
+    higher_is_better: bool = True,
+    of: Literal["images", "all"] = "images",
+) -> None:
+    """Register a metric of held-out images in this process: every evaluation then computes `eval_NAME`.
+
+    function: of="images": f(logits [B, C] float32, labels [B] int32) -> [B], the value of each image, bool or a number, traced
+    by JAX; the metric is the mean over the held-out images. of="all": the same of all held-out images, as NumPy arrays, -> a
+    number, called once in each process. `Stop(metric="eval_NAME")` chooses the best checkpoint by it. A repeated name replaces
+    the metric.
+    Raises ConfigError for an invalid or reserved name, for something that cannot be called, and for another value of `of`.
+    """
+    _check_function("register_metric", name, function, example="lambda logits, labels: logits.argmax(-1) == labels")
+    if f"{PREFIX}{name}" == COUNT:
+        raise ConfigError("name", name, reason="reserved", hint="choose a different name")
+    if of not in ("images", "all"):
+        raise ConfigError("of", of, reason='must be "images" or "all"')
+    METRICS.register(f"{PREFIX}{name}", MetricChoice("", sign=1 if higher_is_better else -1, of=of), function)
 
 
 def register_schedule(name: str, rate: Callable[[float], Any]) -> None:

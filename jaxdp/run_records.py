@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxdp import metrics
 from jaxdp.files import LARGEST, open_regular
 from jaxdp.files import LOG as LOG
+from jaxdp.metrics import METRICS
 
 EVENTS = "events.jsonl"
 START, MESSAGE, STOPPED, FAILED, FINISHED = "start", "message", "stopped", "failed", "finished"
@@ -37,10 +39,8 @@ RECORD_FIELDS = {  # docs/watching.md shows it
     "audit_share": "largest difference that this step's audit found between devices, divided by its bound; in audited steps",
     "waiting_share": "share of the time since the last training record that devices waited for another process",
     "slowest_rank": "rank of the process that all other processes waited for most",
-    "eval_accuracy": "share of the held-out images whose class is predicted correctly, from 0 to 1",
-    "eval_top5": "share whose class is among the five most likely; with six classes or more",
-    "eval_loss": "mean loss of the held-out images, without label smoothing and class weights",
-    "eval_examples": "held-out images that were counted",
+    **{name: METRICS[name].help for name in metrics.names()},
+    metrics.COUNT: "held-out images that were counted",
 }
 # Fields of a record or of result.json that measure time or depend on connections from outside. All other fields are identical
 # for every run of a config on a mesh, however often it is interrupted.

@@ -15,11 +15,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, STOP_METRICS
-from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, TOP5_CLASSES, Config, Finetune
+from jaxdp import metrics
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES
+from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Finetune
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.fields import SMALLEST, Section
 from jaxdp.files import check_local, check_no_password, expand_user
+from jaxdp.metrics import METRICS
 from jaxdp.registry import Choices
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 from jaxdp.strategies import STRATEGIES
@@ -33,7 +35,6 @@ TABLES: tuple[Choices, ...] = (
     AUTO_AUGMENTS,
     MIXES,
     SOURCES,
-    STOP_METRICS,
 )
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
 RESUME_SAFE_FIELDS = (
@@ -341,9 +342,9 @@ def check_class_weights(config: Config) -> None:
 def check_stop(config: Config) -> None:
     """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
     stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
-    if stop.metric == "eval_top5" and classes is not None and classes < TOP5_CLASSES:
-        reason = f"with {plural(classes, 'class')}, every image is among the five most likely"
-        raise ConfigError("stop.metric", stop.metric, reason=reason, hint="use eval_accuracy or eval_loss")
+    if classes is not None and stop.metric in METRICS and stop.metric not in (known := metrics.names(classes)):
+        reason = f"with {plural(classes, 'class')}, {METRICS[stop.metric].lacking}"
+        raise ConfigError("stop.metric", stop.metric, reason=reason, hint=f"use {' or '.join(known)}")
 
 
 def _check_blocks(config: Config) -> None:
@@ -443,6 +444,7 @@ def check_names(config: Config) -> None:
     """Raise ConfigError if a name in a config, such as its model's, is neither built in nor registered."""
     for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES):
         table.check(attrgetter(table.field)(config))
+    metrics.check(config.stop.metric)
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
         raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
 

@@ -30,6 +30,7 @@ import jax
 import pytest
 from helpers.linear import NormalizedLinear
 from helpers.shared_programs import SharedPrograms
+from hypothesis import HealthCheck, settings
 
 import jaxdp
 import jaxdp.data.sources  # noqa: F401 - it implements SOURCES, which tables_as_before copies
@@ -40,6 +41,7 @@ from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, S
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launch import reserved_port
 from jaxdp.loggers import default
+from jaxdp.metrics import METRICS
 from jaxdp.models import activation_memory, resnet
 from jaxdp.models.convolution import CONVOLUTIONS
 from jaxdp.schedules import SCHEDULES
@@ -47,13 +49,16 @@ from jaxdp.strategies import STRATEGIES
 
 gc.freeze()  # nothing imported so far is garbage; JAX's traces are millions of objects; most live until a test ends
 gc.set_threshold(200_000, 20, 50)
+# No test fails because a machine is slow.
+settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_speed")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
 
 
 PROGRAMS = SharedPrograms()
-TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOURCES)
+TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOURCES, METRICS)
 
 
 def forget_networks() -> None:

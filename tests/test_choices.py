@@ -20,11 +20,11 @@ from jaxdp.choices import (
     MODELS,
     OPTIMIZERS,
     SOURCES,
-    STOP_METRICS,
     Loss,
     UpdateRule,
 )
 from jaxdp.config import Adam, Optimizer
+from jaxdp.metrics import METRICS
 from jaxdp.optim import optimizer
 from jaxdp.recipes import load_config
 from jaxdp.registry import Choice, Choices
@@ -142,4 +142,4 @@ def test_sources_have_the_numbers_that_are_published_or_computed():
         assert {name for name in SOURCES.builtin if getattr(SOURCES[name], kind)} == names, kind
     assert SOURCES["imagenette"].prepared
     assert {name for name in AUGMENTATIONS if AUGMENTATIONS[name].resizes} == {"paper", "random_resized_crop"}
-    assert {name: metric.sign for name, metric in STOP_METRICS.items()} == {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}
+    assert {name: metric.sign for name, metric in METRICS.items()} == {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}

@@ -8,6 +8,8 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from jaxdp.choices import SOURCES
 
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
@@ -24,6 +26,7 @@ CORE = [
     "flags",
     "foreign_flags",
     "file_locks",
+    "metrics",
     "planning",
     "published",
     "recipes",
@@ -49,6 +52,7 @@ RINGS = {
 }
 EXCEPTIONS = {
     **{f"choices -> {part}": "a table refers to what implements its entries" for part in ("data", "losses", "models", "optim")},
+    "metrics -> losses": "a table refers to what implements its entries",
     "strategies -> parallel": "a table refers to what implements its entries",
     "planning -> parallel.mesh": "shapes of meshes, which need no JAX",
     "planning -> models.summary": "stages of a ResNet, imported for a batch that may be too small for batch normalization",
@@ -179,6 +183,7 @@ NOT_IMPORTED = {
 }
 
 
+@pytest.mark.slow
 def test_modules_import_no_more_than_they_need():
     code = f"""
 import importlib, sys

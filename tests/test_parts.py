@@ -18,7 +18,7 @@ import jaxdp
 from jaxdp.config import Config, Model, Optimizer, Phase
 from jaxdp.models import resnet
 from jaxdp.run_records import read_log
-from jaxdp.training.state import make_layout
+from jaxdp.training.step import make_layout
 
 STEPS, BATCH, MOMENTUM, DECAY, SMOOTHING = 9, 16, 0.8, 0.01, 0.1
 

@@ -32,6 +32,7 @@ def random_images():
     return np.random.default_rng(0).integers(0, 256, (len(POSITIONS), 24, 24, 3)).astype(np.uint8)
 
 
+@pytest.mark.slow
 def test_example_of_the_page_is_three_augment():
     """Each result is one of the three published operations; all occur."""
     (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "three_augment" in block]

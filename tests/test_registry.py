@@ -24,7 +24,7 @@ from jaxdp.fields import LARGEST
 from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
 from jaxdp.inference.export import export
 from jaxdp.models.summary import summary
-from jaxdp.optim.lars import is_matrix_or_larger
+from jaxdp.optim.weight_decay import add_weight_decay
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.registry import Choice, Choices, LazyModule
 from jaxdp.schedules import SCHEDULES, Position
@@ -207,7 +207,7 @@ def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp
 
     def momentum_sgd(config, learning_rate, momentum):
         return optax.chain(
-            optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
+            add_weight_decay(config.weight_decay),
             optax.trace(decay=momentum),
             optax.scale(-learning_rate),
         )
@@ -274,6 +274,7 @@ def config():
 """
 
 
+@pytest.mark.slow
 def test_commands_with_the_recipe_that_registers_the_model_load_its_run(tiny, tmp_path, capsys):
     recipe, picture, run = tmp_path / "mine.py", tmp_path / "picture.png", ["--workdir", str(tmp_path / "run")]
     recipe.write_text(RECIPE)

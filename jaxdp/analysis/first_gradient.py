@@ -14,8 +14,8 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.setup.prepare import prepare
 from jaxdp.training.objective import Batch
-from jaxdp.training.state import TrainState, create_state, make_layout
-from jaxdp.training.step import step_gradient
+from jaxdp.training.state import TrainState, create_state
+from jaxdp.training.step import make_layout, step_gradient
 from jaxdp.training.step_compiler import mesh_of
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import jaxdp_jax_config

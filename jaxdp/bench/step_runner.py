@@ -16,8 +16,8 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import Stage, unsupported_reason
-from jaxdp.training.state import TrainState, create_state, make_layout
-from jaxdp.training.step import make_train_step, without_reduction
+from jaxdp.training.state import TrainState, create_state
+from jaxdp.training.step import make_layout, make_train_step, without_reduction
 from jaxdp.validation import with_fields
 from jaxdp.xla import options
 

@@ -17,7 +17,8 @@ from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.state import TrainState, create_state, make_layout, make_optimizer
+from jaxdp.training.state import TrainState, create_state, make_optimizer
+from jaxdp.training.step import make_layout
 from jaxdp.validation import with_fields
 from jaxdp.xla import options
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxdp.checkpoint.manager import Rollback
+from jaxdp.distributed import status
 from jaxdp.errors import TrainingError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import shard_size
@@ -26,8 +27,8 @@ from jaxdp.training.callback import Callback
 from jaxdp.training.loop import complete_steps
 from jaxdp.training.objective import Batch
 from jaxdp.training.run import Run, add_to_record
-from jaxdp.training.state import TrainState, make_layout
-from jaxdp.training.step import step_gradient
+from jaxdp.training.state import TrainState
+from jaxdp.training.step import make_layout, step_gradient
 from jaxdp.training.step_compiler import StepCompiler
 
 MAX_NAMED_DEVICES = 4
@@ -75,6 +76,7 @@ class AuditProgram:
     reference: str
     mesh_shape: tuple[int, int]
 
+    @status.current().waiting(status.DEVICES)
     def __call__(self, state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array]) -> dict[str, Any]:
         """The findings of this process's devices: see `local_findings`."""
         return local_findings(self.compiled(state, batch, hyperparameters))
@@ -219,7 +221,7 @@ class Audit(Callback):
         processes, progress = run.processes, run.progress
         processes.set_activity("compile", step, "waiting for the audit's program")
         with run.clock.paused("compilation"):
-            program = self._program(run).result()  # no check for a stop: the rest would wait here
+            program = status.result_of(self._program(run))  # no check for a stop: the rest would wait here
         processes.set_activity("audit", step)
         with run.clock.paused("audit"):
             processes.all_gather_object("all processes to be ready for an audit", None, while_waiting=lambda: None)

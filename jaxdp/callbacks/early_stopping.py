@@ -6,9 +6,9 @@ from typing import Any
 
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Stop
 from jaxdp.errors import plural
+from jaxdp.metrics import METRICS
 from jaxdp.planning import Plan
 from jaxdp.run_records import TIMING
 from jaxdp.training.callback import Callback
@@ -56,7 +56,7 @@ def update(progress: Progress, stop: Stop, record: Mapping[str, Any]) -> None:
     if not math.isfinite(value):
         progress.not_improved += 1
         return
-    gain = math.inf if progress.best is None else STOP_METRICS[stop.metric].sign * (value - progress.best[stop.metric])
+    gain = math.inf if progress.best is None else METRICS[stop.metric].sign * (value - progress.best[stop.metric])
     if gain >= 0:  # of equal evaluations, the newer counts, as among checkpoints
         progress.best = {**record}
     progress.not_improved = 0 if gain > 0 else progress.not_improved + 1

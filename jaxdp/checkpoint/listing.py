@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from jaxdp import metrics
 from jaxdp.checkpoint.manifest import CheckpointError, Manifest, is_checkpoint_name, read_manifest, verify_files
-from jaxdp.choices import STOP_METRICS
 from jaxdp.errors import ConfigError
 
 UNFINISHED = "saving-"  # prefix of directories that are being written or removed
@@ -42,10 +42,12 @@ def latest_valid(folder: Path, max_samples: int | None = None, *, below: str = "
 def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
     """The checkpoints saved right after an evaluation, best first; ties are broken in favor of the newer one.
 
-    metric: a name in `jaxdp.choices.STOP_METRICS`. Checkpoints with a value that is not finite are omitted.
+    metric: a name in `jaxdp.metrics.METRICS`. Checkpoints with a value that is not finite are omitted. Raises ConfigError for
+    an unknown one.
     """
-    sign = STOP_METRICS[metric].sign
-    values = [(manifest.metric(metric), manifest) for manifest in manifests]
+    metrics.check(metric)
+    sign = metrics.METRICS[metric].sign
+    values = [(manifest.evaluation.get(metric), manifest) for manifest in manifests]
     scored = [(sign * value, manifest) for value, manifest in values if value is not None and math.isfinite(value)]
     return [manifest for _, manifest in sorted(scored, key=lambda pair: (pair[0], pair[1].samples), reverse=True)]
 

@@ -38,6 +38,7 @@ from jaxdp.checkpoint.replicas import StateReport
 from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Checkpoint as CheckpointConfig
 from jaxdp.config import Stop
+from jaxdp.distributed import status
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError
 from jaxdp.file_locks import file_system
@@ -118,11 +119,12 @@ class CheckpointManager:
         self.check()
         placed = state if placed is None else placed
         is_sharded = not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(placed))
-        # Shards have few bytes, so all are compared; of a whole state, only the parameters.
-        diverged = replicas.diverged_devices(placed if is_sharded else getattr(placed, "params", placed))
-        parts = replicas.part_checksums(placed) if self.group.num_processes > 1 else {}
+        with status.current().waiting(status.DEVICES):
+            # Shards have few bytes, so all are compared; of a whole state, only the parameters.
+            diverged = replicas.diverged_devices(placed if is_sharded else getattr(placed, "params", placed))
+            parts = replicas.part_checksums(placed) if self.group.num_processes > 1 else {}
+            self._host_state = orbax_io.copy_to_host(state, self._host_state)
         report = StateReport([*map(str, diverged)], parts, metadata.get("progress", {}).get("bad_images", {}))
-        self._host_state = orbax_io.copy_to_host(state, self._host_state)
         self._pending = self._thread.submit(self._save, samples, metadata, report=report, before_manifest=before_manifest)
         _last_saves[self.folder.absolute()] = self._pending
 
@@ -130,12 +132,14 @@ class CheckpointManager:
         """Start a save of a few bytes, which is removed again; see `check_trial`. All processes call this."""
         self._pending = self._trial = self._thread.submit(self._try_save)
 
+    @status.current().waiting(status.SAVE)
     def check_trial(self) -> None:
         """Wait for the trial save. Raises TrainingError if it failed: every other save would fail too."""
         if self._trial is not None:
             self._trial.result()
             self.check()
 
+    @status.current().waiting(status.SAVE)
     def wait(self) -> None:
         """Wait for the save in progress, if any."""
         if self._pending is not None:

@@ -100,13 +100,9 @@ class Manifest:
             raise ConfigError("checkpoint", self.location, reason=f"its config cannot be read ({error})", hint=hint) from None
 
     @property
-    def accuracy(self) -> float | None:
-        """Held-out accuracy in [0, 1]; None if the checkpoint was not saved right after an evaluation."""
-        return self.metric("eval_accuracy")
-
-    def metric(self, name: str) -> float | None:
-        """A metric of the held-out images, such as eval_loss; None without an evaluation, or if the evaluation lacks it."""
-        return (self.metadata.get("evaluation") or {}).get(name)
+    def evaluation(self) -> dict[str, float]:
+        """The record of the evaluation right before the checkpoint was saved; {} without one."""
+        return self.metadata.get("evaluation") or {}
 
     @property
     def epoch(self) -> float:

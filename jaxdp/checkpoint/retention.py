@@ -11,7 +11,7 @@ class Retention:
     """Keeps the newest `keep` checkpoints, the best one by `metric`, the retained ones and the last audited one.
 
     With early stopping, also keeps the best checkpoint in the progress of each of these: the run may return to it.
-    Checkpoints are identified by their number of samples. metric: a name in `jaxdp.choices.STOP_METRICS`. retained: checkpoints
+    Checkpoints are identified by their number of samples. metric: a name in `jaxdp.metrics.METRICS`. retained: checkpoints
     that are never removed. audited: the newest checkpoint when an audit last passed. resumed: the checkpoint this session
     started from, kept until an audit passes. uploading: the checkpoint that is being uploaded.
     """

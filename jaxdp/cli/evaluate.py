@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from jaxdp import metrics
 from jaxdp.cli.options import CheckpointName, ConfigFields, Switch, weights_flag
 from jaxdp.config import Config
 from jaxdp.errors import print_safe
@@ -13,7 +14,7 @@ from jaxdp.recipes import register_from, reset_for_network
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Compute the accuracy of a checkpoint on all held-out images, on the devices of this machine.
+    """Compute the metrics of a checkpoint on all held-out images, on the devices of this machine.
 
     Examples:
       jaxdp evaluate --workdir runs/digits
@@ -55,9 +56,5 @@ def run(arguments: list[str], program: str) -> None:
     if options.json:
         print_safe(json.dumps(result, indent=2))
         return
-    top5 = f"top-5 {100 * result['eval_top5']:.2f} %, " if "eval_top5" in result else ""
-    print_safe(
-        f"accuracy {100 * result['eval_accuracy']:.2f} %  ({top5}"
-        f"{result['eval_examples']} held-out images)  held-out loss {result['eval_loss']:.4f}  "
-        f"{source}"
-    )
+    first, *others, loss = metrics.words(result)
+    print_safe(f"{first}  ({', '.join([*others, f'{result[metrics.COUNT]} held-out images'])})  {loss}  {source}")

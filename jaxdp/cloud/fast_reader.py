@@ -4,7 +4,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,11 +13,14 @@ from jaxdp.errors import first_line
 VALID = timedelta(minutes=10)  # how long obstore keeps credentials; it asks for new ones when half of it is left, by the clock
 ATTEMPTS, RARELY = 4, 100  # after so many failures in a row, only one of RARELY reads is tried
 AMAZON = re.compile(r"https://s3(\.[a-z0-9-]+)?\.amazonaws\.com")
+S3_OPTIONS = {"anon", "key", "secret", "token", "profile", "endpoint_url", "region_name", "config_kwargs", "requester_pays"}
+GCS_OPTIONS = {"token", "project", "access", "endpoint_url", "requests_timeout"}
+READ_SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _process = os.getpid()  # obstore's threads do not exist in a process that is forked from this one
 
 
 class FastReader:
-    """Objects of a bucket, with the address and the credentials of the file system of s3fs or gcsfs.
+    """Objects of a bucket, with the address and the credentials that s3fs or gcsfs would find.
 
     A failed read returns None; the file system then reads the object, or explains the failure. `count_fallback` counts reads
     where only the file system succeeded: after several in a row, this reader tries few reads.
@@ -93,69 +96,76 @@ def _kind(start: int | None) -> str:
     return "objects" if start is None else "ranges"
 
 
-def new_s3_store(fs: Any, bucket: str, **options: Any) -> Any:
-    """obstore's store for a bucket that s3fs's file system reads.
+def _options(fs: Any, followed: set[str]) -> dict[str, Any]:
+    """The options that the user gave to a file system. Raises ValueError for those that obstore would not follow."""
+    given = {name: value for name, value in fs.storage_options.items() if value}
+    given = given.pop("client_kwargs", {}) | given
+    if others := given.keys() - followed:
+        raise ValueError(f"options of {type(fs).__name__}: {', '.join(sorted(others))}")
+    return given
 
-    Raises ValueError for options of the file system that obstore would not follow.
-    """
-    from fsspec.asyn import sync
+
+def new_s3_store(fs: Any, bucket: str, **options: Any) -> Any:
+    """obstore's store for a bucket that s3fs's file system reads. Raises ValueError if obstore would not follow its options."""
+    from botocore import UNSIGNED
+    from botocore.config import Config
+    from botocore.session import Session
     from obstore.store import S3Store
 
-    def credentials() -> Any:
-        expires_at = datetime.now(UTC) + VALID
-        if fs.key and fs.secret:
-            key, secret, token = fs.key, fs.secret, fs.token
-        else:
-            key, secret, token = sync(fs.loop, _aws_credentials, fs.session)
-        return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": expires_at}
+    given = _options(fs, S3_OPTIONS)
+    is_anonymous = "anon" in given
+    session = Session(profile=given.get("profile"))
+    if "key" in given:
+        session.set_credentials(given["key"], given.get("secret"), given.get("token"))
 
-    others = {*fs.client_kwargs} - {"endpoint_url", "region_name"} | {*fs.config_kwargs} & {"proxies", "client_cert"}
-    others |= {*fs.s3_additional_kwargs}
-    if others:
-        raise ValueError(f"options of s3fs: {', '.join(sorted(others))}")
-    if ":" in bucket:
-        raise ValueError("an access point")
-    endpoint, region = s3_address(fs, bucket)
-    given: dict[str, Any] = {  # options that environment variables would set otherwise, under the names with precedence
+    def credentials() -> Any:
+        key, secret, token, *_ = session.get_credentials().get_frozen_credentials()  # renews them
+        return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": datetime.now(UTC) + VALID}
+
+    config = Config(**given.get("config_kwargs", {}), signature_version=UNSIGNED if is_anonymous else None)
+    named = {name: given.get(name) for name in ("endpoint_url", "region_name")}
+    endpoint, region = s3_address(session, bucket, config=config, **named)
+    fixed: dict[str, Any] = {  # options that environment variables would set otherwise, under the names with precedence
         "aws_endpoint_url_s3": endpoint,
         "region": region,
-        "skip_signature": bool(fs.anon),
+        "skip_signature": is_anonymous,
         "s3_express": False,
         "virtual_hosted_style_request": False,
-        "request_payer": bool(fs.requester_pays),
+        "request_payer": "requester_pays" in given,
     }
-    return S3Store(bucket, credential_provider=None if fs.anon else credentials, **given, **options)
+    return S3Store(bucket, credential_provider=None if is_anonymous else credentials, **fixed, **options)
 
 
-def s3_address(fs: Any, bucket: str) -> tuple[str, str]:
+def s3_address(session: Any, bucket: str, **options: Any) -> tuple[str, str]:
     """(URL, region) of a bucket's server: at Amazon, the server in the bucket's region, where botocore would be redirected."""
-    address = fs.s3.meta  # connects
-    if AMAZON.fullmatch(address.endpoint_url):
-        with suppress(Exception):  # not permitted, for example
-            headers = fs.call_s3("head_bucket", Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]
-            region = headers["x-amz-bucket-region"]
-            return f"https://s3.{region}.amazonaws.com", region
-    return address.endpoint_url, address.region_name or "us-east-1"
-
-
-async def _aws_credentials(session: Any) -> tuple[str, str, str | None]:
-    """(key, secret, token) of an aiobotocore session, which renews credentials that expire."""
-    frozen = await (await session.get_credentials()).get_frozen_credentials()
-    return frozen.access_key, frozen.secret_key, frozen.token
+    with closing(session.create_client("s3", **options)) as client:
+        endpoint, region = client.meta.endpoint_url, client.meta.region_name
+        if AMAZON.fullmatch(endpoint):
+            with suppress(Exception):  # not permitted, for example
+                region = client.head_bucket(Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]["x-amz-bucket-region"]
+                endpoint = f"https://s3.{region}.amazonaws.com"
+    return endpoint, region or "us-east-1"
 
 
 def new_gcs_store(fs: Any, bucket: str, **options: Any) -> Any:
-    """obstore's store for a bucket that gcsfs's file system reads. Raises ValueError if the requester pays."""
+    """obstore's store for a bucket that gcsfs's file system reads. Raises ValueError as `new_s3_store` does."""
+    import google.auth
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.auth.transport.requests import Request
     from obstore.store import GCSStore
 
-    def credentials() -> Any:
-        headers: dict[str, str] = {}
-        fs.credentials.apply(headers)  # renews them
-        token = next(value for name, value in headers.items() if name.lower() == "authorization").removeprefix("Bearer ")
-        return {"token": token, "expires_at": datetime.now(UTC) + VALID}
+    method = _options(fs, GCS_OPTIONS).get("token", "google_default")
+    if method not in ("google_default", "anon"):
+        raise ValueError("a token")
+    found: Any = None
+    request = Request()
+    if method != "anon":
+        with suppress(DefaultCredentialsError):  # gcsfs, too, reads anonymously then
+            found, _ = google.auth.default(scopes=[READ_SCOPE])
 
-    if fs.requester_pays:
-        raise ValueError("a project that pays for requests")
-    is_anonymous = fs.credentials.credentials is None
-    given: dict[str, Any] = {"base_url": fs.base.removesuffix("/storage/v1/"), "skip_signature": is_anonymous}
-    return GCSStore(bucket, credential_provider=None if is_anonymous else credentials, **given, **options)
+    def credentials() -> Any:
+        found.refresh(request)
+        return {"token": found.token, "expires_at": datetime.now(UTC) + VALID}
+
+    fixed: dict[str, Any] = {"base_url": fs.base.removesuffix("/storage/v1/"), "skip_signature": found is None}
+    return GCSStore(bucket, credential_provider=credentials if found else None, **fixed, **options)

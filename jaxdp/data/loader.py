@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 
 from jaxdp.config import MAX_CLASSES
 from jaxdp.data.batch_sources import ArraySource, DecodedImages
-from jaxdp.data.decode import center_crop
 from jaxdp.data.from_python import ArrayItems, as_source
+from jaxdp.data.host_crops import center_crop
 from jaxdp.data.prefetch import BatchSource, DeviceIterator
 from jaxdp.data.synthetic import SyntheticSource
 from jaxdp.errors import ConfigError, kind_of

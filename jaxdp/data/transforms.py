@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxdp.config import Config
 from jaxdp.data.batch_sources import Transform
-from jaxdp.data.decode import center_crop, crop_and_resize, random_numbers, random_resized_crop, resize_and_crop
+from jaxdp.data.host_crops import center_crop, crop_and_resize, random_numbers, random_resized_crop, resize_and_crop
 
 
 def training_transform(config: Config) -> tuple[Transform, int]:

@@ -8,6 +8,7 @@ import socket
 import time
 from concurrent.futures import Future
 
+from jaxdp.distributed import status
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.process_group import JoinedProcesses
 from jaxdp.distributed.signal_handler import in_daemon_thread
@@ -45,10 +46,8 @@ def initialize(group: JoinedProcesses, *, local_device_ids: list[int] | None = N
     if service is not None:
         _wait_until_listening(service, cluster.port)
     group.all_gather_object("rank 0 to listen", None)
-    if service is not None:
-        service.result()
-    else:
-        _connect(cluster, bind, local_device_ids)
+    with status.current().waiting(status.OTHER_RANKS):
+        _connect(cluster, bind, local_device_ids) if service is None else service.result()
 
 
 def _connect(cluster: Cluster, bind: str | None, local_device_ids: list[int] | None) -> None:

@@ -147,7 +147,6 @@ class JoinedProcesses(ProcessGroup):
         supervising.set_limits(limits)
         if state.activity == status.OUTSIDE:
             state.set_activity("start")
-        state.detail = "waiting for all processes to connect"
         try:
             board.write(f"{cluster.rank}.stacks", "")
         except OSError as error:
@@ -158,9 +157,10 @@ class JoinedProcesses(ProcessGroup):
             _ = cluster.rank0_addresses
         processes = cls(follower)
         try:
-            while not follower.session:
-                while_waiting()
-                time.sleep(board.poll_seconds)
+            with state.at_barrier("all processes to connect"):
+                while not follower.session:
+                    while_waiting()
+                    time.sleep(board.poll_seconds)
             own = [*host_identity(), launchers.visible_gpus()]
             members = processes.all_gather_object("members", own, while_waiting)
         except BaseException as error:

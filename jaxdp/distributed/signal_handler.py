@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from jaxdp.distributed import watchdog
+from jaxdp.distributed import status, watchdog
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.status import Failure
 from jaxdp.errors import EXIT_STOPPED, OneLine
@@ -197,6 +197,7 @@ class SignalHandler:
             self.request_stop(reason)
             raise StopTraining(self.stop_reason)
 
+    @status.current().waiting(status.THREAD)
     def wait_for(self, future: Future[Result]) -> Result:
         """The result of a future. Raises StopTraining if the processes stop meanwhile; the future is not cancelled."""
         while not future.done():

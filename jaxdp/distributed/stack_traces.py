@@ -16,25 +16,11 @@ from jaxdp.errors import print_safe, printable
 MAX_FRAMES, MAX_THREADS = 12, 5  # innermost frames of a stack; threads of a process besides the main thread
 MAIN, NATIVE = "main thread", "native thread"
 DUMPED = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # a frame as faulthandler writes it
-# Threads that the run waits for; others belong to loggers and the like.
-RUN_THREADS = (MAIN, NATIVE, "decode_", "prefetch_", "prepare_", "compile_", "checkpoint_")
-# Threads of jaxdp that only watch.
+# Threads that the training thread waits for, in the order they are shown; others belong to loggers and the like.
+AWAITED = (NATIVE, "decode_", "prefetch_", "prepare_", "compile_", "checkpoint_")
 WATCHING_THREADS = ("watchdog", "status-files", "print-stacks")
-DEVICES, OTHER_RANKS, OTHER_THREAD, COMPILER = "devices", "other ranks", "another thread", "the compiler"
-WORKING = ("", COMPILER)
-DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "_item")  # JAX's functions that wait for a device
-LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|pathlib|contextlib|nest_asyncio)\.py$")
-CONTROL = tuple(f"jaxdp/distributed/{name}.py" for name in ("process_group", "watchdog", "follower", "status", "coordination"))
-# The innermost frame is here during the call of a compiled program, which may wait for other devices.
-STARTED_IN = f"{Path(__file__).parents[1] / 'training'}/"
-COORDINATION = ("barrier", "sync_global", "key_value")  # parts of the names of functions that wait for JAX's service
-SIGNAL_HANDLER = "jaxdp/distributed/signal_handler.py"
-CALLERS = ("concurrent/futures/thread.py", SIGNAL_HANDLER)  # call the functions that the run's threads execute
-SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
-PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
-# Files whose frames do not show what a thread does or waits for.
-WAIT_PRIMITIVES = ("threading.py", "concurrent/", "selectors.py", "queue.py", "asyncio/", "jax/", "orbax/")
-THREAD_BASE = ("_bootstrap", "_bootstrap_inner", "run", "_worker")  # the outermost functions of every thread
+STANDARD_LIBRARY = re.compile(r"/lib\d*/python3\.\d+/(?!(?:site|dist)-packages/)")
+PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib\d*/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
 
 
 _walking = threading.Lock()
@@ -50,34 +36,30 @@ class Frame(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """The stack trace of a thread. frames: innermost first; waits_for: "" if it executes code."""
+    """The stack trace of a thread. frames: innermost first."""
 
     name: str
     frames: tuple[Frame, ...]
-    waits_for: str
-
-    @property
-    def is_working(self) -> bool:
-        """Whether the run waits for this thread, and the thread executes code."""
-        return self.waits_for in WORKING and self.name.startswith(RUN_THREADS)
 
 
 def capture(training_thread: int | None) -> list[Stack]:
     """The stack trace of the training thread, given by its identity, then of the other threads that are not idle.
 
-    Threads of a pool at the same line are merged; threads that execute code or compile come first after the main thread.
+    Threads of a pool at the same line are merged; the threads that the run may wait for come first.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate() if not thread.name.startswith("Dummy-")}
     groups: dict[tuple[bool, tuple[Frame, ...]], list[str]] = {}
     for identity, frames in _frames_by_thread().items():
         name = MAIN if identity == training_thread else names.get(identity, NATIVE)  # such as XLA's in a callback
         is_watching = identity == threading.get_ident() or name in WATCHING_THREADS
-        if not is_watching and (name in (MAIN, NATIVE) or not _is_idle(frames)):
-            groups.setdefault((name == MAIN, _without_base(frames)), []).append(name)
+        # A thread of a pool waits for work in the standard library alone; other threads wait somewhere in it.
+        is_idle = all(map(_is_standard, frames)) if name.startswith(AWAITED) else _is_standard(frames[0])
+        if name == MAIN or not (is_watching or is_idle):
+            groups.setdefault((name == MAIN, frames), []).append(name)
     stacks = []
     for (_, frames), (first, *others) in groups.items():
-        stacks.append(Stack(first + (f" and {len(others)} more" if others else ""), frames, waits_for(frames)))
-    return sorted(stacks, key=lambda stack: (stack.name != MAIN, stack.waits_for not in WORKING, stack.waits_for))[
+        stacks.append(Stack(first + (f" and {len(others)} more" if others else ""), frames))
+    return sorted(stacks, key=lambda stack: [stack.name != MAIN, *(not stack.name.startswith(name) for name in AWAITED)])[
         : 1 + MAX_THREADS
     ]
 
@@ -104,66 +86,22 @@ def _walk(frame: FrameType | None) -> Iterator[Frame]:
         frame = frame.f_back
 
 
-def _without_base(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    while len(frames) > 1 and frames[-1].function in THREAD_BASE:
-        frames = frames[:-1]
-    return frames
-
-
-def _is_idle(frames: Sequence[Frame]) -> bool:
-    """Whether a thread waits for work, as a thread of a pool or of a library."""
-    if frames[0].file.endswith("concurrent/futures/thread.py"):
-        return True
-    in_pool = any(frame.file.endswith(CALLERS) and frame.function in ("run", "work") for frame in frames)
-    return not in_pool and frames[0].file.endswith(SLEEPING)
-
-
-def waits_for(frames: Sequence[Frame]) -> str:
-    """What a thread waits for, judged by the library functions it is in; "" if it executes code. frames: innermost first."""
-    if frames[0].file.startswith(STARTED_IN):
-        return DEVICES
-    waits = ""
-    for frame in frames:
-        if not (LIBRARY.search(frame.file) or frame.file.endswith((*CONTROL, SIGNAL_HANDLER))):
-            break
-        if frame.file.endswith(CONTROL) or any(part in frame.function for part in COORDINATION):
-            return OTHER_RANKS
-        if "/jax/" in frame.file and (
-            frame.function in DEVICE_WAITS or (frame.file.endswith(("/pxla.py", "/stages.py")) and frame.function == "__call__")
-        ):
-            return DEVICES
-        if "/jax/" in frame.file and frame.function.startswith("backend_compile"):
-            return COMPILER
-        if "/concurrent/futures/_base.py" in frame.file or frame.file.endswith(("/selectors.py", SIGNAL_HANDLER)):
-            waits = OTHER_THREAD
-    return waits
-
-
-def work(stacks: Sequence[Stack]) -> str:
-    """What the threads of a process do: "code", "compiler", or "" if all of them wait."""
-    waits = {stack.waits_for for stack in stacks if stack.is_working}
-    return "code" if "" in waits else "compiler" if waits else ""
-
-
-def at_devices(stacks: Sequence[Stack]) -> bool:
-    """Whether the thread that trains waits for its devices."""
-    return any(stack.name == MAIN and stack.waits_for == DEVICES for stack in stacks)
+def _is_standard(frame: Frame) -> bool:
+    return STANDARD_LIBRARY.search(frame.file) is not None
 
 
 def format_stacks(stacks: Sequence[Stack]) -> list[str]:
-    """Lines to print, most recent call first as in faulthandler: the main thread, and the threads that execute code."""
+    """Lines to print, most recent call first as in faulthandler."""
     lines = []
     for stack in stacks:
-        if stack.name == MAIN or stack.waits_for in WORKING:
-            waits = f" (waits for {stack.waits_for})" if stack.waits_for else ""
-            lines += [f"  {stack.name}{waits}:", *(f"    {frame}" for frame in stack.frames[:MAX_FRAMES])]
+        lines += [f"  {stack.name}:", *(f"    {frame}" for frame in stack.frames[:MAX_FRAMES])]
     return lines
 
 
-def place_of_work(stacks: Sequence[Stack]) -> str:
-    """On one line, the innermost frames of the thread that executes code, or else of the first thread; "" without threads."""
-    order = sorted(stacks, key=lambda stack: (not stack.is_working, stack.is_working and stack.waits_for))
-    return f"{order[0].name} at {_shown(order[0].frames)}" if order else ""
+def place_in(stacks: Sequence[Stack], names: str | tuple[str, ...]) -> str:
+    """On one line, the innermost frames of the first thread with one of these names, or else of the first; "" if none."""
+    found = [*(stack for stack in stacks if stack.name.startswith(names)), *stacks]
+    return f"{found[0].name} at {_shown(found[0].frames)}" if found else ""
 
 
 def place_of(error: BaseException) -> str:
@@ -175,9 +113,9 @@ def place_of(error: BaseException) -> str:
 
 
 def place_of_dump(text: str) -> str:
-    """The innermost frames of a thread that executes code, or else of the main thread, as faulthandler writes it; "" if none.
+    """The innermost frames of up to three threads that execute code, or else of the main thread, as faulthandler writes them.
 
-    The main thread, which is the oldest, comes last.
+    The main thread, which is the oldest, comes last. Returns "" without threads.
     """
     threads = []
     for part in text.split("most recent call first")[1:]:
@@ -186,15 +124,13 @@ def place_of_dump(text: str) -> str:
     if not (threads := [frames for frames in threads if frames]):
         return ""
     named = [(MAIN, threads.pop()), *(("a thread", frames) for frames in threads)]
-    busy = [one for one in named if not waits_for(one[1]) and not _is_idle(one[1])]
-    name, frames = (busy or named)[0]
-    return f"{name} at {_shown(frames)}"
+    busy = [one for one in named if not (_is_standard(one[1][0]) or str(Path(__file__).parent) in one[1][0].file)]
+    return "; ".join(f"{name} at {_shown(frames)}" for name, frames in (busy or named[:1])[:3])
 
 
 def _shown(frames: Sequence[Frame]) -> str:
-    texts = [str(frame) for frame in frames]
-    own = [text for text in texts if not text.startswith(WAIT_PRIMITIVES)] or texts
-    return printable(" < ".join(own[:3]), 400)
+    own = [frame for frame in frames if not _is_standard(frame)] or frames
+    return printable(" < ".join(map(str, own[:3])), 400)
 
 
 def print_lines(lines: Sequence[str]) -> None:

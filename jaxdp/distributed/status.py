@@ -12,11 +12,12 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from jaxdp.distributed import stack_traces
 from jaxdp.distributed.stragglers import StepTimes
@@ -38,8 +39,13 @@ PHRASES = {  # activity -> where a process is, in a message
     "finish": "while finishing",
     OUTSIDE: "outside of a run",
 }
+# What a thread waits for: a thread that loads, prepares or compiles, devices, or other processes.
+THREAD, DEVICES, OTHER_RANKS = "another thread", "devices", "other ranks"
+# Or the save, the compiler, or a callback of a compiled program: by the name of the thread that executes it.
+SAVE, COMPILER, CALLBACK = "checkpoint_", "compile_", stack_traces.NATIVE
 KEPT_DURATIONS, MIN_DURATIONS = 20, 5  # iterations whose duration is kept, and how many define a typical one
 ITERATION_OF_ACTIVITY = {"load": "step", "step": "step", "audit": "step", "evaluate": "evaluate"}
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Heartbeat:
 
     activity, step, detail, position, background_save: see `ProcessStatus`. idle_seconds: time without progress.
     typical_seconds: median duration of recent iterations, None if unknown. longest_seconds: longest recent iteration.
-    save_seconds: how long the background save has taken; longest_save_seconds: longest recent one.
+    save_seconds: how long the background save has taken; longest_save_seconds: longest recent one. waits: what the training
+    thread waits for in the end, "" if it executes code. save_waits: the same of the save, `SAVE` if it writes.
     """
 
     activity: str
@@ -61,6 +68,13 @@ class Heartbeat:
     background_save: str = ""
     save_seconds: float = 0.0
     longest_save_seconds: float = 0.0
+    waits: str = ""
+    save_waits: str = SAVE
+
+    @property
+    def work(self) -> str:
+        """What its threads do: "code", "compiler", or "" if they wait for devices or other processes."""
+        return {COMPILER: "compiler", DEVICES: "", OTHER_RANKS: ""}.get(self.waits, "code")
 
     @property
     def location(self) -> str:
@@ -85,7 +99,8 @@ class ProcessStatus:
     activity: what the process does now, a key of `PHRASES`. detail: what it does within the activity. position: (stops,
     barriers since the last stop, activities since the last barrier). All processes of a run count it alike, because they
     execute the same program: the process with the lower position is behind. background_save: what is being saved in the
-    background, "" for nothing. training_thread: identity of the thread that trains.
+    background, "" for nothing. training_thread: identity of the thread that trains. waits: what it waits for, by "", and what
+    other threads wait for, by the first part of their name, such as "compile".
     Time is counted in ticks of one thread (see `tick`), so a process that was suspended and resumed does not count as idle.
     """
 
@@ -96,6 +111,7 @@ class ProcessStatus:
         self.detail = ""
         self.background_save, self.save_started = "", 0.0
         self.position = (0, 0, 0)
+        self.waits: dict[str, str] = {}
         self.clock = self.last_progress = 0.0
         self.iteration: tuple[str, float] | None = None  # name and start time of the current iteration
         self.durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_DURATIONS))
@@ -143,13 +159,32 @@ class ProcessStatus:
     @contextmanager
     def at_barrier(self, name: str) -> Iterator[None]:
         """Wait for all processes at the same point of the program. Counts only in the thread that trains."""
-        if threading.get_ident() != self.training_thread:  # background saves synchronize in another thread
+        with self.waiting(OTHER_RANKS):
+            if threading.get_ident() != self.training_thread:  # background saves synchronize in another thread
+                yield
+                return
+            stops, barriers, _ = self.position
+            self.position = stops, barriers + 1, 0
+            with self.performing(f"waiting for {name}"):
+                yield
+
+    @contextmanager
+    def waiting(self, waits: str) -> Iterator[None]:
+        """Record what this thread waits for in a block, or a function, that calls no code of a user."""
+        is_training = threading.get_ident() == self.training_thread
+        thread = "" if is_training else threading.current_thread().name.partition("_")[0]
+        before, self.waits[thread] = self.waits.get(thread, ""), waits
+        try:
             yield
-            return
-        stops, barriers, _ = self.position
-        self.position = stops, barriers + 1, 0
-        with self.performing(f"waiting for {name}"):
-            yield
+        finally:
+            self.waits[thread] = before
+
+    def _awaited(self) -> str:
+        """What the training thread waits for; if it is a thread that waits itself, what this thread waits for."""
+        waits, of_thread = self.waits.get("", ""), self.waits.get
+        if waits == THREAD:  # beside a compilation, steps and evaluations wait for images
+            waits = of_thread("prepare") or (self.activity not in ("load", "evaluate") and of_thread("compile")) or THREAD
+        return (of_thread("checkpoint") or SAVE) if waits == SAVE else waits
 
     def set_background_save(self, name: str) -> None:
         """Set what is being saved in the background; "" when the save has ended."""
@@ -171,6 +206,8 @@ class ProcessStatus:
             background_save=save,
             save_seconds=self.clock - self.save_started if save else 0.0,
             longest_save_seconds=max(list(self.durations["save"]), default=0.0),
+            waits=self._awaited(),
+            save_waits=self.waits.get("checkpoint") or SAVE,
         )
 
 
@@ -180,6 +217,12 @@ _current = ProcessStatus()
 def current() -> ProcessStatus:
     """The status of this process."""
     return _current
+
+
+def result_of(future: Future[Result]) -> Result:
+    """The result of a future, for which the training thread waits."""
+    with _current.waiting(THREAD):
+        return future.result()
 
 
 @dataclass(frozen=True)
@@ -229,8 +272,7 @@ class Record:
 
     run: the coordinator's address, which distinguishes the files of different runs; "" for a single process. count: grows with
     every write. machine, pid: the process on its host. beat: what it does. place: the innermost frames of the thread that
-    works. work: what its threads do: "code", "compiler", or "" if all wait for devices or other ranks. at_devices: whether the
-    training thread waits for its devices. overdue: "late" or "stuck" after a longer time without progress than allowed.
+    works. overdue: "late" or "stuck" after a longer time without progress than allowed.
     cut_off: whether rank 0's host did not answer when this process became overdue or its collective failed. stacks: lines, if
     it is overdue. write_seconds: how long the last write took. verdict, report: rank 0's (report: its number, and lines to
     print). left: the process ends, and needs nothing more from other processes. session: rank 0's random word for the values
@@ -246,8 +288,6 @@ class Record:
     count: int = 0
     beat: Heartbeat = Heartbeat("start")
     place: str = ""
-    work: str = "code"
-    at_devices: bool = False
     overdue: str = ""
     cut_off: bool = False
     stacks: tuple[str, ...] = ()

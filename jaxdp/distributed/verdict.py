@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jaxdp.distributed.launchers import ALONE
-from jaxdp.distributed.status import ITERATION_OF_ACTIVITY, OUTSIDE, Heartbeat, Record, Verdict
+from jaxdp.distributed.status import DEVICES, ITERATION_OF_ACTIVITY, OUTSIDE, Heartbeat, Record, Verdict
 from jaxdp.errors import EXIT_CONFIG, plural
 
 LATE, STUCK = "late", "stuck"
@@ -39,7 +39,7 @@ class Limits:
     start_seconds: float = 300.0
 
     def stuck_after(self, activity: str, work: str = "code") -> float:
-        """Seconds without progress in an activity after which the run ends; infinite for never. work: see `Record`."""
+        """Seconds without progress in an activity after which the run ends; infinite for never. work: see `Heartbeat`."""
         if self.stuck_seconds is None:
             return float("inf")
         # In a compilation, a process may wait for another one that compiles and is not overdue.
@@ -70,14 +70,18 @@ def late_after(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> f
     return max(limits.late_seconds, SLOW_FACTOR * beat.typical_seconds)
 
 
-def overdue(beat: Heartbeat, limits: Limits, *, is_single: bool = False, work: str = "code") -> str:
+def save_is_late(beat: Heartbeat, limits: Limits) -> bool:
+    """Whether the background save takes longer than it may."""
+    return beat.save_seconds >= max(UNKNOWN_FACTOR * limits.late_seconds, SLOW_FACTOR * beat.longest_save_seconds)
+
+
+def overdue(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> str:
     """ "", LATE or STUCK: how long a process has made no progress, by its own clock; a background save counts too."""
-    save_limit = max(UNKNOWN_FACTOR * limits.late_seconds, SLOW_FACTOR * beat.longest_save_seconds)
-    in_save = beat.save_seconds >= save_limit
+    in_save = save_is_late(beat, limits)
     seconds = max(beat.idle_seconds, beat.save_seconds if in_save else 0.0)
     if beat.activity == OUTSIDE or not (in_save or beat.idle_seconds >= late_after(beat, limits, is_single=is_single)):
         return ""
-    return STUCK if seconds >= limits.stuck_after("save" if in_save else beat.activity, work) else LATE
+    return STUCK if seconds >= limits.stuck_after("save" if in_save else beat.activity, beat.work) else LATE
 
 
 @dataclass
@@ -197,7 +201,7 @@ class Judge:
         if not all(record.overdue == STUCK for record in behind or alive.values()):
             self._all_wait = None
             return None
-        if len(alive) > 1 and not any(record.work for record in alive.values()):
+        if len(alive) > 1 and not any(record.beat.work for record in alive.values()):
             self._all_wait = self._all_wait or clock
             if clock - self._all_wait < CUT_OFF_LOOK_SECONDS:
                 return None
@@ -215,13 +219,13 @@ def at_fault(alive: Mapping[int, Record]) -> list[Record]:
     wait for their devices: a step starts while the previous one computes.
     """
     late = [record for record in alive.values() if record.overdue]
-    if working := [record for record in late if record.work]:
+    if working := [record for record in late if record.beat.work]:
         return working
     if any(record.cut_off for record in late):
         return isolated_by_link(alive) if len(late) == len(alive) else []
     behind = [record for record in late if record.beat.position == min(each.beat.position for each in late)]
     is_single = any(not record.run for record in late)
-    is_known = len(behind) < len(late) == len(alive) and not all(record.at_devices for record in behind)
+    is_known = len(behind) < len(late) == len(alive) and not all(record.beat.waits == DEVICES for record in behind)
     return behind if is_known or is_single else []
 
 
@@ -266,13 +270,13 @@ def report(alive: Mapping[int, Record], limits: Limits) -> list[str]:
     """Lines about processes that are late, [] if none is: who, when the run will end, and their stacks."""
     late = [record for record in alive.values() if record.overdue]
     shown = at_fault(alive) or late
-    if not shown or (shown == late and len(late) < len(alive) and not any(record.work for record in late)):
+    if not shown or (shown == late and len(late) < len(alive) and not any(record.beat.work for record in late)):
         return []
-    (first, *_), end = shown, limits.stuck_after(shown[0].beat.activity, shown[0].work)
+    (first, *_), end = shown, limits.stuck_after(shown[0].beat.activity, shown[0].beat.work)
     ends = "" if end == float("inf") else f". The run ends after {end / 60:g} minutes without progress"
     ends += " (guard.step_minutes)" if end == limits.stuck_seconds else ""
     seconds = f"{first.seconds:.0f} s"
-    if all(record.work == "compiler" for record in shown):
+    if all(record.beat.work == "compiler" for record in shown):
         return [f"XLA has been compiling for {seconds}; this can take minutes: {headline(alive)}{ends}"]
     if not first.run and first.beat.is_first_step:
         return [f"the first step has taken {seconds} so far, which is normal on a slow machine{ends}"]
@@ -298,7 +302,7 @@ def lone(launcher: str) -> str:
 
 def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdict | None:
     """The verdict of a process on itself if the files have not answered for `seconds`: it cannot learn what happened."""
-    limit = limits.cut_off_after(own.beat.activity, own.work)
+    limit = limits.cut_off_after(own.beat.activity, own.beat.work)
     if min(own.beat.idle_seconds, seconds) < limit or own.beat.activity == OUTSIDE:
         return None
     reason = f"no progress, and no answer of the status files in {board}, for {limit:.0f} s: no network on this host?"

@@ -113,20 +113,23 @@ class Watchdog:
 
     def observe(self) -> Record:
         """Record what this process does."""
-        beat, is_single = self.status.heartbeat(), self.follower is None
-        overdue = verdict.overdue(beat, self.limits, is_single=is_single)
+        beat = self.status.heartbeat()
+        if verdict.save_is_late(beat, self.limits) and (
+            beat.save_waits == status.SAVE or beat.idle_seconds < self.limits.late_seconds
+        ):
+            beat = replace(beat, waits=beat.save_waits)
+        overdue = verdict.overdue(beat, self.limits, is_single=self.follower is None)
         reported = min(self.limits.late_seconds, self.limits.stuck_seconds or math.inf)
         is_idle = overdue or beat.idle_seconds >= LOOK_AFTER * reported
         stacks = stack_traces.capture(self.status.training_thread) if is_idle else []
-        work = stack_traces.work(stacks)
-        overdue = verdict.overdue(beat, self.limits, is_single=is_single, work=work)
+        if beat.waits == status.DEVICES and any(stack.name.startswith(stack_traces.NATIVE) for stack in stacks):
+            beat = replace(beat, waits=status.CALLBACK)
+        names = stack_traces.AWAITED if beat.waits == status.THREAD else beat.waits or stack_traces.MAIN
         is_judged = self.follower is None or self.follower.session  # before that, processes are missing, not stuck
         self.update(
             count=self.record.count + 1,
             beat=beat,
-            place=stack_traces.place_of_work(stacks),
-            work=work,
-            at_devices=stack_traces.at_devices(stacks),
+            place=stack_traces.place_in(stacks, names),
             step_times=self.own_step_times,
             overdue=overdue if is_judged else "",
             stacks=tuple(stack_traces.format_stacks(stacks)) if overdue else (),

@@ -20,8 +20,8 @@ from jaxdp.losses import cross_entropy
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.strategies import STRATEGIES, unsupported_reason
-from jaxdp.training.state import TrainState, create_state, from_host, make_layout
-from jaxdp.training.step import make_train_step
+from jaxdp.training.state import TrainState, create_state, from_host
+from jaxdp.training.step import make_layout, make_train_step
 from jaxdp.xla import options
 
 IMAGE_SIZE, CLASSES, PER_WORKER_BATCH = 12, 7, 4

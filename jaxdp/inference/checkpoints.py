@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxdp import metrics
 from jaxdp.checkpoint.listing import (
     CHECKPOINT_NAMES,
     candidates,
@@ -24,7 +25,8 @@ from jaxdp.setup.run_dir import lock_run_dir, run_config
 
 
 def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
-    """All checkpoints of a run, oldest first: path, samples, epoch, steps, accuracy, bytes, error (None if valid), and names.
+    """All checkpoints of a run, oldest first: path, samples, epoch, steps, bytes, the metrics, error (None if valid), and
+    names.
 
     names: names of `choose_checkpoint` that mean it, such as "best". Reads and verifies every byte of every checkpoint. Raises
     ConfigError if `workdir` holds no run.
@@ -99,11 +101,12 @@ def _list_remote(url: str) -> list[tuple[dict[str, Any], Manifest | None]]:
 
 
 def _row(path: str, samples: int, manifest: Manifest | None, *, error: str | None) -> dict[str, Any]:
-    facts: dict[str, Any] = dict.fromkeys(("epoch", "steps", "accuracy", "bytes"))
+    facts: dict[str, Any] = dict.fromkeys(("epoch", "steps", "bytes"))
     if manifest is not None:
         steps = manifest.metadata["progress"]["steps"]
-        facts = {"epoch": manifest.epoch, "steps": steps, "accuracy": manifest.accuracy, "bytes": manifest.num_bytes}
-    return {"path": path, "samples": samples, **facts, "error": error}
+        facts = {"epoch": manifest.epoch, "steps": steps, "bytes": manifest.num_bytes}
+    values = metrics.values(manifest.evaluation if manifest is not None else {})
+    return {"path": path, "samples": samples, **facts, **values, "error": error}
 
 
 def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: str = "--checkpoint") -> Manifest:

@@ -17,6 +17,7 @@ from jaxdp.inference import export_onnx
 from jaxdp.inference.export_stablehlo import to_stablehlo
 from jaxdp.inference.load_run import LoadedRun, load_run
 from jaxdp.inference.serving import served_model
+from jaxdp.metrics import FIRST, bare
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.setup.run_dir import trained_classes
@@ -85,7 +86,7 @@ def _export_weights(loaded: LoadedRun, output: Path, format: str, *, classes: li
         preprocessing.METADATA: json.dumps(preprocessing.as_dict(preprocessing.of_run(config, *pixel_stats(config)))),
         "samples": str(manifest.samples),
         "epoch": f"{manifest.epoch:g}",
-        "accuracy": str(manifest.accuracy),
+        bare(FIRST): str(manifest.evaluation.get(FIRST)),
     }
     if classes is not None:
         metadata[preprocessing.CLASSES] = json.dumps(classes)

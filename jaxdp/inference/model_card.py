@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxdp import metrics
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Phase
@@ -24,6 +25,7 @@ from jaxdp.files import CONFIG, expand_user, is_url, write_output
 from jaxdp.inference.checkpoints import open_checkpoint
 from jaxdp.inference.load_run import load_checkpoint
 from jaxdp.loggers.console import format_duration
+from jaxdp.metrics import METRICS
 from jaxdp.models import preprocessing, weights
 from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text
 from jaxdp.training.result import TrainResult
@@ -115,7 +117,7 @@ def _weights_digest(manifest: Manifest) -> str:
 
 def _metadata(facts: _Facts) -> str:
     """The block of metadata in YAML, with an index of the results."""
-    config, evaluation = facts.config, facts.manifest.metadata.get("evaluation")
+    config, evaluation = facts.config, facts.manifest.evaluation
     tags = ["image-classification", "jax", "flax", config.model.name]
     lines = ["---", "library_name: jaxdp", "pipeline_tag: image-classification", "tags:"]
     lines += [f"- {_yaml_string(tag)}" for tag in tags]
@@ -162,22 +164,25 @@ def _sections(facts: _Facts) -> Iterable[str]:
 
 
 def _accuracy(facts: _Facts) -> Iterable[str]:
-    evaluation = facts.manifest.metadata.get("evaluation")
+    evaluation = facts.manifest.evaluation
     if not evaluation:
         yield "These weights have not been evaluated: the checkpoint was not saved right after an evaluation."
         return
     from scipy.stats import binomtest  # takes half a second
 
     images, rows = evaluation["eval_examples"], []
-    for title, name in (("accuracy", "eval_accuracy"), ("top-5 accuracy", "eval_top5")):
-        if name in evaluation:
-            correct = round(images * evaluation[name])
-            low, high = binomtest(correct, images).proportion_ci(0.95, method="wilson")
-            rows.append([title, f"{100 * evaluation[name]:.2f} %", f"{100 * low:.2f} % to {100 * high:.2f} %", f"{correct:,}"])
-    yield _table(["", "share", "95 % confidence interval", f"of {images:,} held-out images"], rows)
+    for name in [name for name in metrics.names() if name in evaluation and name != metrics.LOSS]:
+        entry, interval, correct = METRICS[name], "", ""
+        if entry.is_share:
+            count = round(images * evaluation[name])
+            low, high = binomtest(count, images).proportion_ci(0.95, method="wilson")
+            interval, correct = f"{entry.shown(low)} to {entry.shown(high)}", f"{count:,}"
+        rows.append([metrics.title_of(name), entry.shown(evaluation[name]), interval, correct])
+    yield _table(["", "value", "95 % confidence interval", f"of {images:,} held-out images"], rows)
+    loss = METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS])
     yield (
-        f"Held-out loss (mean cross entropy): {evaluation['eval_loss']:.4f}. The intervals are Wilson's score intervals. They "
-        "account for the number of held-out images, not for other seeds or other data."
+        f"Held-out loss (mean cross entropy): {loss}. The intervals are Wilson's "
+        "score intervals. They account for the number of held-out images, not for other seeds or other data."
     )
     if facts.is_best:
         yield (

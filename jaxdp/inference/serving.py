@@ -12,6 +12,7 @@ from jaxdp.data.datasets import pixel_stats
 from jaxdp.data.transforms import evaluation_sides
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import LoadedRun
+from jaxdp.metrics import FIRST, bare
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import class_names
@@ -64,7 +65,7 @@ def served_model(workdir: str | Path, loaded: LoadedRun, *, format: str, dtype: 
         "dtype": dtype,
         "samples": manifest.samples,
         "epoch": manifest.epoch,
-        "accuracy": manifest.accuracy,
+        bare(FIRST): manifest.evaluation.get(FIRST),
         "weights_digest": weights.digest_of(tensors),
     }
     return ServedModel(config, params, batch_stats, metadata)

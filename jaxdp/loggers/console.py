@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 from rich.text import Text
 
+from jaxdp import metrics
 from jaxdp.errors import plural, print_safe, printable_lines
 from jaxdp.files import discard_output
 
@@ -235,12 +236,8 @@ class Screen(Quiet):
         return f"  eta {format_duration(seconds)}"
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        top5 = f"top-5 {100 * record['eval_top5']:.2f} %  " if "eval_top5" in record else ""
-        self.info(
-            f"epoch {record['epoch']:.1f}: held-out accuracy {100 * record['eval_accuracy']:.2f} %  "
-            f"{top5}held-out loss {record['eval_loss']:.4f}  "
-            f"({plural(record['eval_examples'], 'image')})"
-        )
+        shown = "  ".join(metrics.words(record))
+        self.info(f"epoch {record['epoch']:.1f}: held-out {shown}  ({plural(record[metrics.COUNT], 'image')})")
 
     def end(self) -> None:
         if self.progress is not None:

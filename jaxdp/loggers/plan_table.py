@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from jaxdp import metrics
 from jaxdp.choices import LOSSES
 from jaxdp.config import RESNET, Finetune
 from jaxdp.config_words import (
@@ -14,6 +15,7 @@ from jaxdp.config_words import (
     training_labels,
 )
 from jaxdp.errors import plural
+from jaxdp.metrics import METRICS
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.schedules import GOYAL_BATCH, SCHEDULES
 from jaxdp.sizes import input_bytes, state_bytes
@@ -117,6 +119,9 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("loss", "; ".join(filter(None, [loss, *labels]))),
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
+    if gathering := [metrics.title_of(name) for name in METRICS if METRICS[name].of == "all"]:
+        size = 4 * (config.model.class_count + 2)  # logits, label and weight
+        rows.append(("metrics", f"{', '.join(gathering)}: {size:,} bytes for each held-out image on every host"))
     if config.stop.patience is not None:
         rows.append(("early stopping", _describe_stopping(plan, config.stop.patience)))
     if config.finetune != Finetune():

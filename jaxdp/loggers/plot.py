@@ -1,4 +1,4 @@
-"""training.png: loss, accuracy, learning rate and batch size over epochs."""
+"""training.png: loss, first metric, learning rate and batch size over epochs."""
 
 import io
 import math
@@ -10,6 +10,7 @@ from jaxdp.config import Phase
 from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.files import write_atomically
 from jaxdp.loggers.smoothing import moving_average, window
+from jaxdp.metrics import FIRST, METRICS, bare, is_evaluation, title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,29 +36,30 @@ def training_figure(records: list[dict[str, Any]], labels: str, phases: Sequence
     from matplotlib.figure import Figure
 
     training = [record for record in records if "loss" in record]
-    evaluation = [record for record in records if "eval_accuracy" in record]
+    evaluation = [record for record in records if is_evaluation(record)]
+    entry, scale = METRICS[FIRST], 100 if METRICS[FIRST].is_share else 1
     figure = Figure(figsize=(10, 6.5), dpi=120, layout="constrained")
-    loss, accuracy, rate, batch = figure.subplots(2, 2, sharex=True).ravel()
+    loss, metric, rate, batch = figure.subplots(2, 2, sharex=True).ravel()
     _draw_metric(loss, training, "loss", color=BLUE, label=f"training loss: {labels}" if labels else "training loss")
     _draw_metric(loss, evaluation, "eval_loss", color=ORANGE, label=f"held-out loss: {HELD_OUT_LABELS}")
-    _draw_metric(accuracy, training, "accuracy", scale=100, color=BLUE, label="training batches")
-    _draw_metric(accuracy, evaluation, "eval_accuracy", scale=100, color=ORANGE, label="held-out images")
+    _draw_metric(metric, training, bare(FIRST), scale=scale, color=BLUE, label="training batches")
+    _draw_metric(metric, evaluation, FIRST, scale=scale, color=ORANGE, label="held-out images")
     epochs = [row["epoch"] for row in training]
     rate.plot(epochs, [row["learning_rate"] for row in training], color=BLUE)
     batch.plot(*setting_steps(training, phases, "global_batch"), color=BLUE, drawstyle="steps-post")
     drawn = [row[name] for name, rows in (("loss", training), ("eval_loss", evaluation)) for row in rows if row.get(name)]
     logarithmic = use_log_scale([loss], drawn)
     loss.set(title="Loss", ylabel=f"{LOSS_LABEL} (log scale)" if logarithmic else LOSS_LABEL)
-    accuracy.set(title="Accuracy", ylabel="%")
+    metric.set(title=title_of(FIRST).capitalize(), ylabel="%" * entry.is_share)
     rate.set(title="Learning rate", xlabel="epoch")
     batch.set(title="Global batch", xlabel="epoch", ylabel="images")
     batch.set_ylim(bottom=0)
     if evaluation:
         _label_end(loss, evaluation[-1].get("eval_loss"), "{:.3g}")
-        _label_end(accuracy, 100 * evaluation[-1]["eval_accuracy"], "{:.2f} %")
-    for axes in (loss, accuracy):
+        _label_end(metric, evaluation[-1].get(FIRST), "{:.2f} %" if entry.is_share else "{:.4f}", scale=scale)
+    for axes in (loss, metric):
         axes.legend(frameon=False, fontsize="small")
-    for axes in (loss, accuracy, rate, batch):
+    for axes in (loss, metric, rate, batch):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     if window(len(training)) > 1:
@@ -111,8 +113,16 @@ def _draw_metric(axes: Any, rows: list[dict[str, Any]], name: str, *, scale: flo
     axes.plot(epochs, moving_average(values), color=color, label=label)
 
 
-def _label_end(axes: Any, value: float | None, text: str) -> None:
+def _label_end(axes: Any, value: float | None, text: str, *, scale: float = 1.0) -> None:
     """Write the last value of a curve beside the axes, where it covers nothing."""
     if value is not None and math.isfinite(value):
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
-        axes.annotate(text.format(value), (1.0, value), xytext=(4, 0), va="center", color=ORANGE, fontsize="small", **place)
+        axes.annotate(
+            text.format(scale * value),
+            (1.0, scale * value),
+            xytext=(4, 0),
+            va="center",
+            color=ORANGE,
+            fontsize="small",
+            **place,
+        )

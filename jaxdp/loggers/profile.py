@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxdp.distributed import status
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
@@ -59,7 +60,7 @@ class Profile(Callback):
             self._end(run)
 
     def _begin(self, run: Run, number: int) -> None:
-        jax.block_until_ready(run.state)
+        status.current().waiting(status.DEVICES)(jax.block_until_ready)(run.state)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python calls would dominate the trace
         self.folder, self.first = run.workdir / "profile", number
@@ -70,7 +71,7 @@ class Profile(Callback):
     def _end(self, run: Run) -> None:
         """End the trace, and show where it is and where the time went."""
         self.annotation.close()
-        jax.block_until_ready(run.state)
+        status.current().waiting(status.DEVICES)(jax.block_until_ready)(run.state)
         with run.clock.excluded():
             jax.profiler.stop_trace()
             traces = sorted(set(self._traces()) - self.earlier_traces)  # not by time: the clock may have been set back

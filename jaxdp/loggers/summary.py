@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from jaxdp import metrics
 from jaxdp.distributed.stragglers import describe
 from jaxdp.errors import plural
 from jaxdp.files import RESULT
@@ -12,12 +13,12 @@ from jaxdp.training.result import TrainResult
 def show_result(screen: Quiet, result: TrainResult, path: Path) -> None:
     """Show the summary of a finished run. path: its directory, or its local copy."""
     skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
-    top5 = "" if result.top5 is None else f"top-5 {100 * result.top5:.2f} %, "
+    first, *others = metrics.words(result.evaluation, [name for name in metrics.names() if name != metrics.LOSS])
     reason = f"; stopped early: {result.stop_reason}" * result.stopped_early
     length = f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}{reason}"
     is_best = result.best_epoch is not None
     screen.info(
-        f"accuracy {100 * result.accuracy:.2f} %  ({top5}{plural(result.eval_examples, 'held-out image')})  "
+        f"{first}  ({', '.join([*others, plural(result.eval_examples, 'held-out image')])})  "
         + (f"at epoch {result.best_epoch:.1f}, of the best checkpoint" if is_best else f"after {length}")
     )
     if is_best:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp import metrics
 from jaxdp.config import Config
 from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.data.record_files import masked_checksum
@@ -21,7 +22,6 @@ from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 from jaxdp.validation import flatten, to_json
 
-ACCURACY_TAG = "evaluation/accuracy"
 EXAMPLES_TAG = "examples/held_out"  # not a scalar's tag: TensorBoard shows only one kind of data per tag
 
 
@@ -50,7 +50,7 @@ class EventFile:
     """Events of a session. Every number of a record is a scalar over samples seen, so that runs of different batch sizes are
     comparable.
 
-    The fields of the config are hyperparameters, which the HParams page compares by the last held-out accuracy.
+    The fields of the config are hyperparameters, which the HParams page compares by the last value of the first metric.
     """
 
     def __init__(self, directory: Path, samples: int, config: Config) -> None:
@@ -82,7 +82,8 @@ class EventFile:
         self._write(self.samples, summary=text("config", lines))
         fields = flatten(dataclasses.asdict(config))
         simple = {name: v if isinstance(v, (bool, int, float, str)) else str(v) for name, v in fields.items()}
-        *started, _ = hparams(simple, {ACCURACY_TAG: 0.0})  # the last summary marks the run as successful
+        tag = f"evaluation/{metrics.bare(metrics.FIRST)}"
+        *started, _ = hparams(simple, {tag: 0.0})  # the last summary marks the run as successful
         for summary in started:
             self._write(summary=summary)
 
@@ -94,7 +95,7 @@ class EventFile:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a record; numbers that callbacks have added belong to the record's group."""
-        own = "evaluation" if "eval_loss" in record else "training"
+        own = "evaluation" if metrics.is_evaluation(record) else "training"
         values = []
         for name, value in record.items():
             if name not in ("step", "samples"):

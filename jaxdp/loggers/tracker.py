@@ -31,6 +31,7 @@ from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import CHECKPOINTS, PASSWORD, read_text, write_atomically
 from jaxdp.loggers.example_grid import example_grid
 from jaxdp.loggers.origin import describe_origin, encodable
+from jaxdp.metrics import is_evaluation
 from jaxdp.run_records import LOG, read_log, to_json
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
@@ -59,7 +60,7 @@ class Record(NamedTuple):
 
     @property
     def is_evaluation(self) -> bool:
-        return "eval_accuracy" in self.values
+        return is_evaluation(self.values)
 
     @property
     def numbers(self) -> dict[str, float]:

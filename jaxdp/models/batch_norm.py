@@ -1,4 +1,7 @@
-"""Batch normalization (Ioffe & Szegedy, arXiv 1502.03167) of a tensor: moments of the batch, output and gradient."""
+"""Batch normalization (Ioffe & Szegedy, arXiv 1502.03167) of a tensor: moments of the batch, output and gradient.
+
+`training/batch_statistics.py` combines the moments of all devices into the running statistics.
+"""
 
 from typing import NamedTuple
 

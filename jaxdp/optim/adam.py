@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp.optim.lars import is_matrix_or_larger, scale_by_trust_ratio, with_schedules
+from jaxdp.optim.precision import with_schedules
+from jaxdp.optim.squares import SquaredNorms, local_sums_of_squares
+from jaxdp.optim.weight_decay import add_weight_decay, is_matrix_or_larger
 
 
 def scale_by_adam(*, b1: float | jax.Array, b2: float, eps: float) -> optax.GradientTransformation:
@@ -30,6 +32,28 @@ def scale_by_adam(*, b1: float | jax.Array, b2: float, eps: float) -> optax.Grad
     return optax.GradientTransformation(init, update)
 
 
+def scale_by_trust_ratio() -> optax.GradientTransformation:
+    """u -> |w| / |u| * u for tensors with two or more dimensions, unless a norm is 0: `optax.scale_by_trust_ratio` for shards.
+
+    `update` takes the sums of squares of the whole tensors as `squares` if updates and parameters are shards.
+    """
+
+    def update(
+        updates: Any, state: optax.EmptyState, params: Any = None, *, squares: SquaredNorms | None = None, **_: Any
+    ) -> tuple[Any, optax.EmptyState]:
+        squares = squares or SquaredNorms((), local_sums_of_squares(params)[0], local_sums_of_squares)
+
+        def ratio(weight_square: jax.Array, update_square: jax.Array) -> jax.Array:
+            usable = (weight_square > 0) & (update_square > 0)
+            return jnp.where(usable, jnp.sqrt(weight_square) / jnp.sqrt(update_square), 1.0)
+
+        ratios = jax.tree.map(ratio, squares.params, squares.of(updates)[0])
+        masks = is_matrix_or_larger(params)
+        return jax.tree.map(lambda u, t, masked: t * u if masked else u, updates, ratios, masks), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
 def lamb(
     learning_rate: Any, b1: Any = 0.9, b2: float = 0.999, *, eps: float = 1e-6, weight_decay: float = 1e-4
 ) -> optax.GradientTransformation:
@@ -44,7 +68,7 @@ def lamb(
     def build(learning_rate: Any, b1: Any) -> optax.GradientTransformation:
         return optax.chain(
             scale_by_adam(b1=b1, b2=b2, eps=eps),
-            optax.add_decayed_weights(weight_decay, mask=is_matrix_or_larger),
+            add_weight_decay(weight_decay),
             scale_by_trust_ratio(),
             optax.scale(-learning_rate),
         )

@@ -1,4 +1,7 @@
-"""Loss scaling for float16 (Micikevicius et al., arXiv 1710.03740, section 3.2): static, or dynamic with skipped steps."""
+"""Loss scaling for float16 (Micikevicius et al., arXiv 1710.03740, section 3.2): the scale, static or dynamic.
+
+`training/modes/loss_scaling.py` scales the gradient.
+"""
 
 from typing import NamedTuple
 

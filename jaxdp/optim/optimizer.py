@@ -14,8 +14,10 @@ from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Adam, Lars, Optimizer, Sgd
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.optim.adam import lamb, scale_by_adam
-from jaxdp.optim.lars import MASKS, in_float32, is_matrix_or_larger, lars
+from jaxdp.optim.lars import lars
+from jaxdp.optim.precision import in_float32
 from jaxdp.optim.squares import SquaredNorms, norm
+from jaxdp.optim.weight_decay import MASKS, add_weight_decay
 
 Scalar: TypeAlias = "float | jax.Array"
 
@@ -75,7 +77,7 @@ def build_sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.Gra
     """SGD with the rate outside the velocity, equation 9 of Goyal et al. (arXiv 1706.02677): a change of the rate needs no
     correction of the momentum."""
     rule = optax.chain(
-        optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
+        add_weight_decay(config.weight_decay),
         optax.trace(decay=momentum, nesterov=config.nesterov),
         optax.scale(-learning_rate),
     )
@@ -86,7 +88,7 @@ def build_adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.
     """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
     rule = optax.chain(
         scale_by_adam(b1=momentum, b2=config.beta2, eps=1e-8),  # PyTorch's default
-        optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
+        add_weight_decay(config.weight_decay),
         optax.scale(-learning_rate),
     )
     return in_float32(rule)

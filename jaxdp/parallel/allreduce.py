@@ -104,7 +104,10 @@ def no_reduce(vector: jax.Array) -> jax.Array:
 
 
 def stages_of(strategy: str | Stage) -> tuple[Stage, ...]:
-    """The stages of a strategy by its name; a function is its own single stage."""
+    """The stages of a strategy; of `torus`, the default, `reduce_scatter_rows`, `all_reduce_columns` and `all_gather_rows`.
+
+    A function is its own single stage.
+    """
     if callable(strategy):
         return (strategy,)
     return STRATEGIES.implementation(strategy)

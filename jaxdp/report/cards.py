@@ -13,15 +13,17 @@ from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.files import CONFIG, is_url
 from jaxdp.loggers.console import format_duration
+from jaxdp.metrics import FIRST, METRICS, title_of
 from jaxdp.report.pace import Pace, measure
 from jaxdp.report.run_history import History
+from jaxdp.report.summary import best_evaluation
 from jaxdp.run_records import EVENTS, FAILED, MESSAGE, RESUMING, START, STOPPED
 from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 from jaxdp.validation import flatten
 
 MAX_MESSAGES, MAX_CHARACTERS = 20, 2000  # of a run; of a message
-REGISTRIES = (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES, SOURCES)  # that take the user's parts
+REGISTRIES = (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES, SOURCES, METRICS)  # that take the user's parts
 QUIET_SECONDS = 600.0  # a run that trains without a log line for longer is pointed out
 
 
@@ -121,8 +123,9 @@ def _facts(history: History, pace: Pace) -> dict[str, str]:
     if training and training[-1]["loss"] is not None:
         facts["training loss"] = f"{training[-1]['loss']:.4f}"
     if evaluations:
-        last, best = evaluations[-1]["eval_accuracy"], max(record["eval_accuracy"] for record in evaluations)
-        facts["held-out accuracy"] = f"{100 * last:.2f} %" + (f", best {100 * best:.2f} %" if best > last else "")
+        last, best = evaluations[-1].get(FIRST), best_evaluation(evaluations, FIRST)
+        better = f", best {METRICS[FIRST].shown(best[FIRST])}" if best and best[FIRST] != last else ""
+        facts[f"held-out {title_of(FIRST)}"] = METRICS[FIRST].shown(last) + better
     if running and pace.steps_share is not None and pace.input_share is not None and pace.recent_seconds is not None:
         rest = max(0.0, 1 - pace.steps_share - pace.input_share)
         facts[f"time, last {format_duration(pace.recent_seconds)}"] = (

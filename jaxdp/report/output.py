@@ -14,6 +14,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
+from jaxdp.metrics import COUNT, FIRST, METRICS
 from jaxdp.report.cards import Seen
 from jaxdp.report.confusion import ConfusionReport, classes_csv, confusions_csv
 from jaxdp.report.page import page
@@ -134,11 +135,11 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     try:
         config = dataclasses.replace(run.config, mesh=Mesh())
         given = datasets if is_given else None
-        metrics, counts, names = confusion_matrix(config, run.workdir, checkpoint, datasets=given)
+        found, counts, names = confusion_matrix(config, run.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {printable(first_line(error), 4096)}"
-    caption = f"{metrics['checkpoint']}, epoch {metrics['epoch']:.2f}: {100 * metrics['eval_accuracy']:.2f} % of "
-    caption += f"{metrics['eval_examples']} held-out images"
+    shown = METRICS[FIRST].shown(found[FIRST])
+    caption = f"{found['checkpoint']}, epoch {found['epoch']:.2f}: {shown} of {found[COUNT]} held-out images"
     return ConfusionReport(counts, [printable(name, 4096) for name in names], printable(caption, 4096))
 
 

@@ -24,6 +24,7 @@ from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.errors import ConfigError, printable
 from jaxdp.loggers.plot import BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, YELLOW, setting_steps, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window
+from jaxdp.metrics import FIRST, LOSS, METRICS, bare, title_of
 from jaxdp.report.confusion import MAX_LIST_ROWS, ConfusionReport
 from jaxdp.report.run_history import PARTS, History, values
 from jaxdp.run_records import RECORD_FIELDS
@@ -113,9 +114,9 @@ def layer(figure: PanelFigure) -> str:
 
 def _figures(runs: list[History], confusions: Sequence[ConfusionReport | str]) -> Iterator[tuple[str, str, PanelFigure]]:
     """(name, group, figure) of each picture."""
-    for metric in ("loss", "accuracy"):
-        yield metric, "curves", metric_figure(runs, metric, "epoch")
-        yield f"{metric}-time", "curves", metric_figure(runs, metric, "wall_seconds")
+    for name in (LOSS, FIRST, *METRICS.registered):
+        for suffix, against in {"": "epoch", "-time": "wall_seconds"}.items():
+            yield f"{bare(name).replace('_', '-')}{suffix}", "curves", metric_figure(runs, name, against)
     for name in SETTINGS:
         yield name.replace("_", "-"), "settings", value_figure(runs, name)
     for number, name in enumerate(logged_names(runs)[:MAX_LOGGED], 1):
@@ -129,24 +130,25 @@ def _figures(runs: list[History], confusions: Sequence[ConfusionReport | str]) -
 
 
 def metric_figure(runs: list[History], metric: str, against: str) -> PanelFigure:
-    """Loss or accuracy of training batches and of held-out images, against "epoch" or "wall_seconds"."""
-    scale, y_unit = (100.0, "%") if metric == "accuracy" else (1.0, "")
+    """A metric of held-out images and, if known, of training batches, against "epoch" or "wall_seconds"."""
+    scale, y_unit = (100.0, "%") if METRICS[metric].is_share else (1.0, "")
+    title = "loss" if metric == LOSS else title_of(metric)
     unit, per_unit = ("epochs", 1.0) if against == "epoch" else _time_unit(runs)
-    figure = PanelFigure(f"{metric.capitalize()} against {'epochs' if against == 'epoch' else 'time'}")
+    figure = PanelFigure(f"{title.capitalize()} against {'epochs' if against == 'epoch' else 'time'}")
     axes, drawn = figure.panel, list[float]()
     for run, style in line_styles(runs):
-        xs, ys = values(run.training, against, 1 / per_unit), values(run.training, metric, scale)
+        xs, ys = values(run.training, against, 1 / per_unit), values(run.training, bare(metric), scale)
         if window(len(ys)) > 1:
             axes.plot(xs, ys, color=style["color"], linestyle="none", marker=".", markersize=3, alpha=0.3)
         thin, thick = style | {"linewidth": 1, "alpha": 0.8}, style | {"linewidth": 2.2, "marker": "o"}
-        label = (f"{run.label}: training {metric}", y_unit, unit)
+        label = (f"{run.label}: training {title}", y_unit, unit)
         drawn += _draw_line(axes, xs, moving_average(ys).tolist(), style=thin, label=label)
-        xs, ys = values(run.evaluations, against, 1 / per_unit), values(run.evaluations, f"eval_{metric}", scale)
-        drawn += _draw_line(axes, xs, ys, style=thick, label=(f"{run.label}: held-out {metric}", y_unit, unit))
-    y_label = "%" if metric == "accuracy" else LOSS_LABEL
-    if metric == "accuracy":
-        _scale_accuracy(axes, drawn)
-    elif use_log_scale([axes], drawn):
+        xs, ys = values(run.evaluations, against, 1 / per_unit), values(run.evaluations, metric, scale)
+        drawn += _draw_line(axes, xs, ys, style=thick, label=(f"{run.label}: held-out {title}", y_unit, unit))
+    y_label = LOSS_LABEL if metric == LOSS else y_unit
+    if METRICS[metric].is_share:
+        _scale_share(axes, drawn)
+    elif metric == LOSS and use_log_scale([axes], drawn):
         y_label += " (log scale)"
     axes.set(ylabel=y_label, xlabel="epoch" if against == "epoch" else f"wall time of the run's sessions, {unit}")
     _finish(figure, runs, empty=not drawn)
@@ -288,7 +290,7 @@ def _draw_line(
     return finite
 
 
-def _scale_accuracy(axes: Axes, drawn: list[float]) -> None:
+def _scale_share(axes: Axes, drawn: list[float]) -> None:
     """From 0 to 100 %, or only the range of the values if it is narrow."""
     if drawn:
         low, high = min(drawn), max(drawn)

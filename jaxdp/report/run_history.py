@@ -14,6 +14,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, Storage
 from jaxdp.errors import ConfigError, print_safe, printable
 from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, expand_user, is_url
+from jaxdp.metrics import is_evaluation
 from jaxdp.run_records import EVENTS, FAILED, LOG, START, STOPPED, is_plausible, read_events, without_nan
 from jaxdp.setup.run_dir import in_use, lost_records, read_records, read_result, read_result_text, run_config
 from jaxdp.training.result import TrainResult
@@ -62,7 +63,7 @@ class History:
     @property
     def evaluations(self) -> list[dict]:
         """Records of evaluations."""
-        return [record for record in self.records if record.get("eval_accuracy") is not None]
+        return [record for record in self.records if is_evaluation(record)]
 
     @property
     def session_start(self) -> int:

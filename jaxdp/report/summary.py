@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from jaxdp.choices import SOURCES, STOP_METRICS
+from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.errors import plural
+from jaxdp.metrics import FIRST, METRICS, bare, title_of
 from jaxdp.report.run_history import read
 from jaxdp.run_records import LOG, RECORD_FIELDS
 
@@ -45,12 +46,12 @@ def summarize(config: Config, records: list[dict], damaged: int = 0, *, lost: in
     which best_by names. The three before the last are None if they do not apply: another data set than ImageNet, target not
     reached, or no reference for this batch size or for several batch sizes.
     """
-    evaluations = [record for record in records if record.get("eval_accuracy") is not None]
-    last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, "eval_accuracy": None}
-    best = best_evaluation(evaluations, config.stop.metric) or {"eval_accuracy": None, "epoch": None}
+    evaluations = [record for record in records if record.get(FIRST) is not None]
+    last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, FIRST: None}
+    best = best_evaluation(evaluations, config.stop.metric) or {FIRST: None, "epoch": None}
     epochs_to_target = reference = ratio = None
     if SOURCES[config.data.source].mlperf:
-        epochs_to_target = next((record["epoch"] for record in evaluations if record["eval_accuracy"] >= TARGET), None)
+        epochs_to_target = next((record["epoch"] for record in evaluations if record[FIRST] >= TARGET), None)
         batches = {phase.global_batch for phase in config.batch}
         reference = REFERENCE_EPOCHS.get(batches.pop()) if len(batches) == 1 else None
         ratio = epochs_to_target / reference if epochs_to_target and reference else None
@@ -58,8 +59,8 @@ def summarize(config: Config, records: list[dict], damaged: int = 0, *, lost: in
         "name": config.name,
         "source": config.data.source,
         "epochs": last["epoch"],
-        "accuracy": last["eval_accuracy"],
-        "best_accuracy": best["eval_accuracy"],
+        bare(FIRST): last[FIRST],
+        f"best_{bare(FIRST)}": best[FIRST],
         "best_epoch": best["epoch"],
         "best_by": config.stop.metric,
         "epochs_to_target": epochs_to_target,
@@ -72,10 +73,11 @@ def summarize(config: Config, records: list[dict], damaged: int = 0, *, lost: in
 
 def best_evaluation(evaluations: Iterable[dict], metric: str) -> dict | None:
     """The best record of evaluations by `stop.metric`, as `--checkpoint best` chooses: of equal ones, and of those at the same
-    number of samples, the last. None if none has the metric."""
+    number of samples, the last. None if none has the metric, or
+    if it is registered, but not in this process."""
     latest = {record["samples"]: record for record in evaluations}
-    scored = [record for record in latest.values() if record.get(metric) is not None]
-    sign = STOP_METRICS[metric].sign
+    scored = [record for record in latest.values() if record.get(metric) is not None and metric in METRICS]
+    sign = METRICS[metric].sign
     return max(scored, key=lambda record: (sign * record[metric], record["samples"]), default=None)
 
 
@@ -85,12 +87,13 @@ def as_text(summary: dict) -> str:
     skipped = [f"{summary['name']}: skipped {plural(damaged, 'damaged line')} of {LOG}"] * (damaged > 0)
     if lost := summary["lost_lines"]:
         skipped.append(f"{summary['name']}: {LOG} lacks {plural(lost, 'record', ',')} that the run had written")
-    if summary["accuracy"] is None:
+    value, best = (summary[name] for name in (bare(FIRST), f"best_{bare(FIRST)}"))
+    if value is None:
         return "\n".join([f"{summary['name']}: no evaluation yet after {summary['epochs']:.2f} epochs", *skipped])
-    text = f"{summary['name']}: accuracy {100 * summary['accuracy']:.2f} % after {summary['epochs']:.2f} epochs"
-    if summary["best_accuracy"] is not None:
-        by = "" if summary["best_by"] == "eval_accuracy" else f" by {summary['best_by']}"
-        text += f", best{by} {100 * summary['best_accuracy']:.2f} % at epoch {summary['best_epoch']:.2f}"
+    text = f"{summary['name']}: {title_of(FIRST)} {METRICS[FIRST].shown(value)} after {summary['epochs']:.2f} epochs"
+    if best is not None:
+        by = "" if summary["best_by"] == FIRST else f" by {summary['best_by']}"
+        text += f", best{by} {METRICS[FIRST].shown(best)} at epoch {summary['best_epoch']:.2f}"
     lines = [text]
     if SOURCES[summary["source"]].mlperf:
         epochs, reference = summary["epochs_to_target"], summary["reference_epochs"]

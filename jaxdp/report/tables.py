@@ -6,10 +6,12 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from jaxdp import metrics
 from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
 from jaxdp.loggers.smoothing import METHOD
+from jaxdp.metrics import FIRST, METRICS, bare
 from jaxdp.report.confusion import MAX_LIST_ROWS, ConfusionReport
 from jaxdp.report.run_history import PARTS, History
 from jaxdp.report.summary import as_text, summarize
@@ -60,6 +62,10 @@ def _logged(name: str) -> Callable[[History], float | None]:
     return lambda run: next((record[name] for record in reversed(run.records) if name in record), None)
 
 
+def _summarized(name: str) -> Callable[[History], Any]:
+    return lambda run: summarize(run.config, run.records)[name]
+
+
 def _measured(name: str) -> Callable[[History], Any]:
     """A field of the result of a finished run."""
     return lambda run: run.result[name] if run.status == "finished" else None
@@ -68,10 +74,6 @@ def _measured(name: str) -> Callable[[History], Any]:
 def _global_batches(run: History) -> str:
     """The global batches of the phases, without repetitions."""
     return " → ".join(f"{batch:,}" for batch, _ in groupby(phase.global_batch for phase in run.config.batch))
-
-
-def _percent(share: float | None) -> str:
-    return MISSING if share is None else f"{100 * share:.2f} %"
 
 
 def _devices(run: History) -> str | None:
@@ -85,11 +87,16 @@ def _rate(run: History) -> str:
     return f"{run.config.optimizer.name} {rate}{anew}"
 
 
+def _metric_columns() -> list[Column]:
+    """The metrics of the evaluation that is a run's result."""
+    entries = [(name, METRICS[name]) for name in metrics.names()]
+    return [
+        Column(metrics.title_of(name), _evaluated(name), entry.shown, max if entry.sign > 0 else min) for name, entry in entries
+    ]
+
+
+STATUS_COLUMN = Column("status", lambda run: "stopped early" if run.result.get("stopped_early") else STATUS[run.status])
 RESULTS = (
-    Column("status", lambda run: "stopped early" if run.result.get("stopped_early") else STATUS[run.status]),
-    Column("accuracy", _evaluated("eval_accuracy"), _percent, max),
-    Column("top-5", _evaluated("eval_top5"), _percent, max),
-    Column("held-out loss", _evaluated("eval_loss"), "{:.4f}".format, min),
     Column("epochs", _logged("epoch"), "{:.2f}".format),
     Column("steps", _logged("step"), "{:,}".format),
     Column("global batch", _global_batches),
@@ -102,8 +109,8 @@ MORE = (
     Column("directory", lambda run: printable(run.workdir, 4096)),
     Column("data", lambda run: run.config.data.source),
     Column("model", lambda run: f"{run.config.model.title}, width {run.config.model.width}, {run.config.model.dtype}"),
-    Column("best accuracy", lambda run: summarize(run.config, run.records)["best_accuracy"], _percent),
-    Column("epoch of the best accuracy", lambda run: summarize(run.config, run.records)["best_epoch"], "{:.2f}".format),
+    Column(f"best {metrics.title_of(FIRST)}", _summarized(f"best_{bare(FIRST)}"), METRICS[FIRST].shown),
+    Column(f"epoch of the best {metrics.title_of(FIRST)}", _summarized("best_epoch"), "{:.2f}".format),
     Column("held-out images", _evaluated("eval_examples"), "{:,}".format),
     Column("mesh", _measured("mesh"), lambda mesh: f"{mesh[0]}x{mesh[1]}"),
     Column("all-reduce", _measured("strategy")),
@@ -119,13 +126,14 @@ MORE = (
 
 
 def results_table(runs: list[History]) -> str:
-    """The most important numbers, a row for each run. The best accuracies and losses are bold if the shown numbers differ."""
-    columns = [column for column in RESULTS if any(column.value(run) is not None for run in runs)]
+    """The most important numbers, a row for each run. The best metrics are bold if the shown numbers differ."""
+    shown = (STATUS_COLUMN, *_metric_columns(), *RESULTS)
+    columns = [column for column in shown if any(column.value(run) is not None for run in runs)]
     cells = [[column.cell(run) for column in columns] for run in runs]
     best = [column.best_cell(runs) for column in columns]
     rows = [[run.label, *row] for run, row in zip(runs, cells, strict=True)]
     bold = {(y, x) for y, row in enumerate(cells) for x, cell in enumerate(row, 1) if cell == best[x - 1]}
-    note = '<p class="quiet">Bold: best accuracy and loss of these runs.</p>' if bold else ""
+    note = '<p class="quiet">Bold: best of these runs.</p>' if bold else ""
     return f'<div class="stacked results">{_table(["run", *(column.title for column in columns)], rows, bold)}</div>{note}'
 
 

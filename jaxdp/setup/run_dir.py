@@ -33,6 +33,7 @@ from jaxdp.files import (
     read_text,
     write_atomically,
 )
+from jaxdp.metrics import is_evaluation
 from jaxdp.run_records import LOG, scan_log
 from jaxdp.run_records import to_json as record_to_json
 from jaxdp.training.result import TrainResult
@@ -330,7 +331,7 @@ def kept_records(manifest: Manifest, *, evaluates_again: bool) -> tuple[list[dic
     until = [record for record in records if record["samples"] <= samples]
     warnings = _log_warnings(source / LOG, damaged, lost_records(manifest, len(until), damaged))
     last = samples - evaluates_again  # of an evaluation
-    return [record for record in until if "eval_accuracy" not in record or record["samples"] <= last], warnings
+    return [record for record in until if not is_evaluation(record) or record["samples"] <= last], warnings
 
 
 def write_log(workdir: Path, records: Iterable[dict[str, Any]]) -> None:

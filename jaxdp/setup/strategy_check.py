@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Config
+from jaxdp.distributed import status
 from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.errors import ConfigError
 from jaxdp.optim.checks import check_elementwise
@@ -37,7 +38,9 @@ def _check_sums(config: Config, mesh: Mesh) -> None:
     name, shape = config.reduce.strategy, "x".join(map(str, mesh.devices.shape))
     message = jax.ShapeDtypeStruct((CHECKED_ELEMENTS,), "float32")
     reduction = timing.Reduction(mesh, message, name, bucket_bytes=None, compile=config.compile)
-    if not reduction.is_exact(reduction()):
+    with status.current().waiting(status.DEVICES):
+        is_exact = reduction.is_exact(reduction())
+    if not is_exact:
         reason = f"its stages do not return the sum over all devices of the {shape} mesh"
         hint = "correct them; jaxdp.first_gradient(config) must equal the gradient of psum"
         raise ConfigError("reduce.strategy", name, reason=reason, hint=hint)
@@ -58,4 +61,6 @@ def _leaves_shards(strategy: str, mesh: Mesh) -> bool:
     rows = PartitionSpec(AXES)
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
     numbers = jax.jit(lambda: jnp.arange(mesh.size, dtype=jnp.float32), out_shardings=NamedSharding(mesh, rows))()
-    return all(bool(shard.data.all()) for shard in jax.jit(mapped)(numbers).addressable_shards)
+    program = jax.jit(mapped).lower(numbers).compile()  # calls the stages
+    with status.current().waiting(status.DEVICES):
+        return all(bool(shard.data.all()) for shard in program(numbers).addressable_shards)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jaxdp import metrics
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
@@ -30,9 +31,9 @@ def check_skipped(run: Run) -> None:
 
 def check_evaluation(record: Mapping[str, Any]) -> None:
     """Raise TrainingError if the held-out loss after the last step is not finite."""
-    if not math.isfinite(record["eval_loss"]):
+    if not math.isfinite(record[metrics.LOSS]):
         raise TrainingError(
-            f"the held-out loss is {record['eval_loss']} after the last step ({record['step']}, samples {record['samples']}): "
+            f"the held-out loss is {record[metrics.LOSS]} after the last step ({record['step']}, samples {record['samples']}): "
             f"the parameters are no longer finite; {LOWER_THE_RATE}"
         )
 
@@ -64,11 +65,13 @@ def collect_result(run: Run, evaluation: dict[str, Any]) -> TrainResult:
     has_best = run.config.stop.patience is not None
     shared = {field.name for field in dataclasses.fields(TrainResult)} & {field.name for field in dataclasses.fields(progress)}
     strategies = [run.compiler.shown_strategy(each) for each in plan.phases[: phase.index + 1]]
+    values = metrics.values(evaluation)
     return TrainResult(
-        accuracy=evaluation["eval_accuracy"],
-        top5=evaluation.get("eval_top5"),
-        loss=evaluation["eval_loss"],
-        eval_examples=evaluation["eval_examples"],
+        accuracy=values.pop("accuracy"),
+        top5=values.pop("top5"),
+        loss=values.pop("loss"),
+        metrics=values,
+        eval_examples=evaluation[metrics.COUNT],
         epochs=run.epoch,
         seconds_to_first_step=progress.first_step_seconds,
         images_per_second=progress.samples / progress.training_seconds,
@@ -122,7 +125,7 @@ def describe_latest(run: Run, advice: str = "{again} continues from it") -> str:
     newest = latest(run)
     if newest is None:
         return "there is no checkpoint yet"
-    accuracy = "" if newest.accuracy is None else f", accuracy {100 * newest.accuracy:.2f} %"
+    accuracy = "".join(f", {text}" for text in metrics.words(newest.evaluation)[:1])
     epoch = newest.samples / run.plan.examples
     advice = advice.format(path=newest.path, again=run.resume_action)
     verified = "valid " if run.is_rank0 else ""

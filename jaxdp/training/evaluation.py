@@ -1,4 +1,4 @@
-"""The compiled evaluation step, and the loop that feeds it: every held-out image counts once, on any number of devices."""
+"""Evaluation: when it is due, its compiled step, and the loop that feeds it. Every held-out image counts once."""
 
 import dataclasses
 from collections import Counter, deque
@@ -10,38 +10,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdp import metrics
 from jaxdp.choices import LOSSES
-from jaxdp.config import TOP5_CLASSES, Config
+from jaxdp.config import Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
-from jaxdp.errors import TrainingError
+from jaxdp.distributed import status
+from jaxdp.errors import ConfigError, TrainingError, first_line
 from jaxdp.losses import rank_of_label
+from jaxdp.metrics import COUNT, LOSS, METRICS
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
+from jaxdp.planning import Plan, interval_elapsed
 from jaxdp.training import request_flags
 from jaxdp.training.objective import Batch, PixelStats
 
 # Called with this process's rows of a batch before they are evaluated; returns a function of the classes predicted for them.
 Observer = Callable[[dict[str, np.ndarray]], Callable[[np.ndarray], Any] | None]
 
+GATHERED = ("outputs", "labels", "weights")
+
+
+def evaluation_is_due(plan: Plan, *, before: int, after: int) -> bool:
+    """Whether `evaluation.every_epochs` asks for one after the step from `before` to `after` samples seen."""
+    return interval_elapsed(plan.config.evaluation.every_epochs, unit=plan.examples, before=before, after=after)
+
 
 def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_stats: PixelStats) -> jax.stages.Wrapped:
     """step(params, batch_stats, batch) -> (sums, predicted), jitted.
 
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "seen" [B] int32, 1 for an example and 0
-    for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: over the examples of all devices, {"top1",
-    "top5" (only with six classes or more), "examples", "seen"} int32, {"positions"} uint32 modulo 2^32, {"loss"} float32.
-    predicted: class by row, [B] int32, sharded. The loss is the training loss of plain labels, without class weights. A tie
-    counts as an error: the predicted class is then not the label. If the batch holds "requests", sums has their maximum as
-    "request".
+    for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: of all devices, {"eval_NAME"} for
+    every metric of single images, int32 or float32, {"eval_loss"} float32, {"eval_examples", "seen"} int32, {"positions"}
+    uint32 modulo 2^32. predicted: class by row, [B] int32, sharded. The loss is the training loss of plain labels, without
+    class weights. A tie counts as an error: the predicted class is then not the label. If the batch holds "requests", sums has
+    their maximum as "request". If a metric needs all images, it has {"outputs" [B, classes], "labels", "weights"} of the batch.
     """
 
-    loss = LOSSES.implementation(config.optimizer.loss)
+    loss, present = LOSSES.implementation(config.optimizer.loss), metrics.names(config.model.class_count)
+    of_images = {name: METRICS.implementation(name) for name in present if name != LOSS and METRICS[name].of == "images"}
+    gathers = any(METRICS[name].of == "all" for name in present)
     plain = dataclasses.replace(config.optimizer, label_smoothing=0.0, target_threshold=None, class_weights=())
 
-    def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:
+    def device_step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array, Batch]:
         logits = evaluation_logits(
             config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
         )
@@ -49,25 +62,37 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
         losses = jnp.where(weights > 0, loss(plain, logits, labels), 0.0)
         other_logits = jnp.where(jnp.arange(logits.shape[-1], dtype=labels.dtype) == labels[:, None], -jnp.inf, logits)
         predicted = jnp.where(rank < 1, labels, other_logits.argmax(-1).astype(jnp.int32))
-        sums = {
-            "top1": jnp.sum(weights * (rank < 1), dtype=jnp.int32),
-            "examples": jnp.sum(weights, dtype=jnp.int32),
+        sums = {name: _sum(metric(logits, labels), weights, name) for name, metric in of_images.items()} | {
+            COUNT: jnp.sum(weights, dtype=jnp.int32),
             "seen": jnp.sum(batch["seen"], dtype=jnp.int32),
             "positions": jnp.sum(jnp.where(batch["seen"] > 0, batch["positions"], 0), dtype=jnp.uint32),
-            "loss": jnp.sum(losses),
+            LOSS: jnp.sum(losses),
         }
         if request_flags.BATCH_KEY in batch:  # joins the loss in one message
-            sums["loss"] = jnp.append(sums["loss"], request_flags.as_flags(batch[request_flags.BATCH_KEY]))
-        if logits.shape[-1] >= TOP5_CLASSES:
-            sums["top5"] = jnp.sum(weights * (rank < 5), dtype=jnp.int32)
+            sums[LOSS] = jnp.append(sums[LOSS], request_flags.as_flags(batch[request_flags.BATCH_KEY]))
         sums = lax.psum(sums, AXES)
         if request_flags.BATCH_KEY in batch:
-            sums |= {"loss": sums["loss"][0], "request": request_flags.from_total(sums["loss"][1:])}
-        return sums, predicted
+            sums |= {LOSS: sums[LOSS][0], "request": request_flags.from_total(sums[LOSS][1:])}
+        return sums, predicted, {"outputs": logits, "labels": labels, "weights": weights} if gathers else {}
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
-    in_specs = (replicated, replicated, sharded)
-    return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(replicated, sharded)))
+    in_specs, out_specs = (replicated, replicated, sharded), (replicated, sharded, sharded)
+    of_devices = jax.shard_map(device_step, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+    def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:
+        sums, predicted, rows = of_devices(params, batch_stats, batch)
+        return sums | lax.with_sharding_constraint(rows, NamedSharding(mesh, replicated)), predicted
+
+    return jax.jit(step)
+
+
+def _sum(values: jax.Array, weights: jax.Array, name: str) -> jax.Array:
+    """The sum of a metric over the images that count: int32 of bool and integers, else float32. values, weights: [B]."""
+    if values.shape != weights.shape:
+        reason = f"returned {values.dtype} of shape {values.shape} for {len(weights)} images"
+        raise ConfigError("register_metric", metrics.bare(name), reason=reason, hint="return the value of each image, [B]")
+    exact = jnp.issubdtype(values.dtype, jnp.integer) or values.dtype == bool
+    return jnp.sum(jnp.where(weights > 0, values, 0), dtype=jnp.int32 if exact else jnp.float32)
 
 
 def evaluation_logits(
@@ -92,9 +117,7 @@ def evaluate(
     wait_for: Callable[[Future], Any] = Future.result,
     observer: Observer | None = None,
 ) -> dict[str, float]:
-    """{"eval_accuracy", "eval_top5", "eval_loss", "eval_examples"} over a whole source; accuracies in [0, 1].
-
-    With fewer than six classes there is no eval_top5.
+    """The metrics of `jaxdp.metrics` over a whole source, such as "eval_accuracy", then "eval_loss" and "eval_examples".
 
     batch: (images that a step counts, rows of its batch: a multiple of the devices). before_batch: called before the step of
     every batch, when the batch is loaded; may return requests. on_request: called with the largest request that a completed
@@ -102,12 +125,16 @@ def evaluate(
     TrainingError unless the number and the sum of positions of the images counted on the devices agree with the source.
     """
     totals: Counter[str] = Counter()
+    gathered: dict[str, list[np.ndarray]] = {}  # the rows that count, for metrics of all images
     pending: deque[tuple[Any, Callable[[np.ndarray], Any] | None]] = deque()
 
+    @status.current().waiting(status.DEVICES)
     def add_oldest() -> None:
         (sums, predicted), observe = pending.popleft()
         sums = jax.device_get(sums)
         on_request(int(sums.pop("request", 0)))
+        for name in [name for name in GATHERED if name in sums]:
+            gathered.setdefault(name, []).append(sums.pop(name))
         for name, value in sums.items():
             totals[name] += value.item()
         if observe:
@@ -135,15 +162,24 @@ def evaluate(
             f"evaluation counted {totals['seen']} examples, but the source has {len(source)}, or some were counted twice; make "
             "sure that nothing changes the data during the run"
         )
-    count = totals["examples"]
+    count = totals[COUNT]
     if count == 0:
         raise TrainingError("no evaluation image can be decoded")
-    return {
-        "eval_accuracy": totals["top1"] / count,
-        **({"eval_top5": totals["top5"] / count} if "top5" in totals else {}),
-        "eval_loss": totals["loss"] / count,
-        "eval_examples": count,
-    }
+    found = {name: value / count for name, value in totals.items() if name.startswith(metrics.PREFIX)}
+    if gathered:
+        found |= _of_all(**{name: np.concatenate(parts) for name, parts in gathered.items()})
+    return {name: found[name] for name in metrics.names() if name in found} | {COUNT: count}
+
+
+def _of_all(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+    """The metrics of all held-out images together. Raises TrainingError for one that fails or returns no number."""
+    found, counts = {}, weights > 0
+    for name in [name for name in metrics.names() if METRICS[name].of == "all"]:
+        try:
+            found[name] = float(METRICS.implementation(name)(outputs[counts], labels[counts]))
+        except Exception as error:
+            raise TrainingError(f"{name} cannot be computed: {type(error).__name__}: {first_line(error)}") from error
+    return found
 
 
 def _local_rows(rows: jax.Array) -> np.ndarray:

@@ -17,12 +17,13 @@ import numpy as np
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.data.batch_sources import DataError
 from jaxdp.data.prefetch import DeviceIterator
+from jaxdp.distributed import status
 from jaxdp.distributed.signal_handler import ForcedStop, StopTraining
 from jaxdp.errors import TrainingError
-from jaxdp.planning import PlannedPhase, interval_elapsed
+from jaxdp.planning import PlannedPhase
 from jaxdp.training import ending, request_flags
 from jaxdp.training.callback import CallbackError
-from jaxdp.training.evaluation import ExampleCollector, evaluate
+from jaxdp.training.evaluation import ExampleCollector, evaluate, evaluation_is_due
 from jaxdp.training.result import TrainResult, versions
 from jaxdp.training.run import Run, StartedStep, open_batches
 
@@ -53,13 +54,13 @@ def open_phase(run: Run, phase: PlannedPhase) -> Iterator[tuple[Callable, Device
 
 
 def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
-    """Place the state for a phase and return its compiled step."""
+    """Place the state for a phase and return its step: `make_train_step` in `training/step.py`, compiled in the background."""
     compiler, run.phase = run.compiler, phase
     run.processes.set_activity("compile")
     compiled_step = compiler.prepare_train(phase)
     if (layout := compiler.layout(phase)) is not run.layout:
         run.signals.raise_if_stop_agreed()  # before the collectives that gather the state
-        run.state, run.layout = layout.place(run.whole_state()), layout
+        run.state, run.layout = status.current().waiting(status.DEVICES)(layout.place)(run.whole_state()), layout
     with run.clock.paused("compilation"):
         step = run.signals.wait_for(compiled_step)
         run.checkpoints.check_trial()
@@ -112,7 +113,7 @@ def start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     start_seconds = time.monotonic() - began
     timed = run.clock.start_step(partial(jax.block_until_ready, metrics))
     progress.finish_step(phase.global_batch)
-    if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
+    if evaluation_is_due(plan, before=before, after=progress.samples):
         progress.evaluate_after(progress.steps)
     record = progress.position(plan.examples)
     record |= {"phase": phase.index, "learning_rate": rate, "momentum": phase.momentum, "global_batch": phase.global_batch}
@@ -136,11 +137,12 @@ def complete_steps(run: Run, keep: int = 0) -> None:
     while len(run.pending) > keep:
         step = run.pending.popleft()
         asked = time.monotonic()
-        record = step.record | to_host_scalars(step.metrics)
+        with status.current().waiting(status.DEVICES):
+            record = step.record | to_host_scalars(step.metrics)
+            waited = step.start_seconds + time.monotonic() - asked
+            record |= run.clock.end_step(step.timed, record["global_batch"])
         run.processes.record_request(record.pop("request"))
-        waited = step.start_seconds + time.monotonic() - asked
         run.processes.status.record_progress()
-        record |= run.clock.end_step(step.timed, record["global_batch"])
         run.step_times = waited, run.progress.training_seconds
         run.progress.skipped_steps = record.get("skipped_steps", 0)
         following = record["step"] + 1

@@ -30,6 +30,7 @@ class Examples(NamedTuple):
 
 Loss = Callable[[jax.Array, Examples], jax.Array]  # (logits [B, K], examples) -> their mean loss, a scalar
 Gradient = Callable[[TrainState, Batch, ArrayLike], tuple[dict, dict]]  # (state, batch, seed) -> (gradient, aux)
+LocalGradient = Callable[[Loss], Gradient]
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, Batch, dict[str, jax.Array]], tuple[TrainState, Metrics]]  # (state, batch, hyperparameters)
 
@@ -49,7 +50,7 @@ def training_examples(config: Config, model: Network, batch: Batch, *, seed: Arr
 
 
 def mean_loss(config: Config, logits: jax.Array, examples: Examples) -> jax.Array:
-    """The mean of the config's loss over one device's images, a scalar. logits: [B, classes]."""
+    """The mean of a loss in `losses.py`, `softmax` by default, over one device's images: a scalar. logits: [B, classes]."""
     loss = LOSSES.implementation(config.optimizer.loss)
     return loss(config.optimizer, logits, examples.labels, mix=examples.mix).mean()
 

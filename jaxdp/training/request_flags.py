@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from jaxdp.parallel.mesh import AXES
+from jaxdp.training.objective import Batch, Gradient, Metrics, Step
+from jaxdp.training.state import TrainState
 
 NONE, SAVE, STOP = range(3)  # as in `jaxdp.distributed.process_group`
 BATCH_KEY = "requests"  # the key of a batch: int32 [devices], sharded over all devices
@@ -43,3 +46,28 @@ def on_devices(request: int, mesh: Mesh) -> jax.Array:
 def none(mesh: Mesh) -> dict[str, jax.Array]:
     """The part of a batch with which no process asks for anything."""
     return {BATCH_KEY: on_devices(NONE, mesh)}
+
+
+def with_requests(gradient_of: Gradient) -> Gradient:
+    """The requests of a batch join aux, so they travel in the same message."""
+
+    def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
+        others = {name: value for name, value in batch.items() if name != BATCH_KEY}
+        gradient, aux = gradient_of(state, others, seed)
+        if BATCH_KEY in batch:
+            aux |= {BATCH_KEY: as_flags(batch[BATCH_KEY])}
+        return gradient, aux
+
+    return gradient
+
+
+def with_request_metric(step: Step) -> Step:
+    """The metric "request" is the largest request of any device."""
+
+    def requesting(state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
+        new, metrics = step(state, batch, hyperparameters)
+        if BATCH_KEY in metrics:
+            metrics["request"] = from_total(metrics.pop(BATCH_KEY))
+        return new, metrics
+
+    return requesting

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from jaxdp import __version__
+from jaxdp.metrics import PREFIX
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,7 +18,8 @@ class TrainResult:
     With early stopping (`stop.patience`), accuracy, top5 and loss describe the best checkpoint, after best_samples samples, at
     best_epoch (both None without early stopping). steps, samples and epochs count the whole run. stopped_early: whether the run
     ended before its last epoch; stop_reason: why.
-    accuracy, top5: shares in [0, 1]; top5 is None with fewer than six classes. loss: mean held-out cross entropy.
+    accuracy, top5: shares in [0, 1]; top5 is None with fewer than six classes. loss: mean held-out loss. metrics: registered
+    metrics, by name.
     images_per_second: of training alone, without compilation, evaluation, audits and saving. seconds_to_first_step: from the
     start of the command, in the last session that took a step. compilation_seconds: time that the run waited for a program;
     most programs are compiled while it trains. Work that an interrupted session lost and a later one repeated counts once.
@@ -45,6 +47,7 @@ class TrainResult:
     mesh: tuple[int, int]
     versions: dict[str, str]
     workdir: str
+    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
     skipped_steps: int = 0
     strategy: str = ""
     input_seconds: float = 0.0
@@ -63,6 +66,12 @@ class TrainResult:
     best_epoch: float | None = None
     stopped_early: bool = False
     stop_reason: str | None = None
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The metrics as an evaluation's record has them."""
+        shown = {"accuracy": self.accuracy, "top5": self.top5, "loss": self.loss} | self.metrics
+        return {f"{PREFIX}{name}": value for name, value in shown.items()}
 
     def __repr__(self) -> str:
         return (

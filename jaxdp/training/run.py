@@ -23,6 +23,7 @@ from jaxdp.data.prefetch import (
     rows_per_chunk,
     to_global,
 )
+from jaxdp.distributed import status
 from jaxdp.errors import kind_of, printable
 from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training.clock import Clock, TimedStep
@@ -172,6 +173,7 @@ class Run:
         return self.compiler.mesh(self.phase)
 
     @property
+    @status.current().waiting(status.DEVICES)
     def eval_variables(self) -> tuple[dict, dict]:
         """(params, batch_stats) of an evaluation, whole on every device of their mesh: averaged ones with
         `optimizer.average_decay`. All processes must ask for them."""
@@ -190,8 +192,8 @@ class Run:
         """
         rows = -len(images) % self.mesh.size
         padded = np.concatenate([images, np.zeros((rows, *images.shape[1:]), images.dtype)])
-        logits, _ = self._predictor(self.mesh)(*self.eval_variables, {"images": from_host(padded, self.mesh)})
-        return jax.device_get(logits)[: len(images)]
+        logits, _ = self._predict(self.eval_variables, {"images": from_host(padded, self.mesh)})
+        return logits[: len(images)]
 
     def predict_held_out(self) -> HeldOut:
         """Labels and logits of all held-out images, each once, in their order; the same on every process.
@@ -199,14 +201,19 @@ class Run:
         The devices share the images, as in an evaluation, which takes as long. All processes must call this.
         """
         source, (count, rows) = self.datasets.evaluation, self.compiler.evaluation_rows(self.phase)
-        evaluated, program, parts = self.eval_variables, self._predictor(self.mesh), []
+        evaluated, parts = self.eval_variables, []
         with closing(evaluation_prefetcher(source, batch_size=count, rows=local_rows(self.mesh, rows))) as batches:
-            while (batch := batches.next()) is not None:
-                logits, found = jax.device_get(program(*evaluated, to_global(batch, self.mesh)))
+            while (batch := batches.next(status.result_of)) is not None:
+                logits, found = self._predict(evaluated, to_global(batch, self.mesh))
                 counts = found["weights"] > 0  # neither padding nor an image that cannot be read
                 parts.append((found["positions"][counts], found["labels"][counts], logits[counts]))
                 self.processes.status.record_progress()
         return HeldOut(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    @status.current().waiting(status.DEVICES)
+    def _predict(self, variables: tuple[dict, dict], batch: dict[str, jax.Array]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """(logits of a batch, its other columns), on the host."""
+        return jax.device_get(self._predictor(self.mesh)(*variables, batch))
 
     def _make_predictor(self, mesh: Mesh) -> Callable:
         def outputs(params: dict, batch_stats: dict, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -226,7 +233,7 @@ class Run:
         processes must call this.
         """
         with self.clock.excluded():
-            program = self.compiler.prepare_gradient(self.phase).result()
+            program = status.result_of(self.compiler.prepare_gradient(self.phase))
         self.processes.barrier("a gradient")
         rate = self.plan.learning_rate(self.progress.samples)
         return program(self.state, batch, self.compiler.hyperparameters(self.phase, rate))
@@ -277,6 +284,7 @@ class Run:
         """
         self.signals.request_stop(_checked_reason("interrupt", reason))
 
+    @status.current().waiting(status.DEVICES)
     def whole_state(self) -> TrainState:
         """The state, whole on every device of its mesh. All processes must ask for it."""
         return self.layout.gather_state(self.state) if self.layout else self.state

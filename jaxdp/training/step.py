@@ -2,8 +2,9 @@
 
 The plain step stands first and whole: `local_gradient` (forward pass, loss, backward pass), `mean_gradient` (all-reduce) and
 `with_update` (optimizer, running statistics). A mode of the config, such as gradient accumulation or loss scaling, wraps one of
-these functions. With `reduce.overlap`, the default, `overlapped_gradient` replaces `local_gradient`. The modes are in
-`step_modes.py`; `step_gradient` and `make_train_step` choose them.
+these functions; each has a module in `modes/`. `step_gradient` and `make_train_step` choose the modes and their order.
+By default, on several devices, `modes/overlap.py` computes the gradient of `local_gradient` and reduces it meanwhile, with the
+strategy `torus`. All other modes are off, but an accelerator holds a small set of training images (`resident_images`).
 """
 
 import dataclasses
@@ -24,9 +25,28 @@ from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.allreduce import Overlap
 from jaxdp.parallel.mesh import AXES
-from jaxdp.training import step_modes as modes
-from jaxdp.training.objective import Batch, Gradient, Loss, Metrics, PixelStats, Step, accuracy, mean_loss, training_examples
-from jaxdp.training.state import StateLayout, TrainState, make_layout, make_optimizer
+from jaxdp.training.batch_statistics import update_statistics
+from jaxdp.training.modes.accumulation import with_micro_batches
+from jaxdp.training.modes.average import with_average
+from jaxdp.training.modes.class_weights import with_class_weights
+from jaxdp.training.modes.loss_scaling import with_loss_scale, with_unscaled_gradient
+from jaxdp.training.modes.overlap import overlapped_gradient
+from jaxdp.training.modes.resident_images import with_resident_images
+from jaxdp.training.modes.skipped_steps import with_skipped_steps
+from jaxdp.training.objective import (
+    Batch,
+    Gradient,
+    LocalGradient,
+    Loss,
+    Metrics,
+    PixelStats,
+    Step,
+    accuracy,
+    mean_loss,
+    training_examples,
+)
+from jaxdp.training.request_flags import with_request_metric, with_requests
+from jaxdp.training.state import StateLayout, TrainState, make_optimizer
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
@@ -89,25 +109,6 @@ def with_update(config: Config, layout: StateLayout, gradient_of: Gradient) -> S
     return step
 
 
-def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
-    """One moving-average update of the running statistics from the moments of all workers.
-
-    A worker is a group of images that is normalized together. Means and mean squares are averaged over workers; the
-    variance is then mean square minus squared mean.
-    """
-
-    def update(stats: dict, new: dict) -> dict:
-        if "mean" not in stats:
-            return {name: update(stats[name], new[name]) for name in stats}
-        variance = jnp.maximum(new["square"] - new["mean"] ** 2, 0.0)
-        return {
-            "mean": decay * stats["mean"] + (1 - decay) * new["mean"],
-            "var": decay * stats["var"] + (1 - decay) * variance,
-        }
-
-    return update(batch_stats, moments)
-
-
 def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStats, accumulation: int = 1) -> Callable[..., Any]:
     """f(state, batch, seed, images=None, sent=None): `mean_gradient` with the modes of a config, called inside `shard_map`.
 
@@ -140,22 +141,24 @@ def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStat
 
         def local(loss: Loss) -> Gradient:
             if reduce.overlap and accumulation == 1:
-                found = modes.overlapped_gradient(config, layout, loss, pixel_stats=pixel_stats, overlap=overlap)
+                found = overlapped_gradient(config, layout, loss, pixel_stats=pixel_stats, overlap=overlap)
             else:
                 found = local_gradient(config, layout, loss, pixel_stats=pixel_stats)
             if images is not None:
-                found = modes.with_resident_images(found, images)
+                found = with_resident_images(found, images)
             if accumulation > 1:
-                found = modes.with_micro_batches(found, accumulation)
-            return modes.with_gathered_params(found, gather_params) if layout.sharded else found
+                found = with_micro_batches(found, accumulation)
+            if layout.sharded:
+                return lambda state, batch, seed: found(state._replace(params=gather_params(state.params)), batch, seed)
+            return found
 
-        of_loss, loss = local, partial(mean_loss, config)
+        local_gradient_of: LocalGradient = local
         if config.optimizer.class_weights and config.data.mix == "none":
-            of_loss = partial(modes.with_class_weights, config, of_loss, mean=mean)
+            local_gradient_of = partial(with_class_weights, config, local_gradient_of, mean=mean)
         if is_scaled:
-            of_loss = partial(modes.with_loss_scale, of_loss)
-        found = mean_gradient(modes.with_requests(of_loss(loss)), all_reduce, mean)
-        return (modes.with_unscaled_gradient(found) if is_scaled else found)(state, batch, seed)
+            local_gradient_of = partial(with_loss_scale, local_gradient_of)
+        found = mean_gradient(with_requests(local_gradient_of(partial(mean_loss, config))), all_reduce, mean)
+        return (with_unscaled_gradient(found) if is_scaled else found)(state, batch, seed)
 
     return gradient
 
@@ -164,6 +167,15 @@ def without_reduction(config: Config) -> Config:
     """The config of a step that sends no gradients."""
     reduction: dict[str, Any] = {"strategy": allreduce.no_reduce, "update": "replicated"}  # a function, which no file can name
     return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, overlap=False, **reduction))
+
+
+def make_layout(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> StateLayout:
+    """Where the state of a config is between two steps. On one device there is nothing to shard."""
+    if config.reduce.update == "sharded" and mesh.size > 1:
+        from jaxdp.training.modes.sharded_update import Sharded
+
+        return Sharded(config, model, mesh)
+    return StateLayout(config, model, mesh)
 
 
 def make_train_step(
@@ -200,10 +212,10 @@ def make_train_step(
     ) -> tuple[TrainState, Metrics]:
         device_step = with_update(config, layout, partial(gradients, images=images))
         if config.optimizer.average_decay is not None:
-            device_step = modes.with_average(device_step, config, layout)
+            device_step = with_average(device_step, config, layout)
         if skips_steps(config):
-            device_step = modes.with_skipped_steps(device_step, config)
-        return modes.with_request_metric(device_step)(state, batch, hyperparameters)
+            device_step = with_skipped_steps(device_step, config)
+        return with_request_metric(device_step)(state, batch, hyperparameters)
 
     replicated, rows, state_specs = PartitionSpec(), PartitionSpec(AXES), layout.specs
     in_specs = (state_specs, rows, replicated) + (replicated,) * resident

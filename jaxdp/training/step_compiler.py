@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxdp.config import Config, at_image_size
 from jaxdp.data.prefetch import AHEAD_BYTES, PREFETCH_DEPTH, batch_sharding
 from jaxdp.data.transforms import evaluation_transform
+from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
 from jaxdp.network import Network
 from jaxdp.parallel import allreduce, traffic
@@ -23,8 +24,8 @@ from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.objective import Batch, PixelStats
-from jaxdp.training.state import StateLayout, TrainState, abstract_state, from_host, make_layout, replicated
-from jaxdp.training.step import HYPERPARAMETERS, make_train_step, step_gradient
+from jaxdp.training.state import StateLayout, TrainState, abstract_state, from_host, replicated
+from jaxdp.training.step import HYPERPARAMETERS, make_layout, make_train_step, step_gradient
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import jaxdp_jax_config
 
@@ -84,14 +85,15 @@ def mesh_of(phase: PlannedPhase, devices: list[jax.Device] | None = None) -> Mes
 
 
 @dataclasses.dataclass(frozen=True)
-class _ResidentStep:
-    """A compiled step together with the training images on the devices, its last argument."""
+class _Program:
+    """A compiled program, whose call may wait for other processes. resident: its last arguments, such as training images."""
 
     compiled: jax.stages.Compiled
-    images: jax.Array
+    resident: tuple[jax.Array, ...]
 
-    def __call__(self, state: Any, batch: Batch, hyperparameters: dict[str, jax.Array]) -> Any:
-        return self.compiled(state, batch, hyperparameters, self.images)
+    @status.current().waiting(status.DEVICES)
+    def __call__(self, *arguments: Any) -> Any:
+        return self.compiled(*arguments, *self.resident)
 
     def as_text(self) -> str | None:
         return self.compiled.as_text()
@@ -221,8 +223,9 @@ class StepCompiler:
 
     def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh, *, of_step: bool = True) -> Callable:
         """A compiled program. of_step: it takes the arguments of a step; resident images, if any, are added."""
-        compiled = lowered.compile(options.compiler_options(self.plan.config.compile, mesh.devices.flat[0].platform))
-        return _ResidentStep(compiled, self.resident_images(mesh)) if of_step and self.images is not None else compiled
+        with status.current().waiting(status.COMPILER):
+            compiled = lowered.compile(options.compiler_options(self.plan.config.compile, mesh.devices.flat[0].platform))
+        return _Program(compiled, (self.resident_images(mesh),) if of_step and self.images is not None else ())
 
     def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, Any]:
         """Scalars for a step of a phase with this learning rate; the call of the step transfers them."""

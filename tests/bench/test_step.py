@@ -32,6 +32,7 @@ def test_run_reports_rates_memory_and_ceilings(tiny, monkeypatch):
     assert "six per multiply-add" in notes
 
 
+@pytest.mark.slow
 def test_timed_step_is_written_before_its_profile(tiny, monkeypatch, tmp_path):
     """A profile can end the process."""
 

@@ -75,6 +75,7 @@ def test_flags_of_a_call_exist(commands, call, capsys):
         assert [flag for flag in flags if flag.replace("batch.0", "batch.N") not in offered and flag not in offered] == []
 
 
+@pytest.mark.slow
 def test_xla_has_the_flags_of_the_contenders(gpu):
     """XLA ends a process that sets a flag which it does not have; XLA for CPUs has those for GPUs too."""
     import step_vs_pytorch

@@ -102,8 +102,7 @@ def test_near_tests_are_those_of_the_module(mutations):
     [
         ("def test_sum(): assert 1 + 1 == 2", None),
         ("import pytest\n@pytest.mark.parametrize('n', ['a b'])\ndef test_sum(n): assert not n", "test_sums.py::test_sum"),
-        ("import nothing_of_this_name", "test_sums.py"),
-        ("", None),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("import nothing_of_this_name", "test_sums.py"), ("", None))),
         ("import time\ndef test_sum(): time.sleep(10_000)", "time limit"),
     ],
 )

@@ -196,7 +196,10 @@ def sharded(config, _):
 
 @pytest.mark.parametrize(
     ("network", "changed"),
-    [("tiny", accumulating), ("tiny", sharded), pytest.param("tiny_resnet", frozen, marks=pytest.mark.slow)],
+    [
+        ("tiny", sharded),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("tiny", accumulating), ("tiny_resnet", frozen))),
+    ],
 )
 def test_run_with_audits_equals_the_run_without(network, changed, tmp_path, monkeypatch, request):
     for name, value in {"INITIAL": 64.0, "GROWTH_STEPS": 4}.items():

@@ -77,9 +77,10 @@ def arrays(workdir, samples):
     return read_manifest(workdir / f"checkpoints/{samples}").arrays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "optimizer", "phase"),
-    [(("eval_loss", 6), {}, 1), pytest.param(("eval_accuracy", 3), {"average_decay": 0.7}, 0, marks=pytest.mark.slow)],
+    [(("eval_loss", 6), {}, 1), (("eval_accuracy", 3), {"average_decay": 0.7}, 0)],
 )
 def test_stopped_run_begins_as_the_whole_run_and_its_result_is_the_best_checkpoint(noisy, tmp_path, stop, optimizer, phase):
     """The runs accumulate gradients. The learning rate follows the whole schedule. phase: where the run ends."""

@@ -151,6 +151,7 @@ def test_a_damaged_file_is_named_and_the_previous_checkpoint_restored(original, 
         assert is_detected(damage, folder / str(NEWER) / name, folder, np.random.default_rng(0)) != same_in_both, name
 
 
+@pytest.mark.slow
 def test_random_damages_of_any_files_restore_right_weights(original, tmp_path):
     random, detected = np.random.default_rng(39), 0
     for number in range(RANDOM_DAMAGES):

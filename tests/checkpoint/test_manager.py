@@ -467,6 +467,7 @@ for number in range(2, 100_000):
 """
 
 
+@pytest.mark.slow
 def test_kill_during_saves_leaves_the_newest_complete_checkpoint(tmp_path):
     """At random moments of saves of about 50 ms; every second save replaces a checkpoint."""
     random, sharding = np.random.default_rng(0), NamedSharding(make_mesh(1, 1), PartitionSpec())

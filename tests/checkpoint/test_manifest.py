@@ -57,10 +57,10 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path, name):
     written.path.mkdir()
     write_manifest(written)
     assert read_manifest(written.path) == written
-    assert (written.accuracy, written.metric("eval_loss"), written.metric("other")) == (0.5, 2.0, None)
+    assert (*map(written.evaluation.get, ("eval_accuracy", "eval_loss", "other")),) == (0.5, 2.0, None)
     assert (written.num_bytes, written.epoch, written.location) == (12, 1.0, f"{tmp_path}/{name}")
     assert dataclasses.replace(written, url="gs://bucket/10", metadata={}).location == "gs://bucket/10"
-    assert dataclasses.replace(written, metadata={}).accuracy is None
+    assert dataclasses.replace(written, metadata={}).evaluation == {}
     write_manifest(dataclasses.replace(written, parts=2**31))
     with pytest.raises(CorruptCheckpoint, match=r"parts: .* less than 2147483648"):
         read_manifest(written.path)

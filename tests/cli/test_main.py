@@ -122,6 +122,7 @@ def test_train_with_a_non_finite_loss_exits_with_1_and_one_line(capsys, tmp_path
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_plan_on_a_platform_that_does_not_start_exits_with_2_unless_devices_are_given():
     script = f"""
 from jaxdp.cli import main
@@ -181,7 +182,8 @@ def test_training_outlasts_its_output(tmp_path, launched):
     assert done.returncode == 0
     assert json.loads((tmp_path / "result.json").read_text())["steps"] > 0
     line = "jaxdp launch: stdout cannot be written (Broken pipe); the run continues without it\n"
-    assert done.stderr == line * launched
+    own = [each for each in done.stderr.splitlines(keepends=True) if "compiling for" not in each and "resumed" not in each]
+    assert own == [line] * launched  # a slow compilation is reported
 
 
 def test_closed_stdout_gives_no_traceback():
@@ -191,6 +193,7 @@ def test_closed_stdout_gives_no_traceback():
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_interrupt_during_an_import_is_one_line():
     script = """
 import signal, sys

@@ -31,7 +31,8 @@ def watching(*arguments):
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_watch_serves_a_page_until_a_signal_ends_it(tmp_path, number):
     """Without JAX; also while a silent viewer has a connection."""
     with watching(write_run(tmp_path / "run"), tmp_path / "later", "--port", "0") as (process, url):

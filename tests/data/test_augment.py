@@ -218,6 +218,7 @@ def test_cutmix_rectangle_that_touches_no_border_has_the_root_of_its_share_of_bo
     np.testing.assert_allclose(sizes, len(sizes) * [(32, 16)], atol=1)
 
 
+@pytest.mark.slow
 def test_mixup_or_cutmix_is_one_of_the_two_with_its_own_alpha():
     found, cuts, blends = mixed("mixup_or_cutmix", 0.2), mixed("cutmix", 1.0), mixed("mixup", 0.2)
 
@@ -235,6 +236,7 @@ def test_mix_share_follows_the_beta_distribution():
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * 0.2 + 1)), rel=0.2)
 
 
+@pytest.mark.slow
 def test_mixed_step_has_no_permutation_and_equals_other_meshes(normalized_linear):
     losses = []
     for shape in ((1, 1), (2, 2)):

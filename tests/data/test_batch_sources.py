@@ -9,12 +9,12 @@ import pytest
 from helpers.images import encode, folder_config, smooth_image
 from PIL import Image
 
-from jaxdp.data import batch_sources, decode, progress, sources
+from jaxdp.data import batch_sources, decode, host_crops, progress, sources
 from jaxdp.data.batch_sources import ArraySource, DataError, DecodedImages
 
 
 def center(image, out, _):
-    decode.center_crop(image, out, out.shape[0])
+    host_crops.center_crop(image, out, out.shape[0])
 
 
 def test_batch_depends_on_positions_not_on_threads_or_grouping(pictures):
@@ -83,7 +83,7 @@ def test_evaluation_batch_is_center_crop_at_any_position(pictures):
     first, second = source.batch(np.array([4]), np.array([0])), source.batch(np.array([4]), np.array([9]))
     np.testing.assert_array_equal(first[0], second[0])
     out = np.empty((32, 32, 3), np.uint8)
-    decode.center_crop(decode.decode((pictures / "val/dog/1.JPEG").read_bytes()), out, 37)  # 256 / 224 of 32
+    host_crops.center_crop(decode.decode((pictures / "val/dog/1.JPEG").read_bytes()), out, 37)  # 256 / 224 of 32
     np.testing.assert_array_equal(first[0][0], out)
 
 

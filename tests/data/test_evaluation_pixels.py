@@ -12,7 +12,7 @@ from PIL import Image
 
 import jaxdp
 from jaxdp.config import Augment, Config, Data, Model
-from jaxdp.data import decode, transforms
+from jaxdp.data import decode, host_crops, transforms
 from jaxdp.errors import ConfigError
 from jaxdp.validation import validate
 
@@ -109,19 +109,19 @@ def test_random_crops_of_the_host_are_those_of_the_seed_and_the_position():
     )
     out, expected = np.empty((2, size, size, 3), np.uint8)
     transform(image, out, 9)
-    decode.random_resized_crop(image, expected, ranges=ranges, random=decode.random_numbers(4, 9))
+    host_crops.random_resized_crop(image, expected, ranges=ranges, random=host_crops.random_numbers(4, 9))
     np.testing.assert_array_equal(out, expected)
 
 
 def test_the_central_square_of_a_tiny_image_has_a_pixel():
     image, out = noise(2, 3), np.empty((4, 4, 3), np.uint8)
-    decode.crop_and_resize(image, out, share=0.3)
+    host_crops.crop_and_resize(image, out, share=0.3)
     np.testing.assert_array_equal(out, np.broadcast_to(image[0, 1], out.shape))
 
 
 def test_image_that_the_resize_would_make_huge_is_unusable():
     with pytest.raises(decode.ImageError, match=r"20000x2 pixels, more than 67,108,864 after the resize for evaluation"):
-        decode.resize_and_crop(
+        host_crops.resize_and_crop(
             np.zeros((2, 20_000, 3), np.uint8), np.empty((224, 224, 3), np.uint8), short_side=256, interpolation="bilinear"
         )
 

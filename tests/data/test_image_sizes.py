@@ -8,7 +8,8 @@ from helpers.images import folder_config
 
 from jaxdp.config import Augment, Data, Phase, at_image_size, phase_image_size
 from jaxdp.data import sources
-from jaxdp.data.decode import Scratch, decode, random_numbers, random_resized_crop
+from jaxdp.data.decode import Scratch, decode
+from jaxdp.data.host_crops import random_numbers, random_resized_crop
 from jaxdp.validation import validate
 
 

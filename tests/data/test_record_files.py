@@ -13,7 +13,7 @@ from helpers.tfds_miniature import frame_record, open_split
 from jaxdp.config import Config, Data
 from jaxdp.data import record_files, sources
 from jaxdp.data.batch_sources import DataError, DecodedImages
-from jaxdp.data.decode import center_crop
+from jaxdp.data.host_crops import center_crop
 from jaxdp.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxdp.distributed import coordination
+from jaxdp.distributed import coordination, status
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.errors import ConfigError
 
@@ -17,15 +17,19 @@ from jaxdp.errors import ConfigError
 @pytest.mark.parametrize("rank", [0, 2])
 def test_others_connect_once_rank_0_listens(monkeypatch, rank):
     """And by JAX's arguments in the units and the order that it expects."""
-    events, given = [], []
+    events, given, waits = [], [], []
+
+    def happens(event):
+        events.append(event)
+        waits.append(status.current().waits.get(""))
 
     def initialize(*arguments, **options):
-        events.append("connects")
+        happens("connects")
         given.append((arguments, options))
 
     def in_thread(function, *arguments):
         function(*arguments)
-        return SimpleNamespace(result=lambda: events.append("has connected"), done=lambda: False)
+        return SimpleNamespace(result=lambda: happens("has connected"), done=lambda: False)
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     monkeypatch.setattr(jax.config, "update", lambda *setting: events.append(setting))
@@ -39,6 +43,7 @@ def test_others_connect_once_rank_0_listens(monkeypatch, rank):
     assert events[:2] == [("jax_enable_preemption_service", False), ("jax_check_proxy_envs", False)]
     of_rank_0 = ["connects", "listens at 7", "rank 0 to listen", "has connected"]
     assert events[2:] == (of_rank_0 if rank == 0 else ["rank 0 to listen", "connects"])
+    assert waits[-1] == status.OTHER_RANKS
     assert os.environ[coordination.NO_PROXY[0]] == "a,::1"
     assert given == [
         (

@@ -318,6 +318,7 @@ def test_a_process_whose_host_has_lost_the_network_ends_too(faulty):
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: ", other[1])
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_a_config_error_on_every_process(start, free_port):
     with socket.create_server(("127.0.0.1", free_port)):
         for code, line in start({0: START_JAX, 1: START_JAX}, environment={"STUCK": "60"}).wait():
@@ -338,6 +339,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_names_the_port_of_another_one_does_not_end_it(start, tmp_path, free_port):
     """Its rank 0 is refused, and no other rank of it connects to the service that it finds at the port."""
     patient = {"STUCK": "60"}
@@ -352,6 +354,7 @@ def test_a_run_that_names_the_port_of_another_one_does_not_end_it(start, tmp_pat
     assert [code for code, _ in healthy.wait()] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_proxy_of_the_environment_is_not_asked_for_rank_0(start, free_port):
     """It would not answer: it listens, and accepts no connection."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -368,6 +371,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_rank_0(start, free_port):
             proxy.accept()
 
 
+@pytest.mark.slow
 def test_unequal_numbers_of_devices_are_a_config_error_on_every_process(start):
     for code, line in start({0: START_JAX, 1: START_JAX}, environment={"MORE_DEVICES": "1", "STUCK": "60"}).wait():
         assert code == 2

@@ -63,6 +63,7 @@ def test_a_signal_while_a_command_without_a_run_is_imported_ends_it():
     assert completed.returncode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path):
     process = start(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"))
     for line in process.stdout:
@@ -71,7 +72,8 @@ def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75
-    assert err == "jaxdp: stopped by SIGTERM before the first step of this session; the same command starts over\n"
+    last = err.splitlines()[-1]  # before it, a loaded machine may be reported to make no progress
+    assert last == "jaxdp: stopped by SIGTERM before the first step of this session; the same command starts over"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,7 @@ with SignalHandler() as signals:
 """
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_start_waits_in_a_thread_ends_the_program_although_the_thread_goes_on():
     """As for a directory that does not answer, or for JAX to connect the processes."""
     program = [sys.executable, "-c", WAITS_IN_A_THREAD]

@@ -5,9 +5,11 @@ import threading
 import time
 from dataclasses import replace
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 
+from jaxdp.distributed import status
 from jaxdp.distributed.status import MIN_DURATIONS, Directory, Failure, Heartbeat, ProcessStatus, Record, Verdict, read_record
 
 
@@ -74,30 +76,68 @@ def test_a_background_save_is_timed_by_the_ticks_from_its_start_to_its_end():
 
 def test_position_does_not_change_with_activities_of_one_process():
     first, second = ProcessStatus(), ProcessStatus()
-    for status in (first, second):
-        status.training_thread = threading.get_ident()
-        status.set_activity("step", 1)
-        if status is first:
-            with pytest.raises(KeyError, match="writing the log"), status.performing("writing the log"):
-                raise KeyError(status.heartbeat().detail)
-            assert status.heartbeat().detail == ""
-        with status.at_barrier("all ranks"):
-            assert status.heartbeat().detail == "waiting for all ranks"
-        status.set_activity("save")
+    for process in (first, second):
+        process.training_thread = threading.get_ident()
+        process.set_activity("step", 1)
+        if process is first:
+            with pytest.raises(KeyError, match="writing the log"), process.performing("writing the log"):
+                raise KeyError(process.heartbeat().detail)
+            assert process.heartbeat().detail == ""
+        with process.at_barrier("all ranks"):
+            assert process.heartbeat().detail == "waiting for all ranks"
+        process.set_activity("save")
     assert first.position == second.position == (0, 1, 1)
 
 
-def test_position_does_not_change_with_barriers_of_a_background_save():
-    status = ProcessStatus()
+@pytest.mark.parametrize(
+    ("waits", "activity", "waits_for", "work"),
+    [
+        ({}, "load", "", "code"),
+        ({"": status.THREAD, "checkpoint": status.OTHER_RANKS}, "load", status.THREAD, "code"),
+        ({"": status.THREAD, "prepare": status.OTHER_RANKS, "compile": status.COMPILER}, "compile", status.OTHER_RANKS, ""),
+        ({"": status.THREAD, "compile": status.COMPILER}, "step", status.COMPILER, "compiler"),  # of a gradient
+        ({"": status.THREAD, "compile": status.COMPILER}, "load", status.THREAD, "code"),
+        ({"": status.THREAD, "compile": status.COMPILER}, "evaluate", status.THREAD, "code"),
+        ({"": status.SAVE}, "save", status.SAVE, "code"),
+        ({"": status.SAVE, "checkpoint": status.OTHER_RANKS, "compile": status.COMPILER}, "save", status.OTHER_RANKS, ""),
+        ({"": "", "checkpoint": status.OTHER_RANKS, "prepare": status.OTHER_RANKS}, "step", "", "code"),
+        ({"": status.DEVICES, "prepare": "", "compile": status.COMPILER}, "step", status.DEVICES, ""),
+        ({"": status.CALLBACK}, "step", status.CALLBACK, "code"),
+    ],
+)
+def test_what_a_process_does_is_what_the_thread_that_it_waits_for_does(waits, activity, waits_for, work):
+    process = ProcessStatus()
+    process.set_activity(activity)
+    process.waits = waits
+    assert (process.heartbeat().waits, process.heartbeat().work) == (waits_for, work)
+    assert process.heartbeat().save_waits == waits.get("checkpoint", status.SAVE)
 
-    def save():
-        with status.at_barrier("written"):
-            pass
 
-    thread = threading.Thread(target=save)
+def test_waits_of_each_thread_are_recorded_until_they_end_and_a_save_does_not_change_the_position():
+    process, seen = ProcessStatus(), []
+    process.training_thread = threading.get_ident()
+
+    def saves():
+        with process.at_barrier("written"):
+            seen.append(dict(process.waits))
+        seen.append(dict(process.waits))
+
+    with process.waiting(status.THREAD):
+        with pytest.raises(KeyError), process.at_barrier("all"):
+            raise KeyError(seen.append(dict(process.waits)))
+        assert process.waits == {"": status.THREAD}
+    thread = threading.Thread(target=saves, name="checkpoint_0")
     thread.start()
     thread.join()
-    assert status.position == (0, 0, 0)
+    saving = {"": "", "checkpoint": status.OTHER_RANKS}
+    assert seen == [{"": status.OTHER_RANKS}, saving, saving | {"checkpoint": ""}]
+    assert process.position == (0, 1, 0)
+
+
+def test_the_result_of_a_future_is_waited_for(monkeypatch):
+    monkeypatch.setattr(status, "_current", process := ProcessStatus())
+    future = SimpleNamespace(result=lambda: process.heartbeat().waits)
+    assert (status.result_of(future), process.heartbeat().waits) == (status.THREAD, "")
 
 
 RECORD = Record(

@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 
 from jaxdp.distributed import verdict
-from jaxdp.distributed.status import Failure, Heartbeat, Record
+from jaxdp.distributed.status import COMPILER, DEVICES, OTHER_RANKS, THREAD, Failure, Heartbeat, Record
 from jaxdp.distributed.verdict import LATE, STUCK, Judge, Limits, Records
 
 LIMITS = Limits(late_seconds=30, stuck_seconds=600, silence_seconds=15, start_seconds=60)
 
 
 def record(rank, count=0, **fields):
-    beat = Heartbeat("step", 7, position=(0, 1, 5))
-    own = {"beat": beat, "place": f"main thread at user.py:{rank} in f", "work": "code"}
+    own = {"beat": Heartbeat("step", 7, position=(0, 1, 5)), "place": f"main thread at user.py:{rank} in f"}
     return Record("host:1", rank, f"node{rank}", machine=f"m{rank}", pid=100 + rank, count=count, **own | fields)
 
 
@@ -142,10 +141,10 @@ def test_a_failed_collective_is_blamed_on_the_host_that_is_cut_off_not_on_the_fi
     assert found.reason.endswith(" not reach rank 0 on node0 over the network")
 
 
-AHEAD = Heartbeat("step", 7, position=(0, 1, 6), idle_seconds=601.0)
-BEHIND = Heartbeat("step", 7, position=(0, 1, 5), idle_seconds=602.0)
-WAITS = {"overdue": STUCK, "work": "", "beat": AHEAD}
-WORKS = {"overdue": STUCK, "work": "code", "beat": BEHIND}
+AHEAD = Heartbeat("step", 7, position=(0, 1, 6), idle_seconds=601.0, waits=OTHER_RANKS)
+BEHIND = replace(AHEAD, position=(0, 1, 5), idle_seconds=602.0)
+WAITS = {"overdue": STUCK, "beat": AHEAD}
+WORKS = {"overdue": STUCK, "beat": replace(BEHIND, waits="")}
 
 
 def test_the_process_that_executes_code_is_stuck_not_those_that_wait_for_it():
@@ -175,8 +174,8 @@ def test_if_all_wait_at_the_same_point_no_rank_is_blamed():
     ],
 )
 def test_ranks_that_wait_for_each_other_at_different_points_are_named_each_with_its_own(elsewhere, advised):
-    in_step = WAITS | {"beat": BEHIND, "at_devices": True}
-    found = Run().read(6, r0=WAITS | {"beat": elsewhere}, r1=in_step, r2=in_step)
+    in_step = WAITS | {"beat": replace(BEHIND, waits=DEVICES)}
+    found = Run().read(6, r0=WAITS | {"beat": replace(elsewhere, waits=OTHER_RANKS)}, r1=in_step, r2=in_step)
     assert found.rank is None
     named = f"rank 0 on node0 {elsewhere.location}; rank 1 on node1, rank 2 on node2 in step 7): a device, the network"
     assert named in found.reason
@@ -224,7 +223,7 @@ def test_processes_that_wait_again_have_the_time_again_to_find_out_whether_they_
 
 def test_who_starts_a_step_later_than_the_others_is_not_blamed_for_a_collective_that_is_stuck():
     """A step is started while the one before computes, as far as the devices let it."""
-    found = Run().read(6, r0=WAITS, r1=WAITS | {"beat": BEHIND, "at_devices": True}, r2=WAITS)
+    found = Run().read(6, r0=WAITS, r1=WAITS | {"beat": replace(BEHIND, waits=DEVICES)}, r2=WAITS)
     assert found.rank is None
     assert "rank 1" not in found.reason
 
@@ -232,8 +231,9 @@ def test_who_starts_a_step_later_than_the_others_is_not_blamed_for_a_collective_
 def test_only_a_process_that_compiles_may_take_half_an_hour_in_a_compilation():
     """Others wait in it for values and collectives; their run ends if none compiles, as after a cut link."""
     beat = Heartbeat("compile", position=(0, 1, 5), idle_seconds=601.0)
-    assert [verdict.overdue(beat, LIMITS, work=work) for work in ("compiler", "code", "")] == [LATE, LATE, STUCK]
-    waits, compiles = {"overdue": STUCK, "work": "", "beat": beat}, {"overdue": LATE, "work": "compiler", "beat": beat}
+    compiling, waiting = (replace(beat, waits=each) for each in (COMPILER, OTHER_RANKS))
+    assert [verdict.overdue(each, LIMITS) for each in (compiling, beat, waiting)] == [LATE, LATE, STUCK]
+    waits, compiles = {"overdue": STUCK, "beat": waiting}, {"overdue": LATE, "beat": compiling}
     assert Run().read(r0=waits, r1=compiles, r2=waits) is None
     assert "all ranks wait for each other" in Run().read(6, r0=waits, r1=waits, r2=waits).reason
 
@@ -247,8 +247,9 @@ def test_those_that_wait_for_a_slow_process_are_not_stuck():
 
 def test_a_report_names_the_process_at_fault_its_stack_and_when_the_run_ends():
     run = Run()
-    late = {"overdue": LATE, "beat": replace(AHEAD, idle_seconds=31.0), "work": ""}
-    at_fault = {"work": "code", "beat": replace(late["beat"], detail="waiting for images"), "stacks": ("  user.py:9 in f",)}
+    late = {"overdue": LATE, "beat": replace(AHEAD, idle_seconds=31.0)}
+    beat = replace(late["beat"], detail="waiting for images", waits=THREAD)
+    at_fault = {"beat": beat, "stacks": ("  user.py:9 in f",)}
     run.read(r0=late, r1=late | at_fault, r2=late)
     assert verdict.report(run.records.alive, LIMITS) == [
         "no progress for 31 s: rank 1 on node1 in step 7, waiting for images; 2 ranks are waiting. The run ends after 10 "
@@ -259,7 +260,7 @@ def test_a_report_names_the_process_at_fault_its_stack_and_when_the_run_ends():
 
 
 SILENT, FAILED = {"silent": [2]}, {"failure": Failure("Gloo: timed out", collective=True)}
-ALL_WAIT = {key: {"overdue": STUCK, "work": ""} for key in ("r0", "r1", "r2")}
+ALL_WAIT = {key: WAITS for key in ("r0", "r1", "r2")}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ ALL_WAIT = {key: {"overdue": STUCK, "work": ""} for key in ("r0", "r1", "r2")}
         (4.0, SILENT, 28),  # three times what it takes to write longer
         (0.0, {"r1": FAILED}, 21),
         (0.0, {"r1": {"failure": Failure("no")}}, 1),
-        (0.0, ALL_WAIT | {"r1": {"overdue": STUCK, "work": "compiler"}}, 1),
+        (0.0, ALL_WAIT | {"r1": {"overdue": STUCK, "beat": replace(AHEAD, waits=COMPILER)}}, 1),
         (0.0, ALL_WAIT, 6),
     ],
 )
@@ -382,14 +383,14 @@ def test_processes_that_have_not_started_are_named():
 )
 def test_a_process_without_progress_that_hears_from_nobody_ends_itself(beat, seconds, is_cut_off):
     """Its host has lost network and directory; the limit is ten minutes, or less with a smaller guard.step_minutes."""
-    found = verdict.cut_off(record(1, beat=beat, work="compiler"), seconds, LIMITS, board="runs/a/processes")
+    found = verdict.cut_off(record(1, beat=replace(beat, waits=COMPILER)), seconds, LIMITS, board="runs/a/processes")
     assert bool(found) == is_cut_off
     if found:
         assert str(found).startswith(
             "rank 1 on node1 failed in step 9: no progress, and no answer of the status files in runs/a/processes, for 600 s"
         )
-    for work in ("", "code"):  # waits for values in the directory, or writes a file in it
-        in_directory = record(1, beat=Heartbeat("compile", idle_seconds=700), work=work)
+    for waits in (OTHER_RANKS, ""):  # for values in the directory, or writes a file in it
+        in_directory = record(1, beat=Heartbeat("compile", idle_seconds=700, waits=waits))
         assert verdict.cut_off(in_directory, 700, LIMITS, board="runs/a/processes")
     assert Limits(stuck_seconds=1800).cut_off_after("step") == 600
     assert Limits(stuck_seconds=None).cut_off_after("step") == float("inf")
@@ -397,16 +398,17 @@ def test_a_process_without_progress_that_hears_from_nobody_ends_itself(beat, sec
 
 
 def test_one_process_that_waits_is_counted_in_the_singular_and_several_that_work_are_all_named():
-    late = {"overdue": LATE, "work": "", "beat": replace(AHEAD, idle_seconds=31.0)}
-    two = {0: record(0, **late), 1: record(1, **late | {"work": "code"})}
+    late = {"overdue": LATE, "beat": replace(AHEAD, idle_seconds=31.0)}
+    works = replace(late["beat"], waits="")
+    two = {0: record(0, **late), 1: record(1, **late | {"beat": works})}
     assert verdict.headline(two) == "rank 1 on node1 in step 7; 1 rank is waiting"
-    both = {rank: replace(one, work="code", stacks=(f"  user.py:{rank}",)) for rank, one in two.items()}
+    both = {rank: replace(one, beat=works, stacks=(f"  user.py:{rank}",)) for rank, one in two.items()}
     assert verdict.headline(both) == "rank 0 on node0, rank 1 on node1 in step 7"
     first, *stacks = verdict.report(both, replace(LIMITS, stuck_seconds=None))
     assert first == "no progress for 31 s: rank 0 on node0, rank 1 on node1 in step 7"  # and no end
     owners = [f"Stack of rank {rank} on node{rank}, most recent call first:" for rank in range(2)]
     assert stacks == [owners[0], "  user.py:0", owners[1], "  user.py:1"]
-    both[0] = replace(both[0], work="compiler")
+    both[0] = replace(both[0], beat=replace(works, waits=COMPILER))
     assert not verdict.report(both, LIMITS)[0].startswith("XLA has been compiling")  # one of them does not
     found = Judge(LIMITS, lambda one: False)._stuck({rank: replace(one, overdue=STUCK) for rank, one in both.items()}, 0.0)
     assert (found.rank, found.reason) == (None, "stuck: no progress for 31 s: rank 0 on node0, rank 1 on node1 in step 7")
@@ -426,8 +428,8 @@ def test_a_single_process_is_reported_without_a_rank():
         "Stack, most recent call first:",
         "  user.py:9 in f",
     ]
-    for work in ("code", ""):
-        (stuck,) = single(overdue=STUCK, beat=replace(beat, idle_seconds=600), work=work).values()
+    for waits in ("", DEVICES):
+        (stuck,) = single(overdue=STUCK, beat=replace(beat, idle_seconds=600, waits=waits)).values()
         records = Records()
         for count in range(2):
             records.add(0, replace(stuck, count=count), 0.0)
@@ -447,8 +449,8 @@ def test_the_first_step_of_a_single_process_may_take_two_minutes_and_is_reported
 
 
 def test_a_compilation_is_reported_in_one_line_and_ends_the_run_after_half_an_hour():
-    beat = Heartbeat("compile", idle_seconds=60)
-    (line,) = verdict.report(single(overdue=LATE, beat=beat, work="compiler"), LIMITS)
+    beat = Heartbeat("compile", idle_seconds=60, waits=COMPILER)
+    (line,) = verdict.report(single(overdue=LATE, beat=beat), LIMITS)
     assert line == (
         "XLA has been compiling for 60 s; this can take minutes: during compilation. The run ends after 30 minutes without "
         "progress"

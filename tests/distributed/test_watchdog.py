@@ -238,8 +238,8 @@ class Processes:
                 follower._follow()
 
 
-def stack(waits_for=""):
-    return [stack_traces.Stack(stack_traces.MAIN, (stack_traces.Frame("user.py", 3, "f"),), waits_for)]
+def stack(name=stack_traces.MAIN):
+    return [stack_traces.Stack(name, (stack_traces.Frame("user.py", 3, "f"),))]
 
 
 def in_turn(*actions):
@@ -283,7 +283,12 @@ def on_one_host(processes):
         follower.watchdog.update(machine="m", pid=100 + rank)
 
 
-WORKS = {1: stack(), 0: stack(stack_traces.OTHER_RANKS), 2: stack(stack_traces.OTHER_RANKS)}
+def rank_1_works(processes):
+    processes.stacks = dict.fromkeys(range(3), stack())
+    for rank in (0, 2):
+        processes.followers[rank].watchdog.status.waits[""] = status.OTHER_RANKS
+
+
 AT_1 = "no progress for 53 s: rank 1 on node1 in step 7; 2 ranks are waiting. The run ends after 1.66667 minutes"
 NO_BOARD = "runs/a: status files cannot be read and written for 30 s: Permission denied"
 SILENT = "rank {0} on node{0} failed in step 7: sent no sign of life for {1} s"
@@ -311,17 +316,17 @@ GONE = "rank {0} on node{0} failed in step 7: exited without a message"
         (in_turn(on_one_host, passes(2), sets(dead={1}), passes(9)), dict.fromkeys((0, 2), (9, 1, GONE.format(1))), {}),
         (in_turn(on_one_host, passes(2), sets(dead={0}), passes(9)), dict.fromkeys((1, 2), (8, 1, GONE.format(0))), {}),
         (
-            in_turn(sets(stacks=WORKS), passes(60, idle=range(3)), passes(9), passes(99, idle=range(3))),
+            in_turn(rank_1_works, passes(60, idle=range(3)), passes(9), passes(99, idle=range(3))),
             {},
             dict.fromkeys(range(3), (AT_1, "progress resumed", AT_1)),
         ),
         (
-            in_turn(sets(stacks=WORKS), passes(120, idle=range(3))),
+            in_turn(rank_1_works, passes(120, idle=range(3))),
             dict.fromkeys(range(3), (105, 1, "rank 1 on node1 failed in step 7: stuck: no progress for 100 s; main thread")),
             dict.fromkeys(range(3), (AT_1,)),
         ),
         (
-            in_turn(sets(stacks=WORKS), boards(True, 1), passes(120, idle=[1])),
+            in_turn(rank_1_works, boards(True, 1), passes(120, idle=[1])),
             dict.fromkeys((0, 2), (22, 1, SILENT.format(1, 15)))
             | {
                 1: (
@@ -518,6 +523,40 @@ def test_stacks_are_taken_from_a_quarter_of_the_time_to_a_report_and_kept_when_i
         assert (record.overdue, bool(record.stacks)) == ((late, True) if watchdog.status.clock >= 30 else ("", False))
     assert looks == [half / 2 for half in range(int(2 * first_look), 61)]
     assert record.count == 60
+
+
+STACKS = [stack(name)[0] for name in (stack_traces.MAIN, "decode_0", "compile_0", "checkpoint_0")]
+LATE_SAVE = {"background_save": "x", "save_seconds": 53.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "waits", "place"),
+    [
+        ({}, "", stack_traces.MAIN),
+        ({"waits": status.OTHER_RANKS}, status.OTHER_RANKS, stack_traces.MAIN),
+        ({"waits": status.DEVICES}, status.DEVICES, stack_traces.MAIN),
+        ({"waits": status.THREAD}, status.THREAD, "decode_0"),
+        ({"waits": status.COMPILER}, status.COMPILER, "compile_0"),
+        ({"waits": status.SAVE}, status.SAVE, "checkpoint_0"),
+        (LATE_SAVE | {"idle_seconds": 0.0}, status.SAVE, "checkpoint_0"),
+        (LATE_SAVE | {"waits": status.DEVICES}, status.SAVE, "checkpoint_0"),
+        (LATE_SAVE | {"save_seconds": 52.0}, "", stack_traces.MAIN),
+        (LATE_SAVE | {"idle_seconds": 29.0, "save_waits": status.OTHER_RANKS}, status.OTHER_RANKS, stack_traces.MAIN),
+        (LATE_SAVE | {"save_waits": status.OTHER_RANKS}, "", stack_traces.MAIN),  # it waits, and the training thread hangs
+    ],
+)
+def test_a_late_process_is_where_the_thread_is_that_it_waits_for(monkeypatch, fields, waits, place):
+    watchdog, beat = Watchdog(Limits()), status.Heartbeat("step", 7, **{"idle_seconds": 60.0} | fields)
+    watchdog.status = SimpleNamespace(heartbeat=lambda: beat, training_thread=None)
+    monkeypatch.setattr(stack_traces, "capture", lambda thread: STACKS)
+    record = watchdog.observe()
+    assert (record.beat.waits, record.place) == (waits, f"{place} at user.py:3 in f")
+    monkeypatch.setattr(stack_traces, "capture", lambda thread: [*STACKS, *stack("native thread and 1 more")])
+    if waits == status.DEVICES:  # a callback of the compiled program executes code
+        assert watchdog.observe().beat.waits == status.CALLBACK
+        assert watchdog.record.place == "native thread and 1 more at user.py:3 in f"
+    else:
+        assert watchdog.observe() == replace(record, count=2, stacks=watchdog.record.stacks)
 
 
 @pytest.mark.parametrize(

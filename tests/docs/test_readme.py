@@ -32,6 +32,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/RE
 PAGES += sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/errors.md"})  # which the build of the site makes
 
 
+@pytest.mark.slow
 def test_tables_match_the_measured_results():
     done = subprocess.run(
         [sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False

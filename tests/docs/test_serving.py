@@ -24,9 +24,10 @@ PROGRAMS = {re.search(r"# python (\w+\.py)", beginning)[1]: f"{beginning}\n{ENDI
 RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0]); print([m for m in sys.modules if 'jaxdp' in m])"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "format", "file"),
-    [("classify.py", "stablehlo", "m.jaxexport"), pytest.param("classify_onnx.py", "onnx", "m.onnx", marks=pytest.mark.slow)],
+    [("classify.py", "stablehlo", "m.jaxexport"), ("classify_onnx.py", "onnx", "m.onnx")],
 )
 def test_client_program_predicts_as_jaxdp(tiny_resnet, tmp_path, program, format, file):
     for package in ("onnx", "onnxruntime") * (format == "onnx"):

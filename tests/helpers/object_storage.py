@@ -39,7 +39,7 @@ def environment_of(kind: str, port: int) -> dict[str, str]:
     """The variables that a user sets to reach a server at a port of this machine."""
     url = f"http://127.0.0.1:{port}"
     if kind == "gcs":
-        return {"STORAGE_EMULATOR_HOST": url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        return {"STORAGE_EMULATOR_HOST": url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "NO_GCE_CHECK": "true"}
     key = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
     return {"AWS_ENDPOINT_URL": url} | key | NO_AMAZON
 

@@ -17,8 +17,8 @@ from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.parallel.shards import partition_spec
-from jaxdp.training.state import TrainState, make_layout
-from jaxdp.training.step import make_train_step, step_gradient
+from jaxdp.training.state import TrainState
+from jaxdp.training.step import make_layout, make_train_step, step_gradient
 
 BATCH, PER_WORKER, PIXELS = 32, 2, (100.0, 60.0)
 

@@ -93,6 +93,7 @@ def test_program_is_for_both_platforms_and_has_no_foreign_calls_or_paths(tiny_re
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_registered_model_with_averaged_weights_predicts_as_its_run(tiny, tmp_path, monkeypatch, capsys):
     """Its apply needs the number of images when it is traced."""
     optimizer = dataclasses.replace(tiny.optimizer, average_decay=0.5)
@@ -208,6 +209,7 @@ def test_onnx_without_its_package_names_the_extra(tmp_path, monkeypatch):
         export(tmp_path / "none", tmp_path / "m.onnx", format="onnx")
 
 
+@pytest.mark.slow
 def test_large_weights_are_refused_and_a_pipe_is_written(tiny_resnet, tmp_path, capsys, monkeypatch):
     save_random_run(tiny_resnet, tmp_path / "run")
     file, pipe = tmp_path / "m.jaxexport", tmp_path / "pipe.jaxexport"

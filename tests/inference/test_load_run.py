@@ -44,7 +44,7 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
     logged = read_records(tmp_path)
     assert at_56["eval_accuracy"] == next(line["eval_accuracy"] for line in logged if "eval_accuracy" in line)
     best = choose_checkpoint(tmp_path, "best")
-    assert best.accuracy == max(row["accuracy"] for row in rows if row["accuracy"] is not None)
+    assert best.evaluation["eval_accuracy"] == max(row["accuracy"] for row in rows if row["accuracy"] is not None)
 
     names = {row["samples"]: row["names"] for row in rows}
     assert [samples for samples in names if "best" in names[samples]] == [best.samples]

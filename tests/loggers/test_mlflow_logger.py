@@ -5,7 +5,7 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdp.loggers import mlflow_logger
@@ -25,7 +25,6 @@ def evaluation(names):
 
 @needs_mlflow
 @pytest.mark.slow  # .ci/run installs the extra only for these
-@settings(deadline=None)  # it imports mlflow
 @given(st.one_of(st.sampled_from(ODD), st.text(), st.text("./a,_2", max_size=6)))
 def test_mlflow_takes_every_name_that_can_be_logged(logged):
     from mlflow import MlflowException

@@ -50,6 +50,7 @@ def test_default_screen_without_a_kernel_prints_lines_and_does_not_import_ipytho
     assert type(notebook.default_screen()) is console.Screen
 
 
+@pytest.mark.slow
 def test_train_in_a_kernel_shows_one_bar_some_lines_and_the_plot(tiny, plots, tmp_path, kernel, capsys):
     config = dataclasses.replace(tiny, epochs=1.6, batch=tiny.batch[-1:], schedule=Schedule(warmup_epochs=0.0))
     result = jaxdp.train(config, tmp_path)  # five steps

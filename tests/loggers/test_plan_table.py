@@ -63,6 +63,7 @@ def test_gradient_bytes_of_the_state_equal_those_of_the_first_gradient(tiny):
     assert model_summary(tiny)["state_bytes"]["gradients"] == sum(leaf.nbytes for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_plan_shows_the_bytes_of_the_state_in_table_and_document():
     config = load_config("digits")
     plan, summary = make_plan(config, examples=1437, devices=4), model_summary(config)
@@ -74,6 +75,7 @@ def test_plan_shows_the_bytes_of_the_state_in_table_and_document():
     assert rows(plan, device_memory="about 1 GB")["memory"] == "about 1 GB"
 
 
+@pytest.mark.slow
 def test_plan_of_a_sharded_update_counts_the_state_of_a_part_and_shows_what_is_gathered():
     """Four parts in the first phase, two in the second: the second has more on each device."""
     flags = ["--model.depth", "18", "--model.dtype", "bfloat16", "--mesh.vertical", "1", "--optimizer.average-decay", "0.9"]

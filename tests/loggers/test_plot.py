@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from PIL import Image
 
 from jaxdp.loggers.plot import plot_training, training_figure
@@ -7,6 +8,7 @@ from jaxdp.loggers.smoothing import moving_average
 STEP = {"epoch": 1.5, "phase": 0, "global_batch": 64, "loss": 0.25, "learning_rate": 0.1, "images_per_second": 300.0}
 
 
+@pytest.mark.slow
 def test_plot_training_without_evaluations_draws_all_four_panels(tmp_path):
     records = [STEP | {"accuracy": 0.5, "epoch": float(e)} for e in range(3)]
     plot_training(records, tmp_path / "a.png")

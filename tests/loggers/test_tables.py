@@ -110,6 +110,7 @@ main.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_checkpoints_in_a_pseudo_terminal_says_which_are_corrupt(tmp_path):
     damaged = write_run(tmp_path / "run") / "checkpoints" / "160"
     damaged.mkdir(parents=True)

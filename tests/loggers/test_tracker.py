@@ -130,7 +130,9 @@ def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_its_newest_and_bes
     config = with_parts(config, storage={"directory": str(tmp_path / "machine")}, logging={"send_checkpoint": True})
     result = train_shown(config, url, screen=Recorder())
     copy = run_copy(config.storage, url)
-    best = max(read_manifests(copy / "checkpoints"), key=lambda manifest: (manifest.accuracy, manifest.samples))
+    best = max(
+        read_manifests(copy / "checkpoints"), key=lambda manifest: (manifest.evaluation["eval_accuracy"], manifest.samples)
+    )
     (ending,) = stored(copy, "ending")
     assert ending["best"] == str(best.path)
     assert (ending["workdir"], ending["checkpoint"]) == (url, f"{url}/checkpoints/{result.samples}")

@@ -90,6 +90,7 @@ def test_remat_keeps_less_and_frozen_stages_keep_nothing():
     assert activation_bytes(config, shape, frozen_stages=5) < 0.01 * everything
 
 
+@pytest.mark.slow
 def test_estimates_equal_what_the_gpu_compiler_allocates():
     """Recorded by benchmarks/compiled.py; the estimates are computed again."""
     tested = 0

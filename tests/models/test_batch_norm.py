@@ -355,6 +355,7 @@ def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
     np.testing.assert_allclose(square, (x * x).mean((0, 1, 2)), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("direct_convolutions")
 def test_fewer_rows_than_channels_are_not_folded(monkeypatch):
     """With two images of 1x1 the variance would be the rounding of the covariance."""

@@ -137,6 +137,7 @@ def test_plan_refuses_an_initial_bias_of_a_given_classifier(tiny_resnet, tmp_pat
     assert (stopped.value.code, "model.classifier_bias='class_frequency': not used" in capsys.readouterr().err) == (2, True)
 
 
+@pytest.mark.slow
 def test_resume_without_the_weights_file_succeeds(tiny_resnet, tmp_path):
     """Resumed, finished, and elsewhere by --resume PATH; a new run and a renamed file raise."""
     file, _ = write_tiny_weights(tmp_path / "w.safetensors")

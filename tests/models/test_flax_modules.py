@@ -105,18 +105,16 @@ def test_gradient_and_means_equal_those_of_flax_worker_by_worker(name):
     compare_with_flax(name, (2, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [
-        ("nnx_stages", "torus"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("linen_stages", "ring"), ("linen", "torus")]),
-    ],
+    [("nnx_stages", "torus"), ("linen_stages", "ring"), ("linen", "torus")],
 )
 def test_synchronized_gradient_equals_that_of_flax_with_the_whole_batch(name, strategy):
     compare_with_flax(name, (2, 4), norm="synchronized", strategy=strategy)
 
 
-@pytest.mark.parametrize("kind", ["linen", "nnx"])
+@pytest.mark.parametrize("kind", ["linen", pytest.param("nnx", marks=pytest.mark.slow)])
 def test_running_statistics_on_one_device_are_those_of_flax_with_the_same_momentum(kind):
     """The layers' own momentum, Flax's default of 0.99, plays no part."""
     momentum = 0.6
@@ -157,7 +155,8 @@ def test_running_statistics_on_one_device_are_those_of_flax_with_the_same_moment
         np.testing.assert_allclose(ours[name], leaf, rtol=2e-6, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", [case(f"{name}_dropout", ("linen_stages_dropout",)) for name in WITH_DROPOUT])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"{name}_dropout" for name in WITH_DROPOUT])
 def test_dropout_depends_on_seed_and_position_and_not_on_the_mesh(name):
     config = config_of(name, strategy="psum")
     found = {}

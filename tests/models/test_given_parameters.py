@@ -138,6 +138,7 @@ def test_loaded_parameters_work_in_flax_and_start_a_run(tiny, tmp_path, monkeypa
     assert line == f"starting from initial_params ({len(tensors)} of the model's {len(tensors)} tensors)"
 
 
+@pytest.mark.slow
 def test_run_from_given_parameters_resumes_exactly_with_them_and_without(tiny, tmp_path):
     """Averaged parameters are used in evaluations; without averaging, the last trained ones."""
     config = dataclasses.replace(tiny, optimizer=Optimizer(name="sgd", average_decay=0.5), epochs=1.2, batch=(Phase(8),))

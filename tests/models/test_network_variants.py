@@ -103,12 +103,12 @@ EVERY_PART = {"stem": "deep", "shortcut": "pooled", "drop_path": 0.5, "blur_pool
     [
         (TWO_BLOCKS, {}),
         (TWO_BLOCKS, EVERY_PART),
-        (50, {"batch_norm": "folded", "remat": True}),
         *(
             pytest.param(depth, variant, marks=pytest.mark.slow)
             for depth, variant in (
                 (50, {}),
                 (50, EVERY_PART),
+                (50, {"batch_norm": "folded", "remat": True}),
                 (TWO_BLOCKS, {"drop_path": 0.5, "batch_norm": "folded", "remat": True}),
                 (50, {"drop_path": 0.5, "batch_norm": "folded", "remat": True}),
             )

@@ -328,7 +328,7 @@ def traced_step(config, mesh_shape, images, accumulation=1):
 
 
 @pytest.mark.usefixtures("one_block_a_stage")
-@pytest.mark.parametrize("kind", ONE_VALUE)
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=pytest.mark.slow if one == "resnet" else []) for one in ONE_VALUE])
 def test_batch_normalization_over_one_value_is_refused_by_plan_and_step(kind):
     """A worker is a micro-batch of a device, or with synchronized normalization of all devices."""
     config = one_value_config(kind)

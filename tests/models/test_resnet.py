@@ -90,6 +90,7 @@ class FlaxStem(nn.Module):
         return nn.relu(nn.BatchNorm(use_running_average=False, momentum=0.0, name="bn1")(x))
 
 
+@pytest.mark.slow
 def test_module_is_as_near_to_float64_as_flax():
     """Over 32,768 values of a channel. XLA's sum of two tensors at once is 20 to 70 times as far from float64."""
     rng = np.random.default_rng(0)
@@ -141,7 +142,14 @@ def test_resnet_is_an_ordinary_module():
 
 
 # torchvision's published numbers
-@pytest.mark.parametrize(("depth", "parameters"), [(18, 11_689_512), (34, 21_797_672), (101, 44_549_160), (152, 60_192_808)])
+@pytest.mark.parametrize(
+    ("depth", "parameters"),
+    [
+        (18, 11_689_512),
+        (34, 21_797_672),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((101, 44_549_160), (152, 60_192_808))),
+    ],
+)
 def test_every_depth_has_the_published_parameters(depth, parameters):
     _, params, _ = abstract_params(Model(depth=depth, classes=1000), 32)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters

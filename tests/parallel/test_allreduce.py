@@ -326,7 +326,9 @@ def derivatives(reductions, mesh_shape, check_vma):
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("mesh_shape", [*MESHES, (3, 2)])
+@pytest.mark.parametrize(
+    "mesh_shape", [pytest.param(one, marks=[] if one == (2, 4) else pytest.mark.slow) for one in (*MESHES, (3, 2))]
+)
 def test_derivative_of_every_strategy_is_that_of_pmean_and_psum(mesh_shape, check_vma, monkeypatch):
     set_stages(monkeypatch, "mine", in_fixed_point)
     expected = {"mean": partial(lax.pmean, axis_name=AXES), "sum": partial(lax.psum, axis_name=AXES)}
@@ -376,6 +378,7 @@ for shard in jax.jit(reduce)(array).addressable_shards:
 """
 
 
+@pytest.mark.slow
 def test_ring_of_two_processes_returns_the_bits_of_one(over_processes):
     here = np.asarray(reduce_mean(random_tree({"x": (1001,)}, 8), (2, 4), "ring")["x"])
     lines = [line for lines in over_processes(PRINT_RING_BITS, 2) for line in lines if line.startswith("bits")]

@@ -172,6 +172,7 @@ def sent_by(**parts) -> tuple[Collective, ...]:
     return step_traffic(plan.config, plan.phases[0]).collectives
 
 
+@pytest.mark.slow
 def test_plan_traffic_groups_phases_with_equal_collectives():
     phases = Phase(64, 1.0, per_worker_batch=8), Phase(256, 2.0, per_worker_batch=8), Phase(64, per_worker_batch=8)
     traffic = plan_traffic(plan_of(batch=phases, epochs=3.0))
@@ -237,7 +238,10 @@ def test_normalization_messages_resnet50_has_four_per_layer():
     assert (len(messages), sum(messages)) == (212, 424_960)
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
+QUICK = ("torus", "psum")
+
+
+@pytest.mark.parametrize("strategy", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in STRATEGIES])
 def test_step_traffic_equals_the_step_that_xla_compiles(strategy):
     """Bytes put into the collectives of each kind; XLA describes permutations as pairs of devices."""
     mesh, plan = make_mesh(2, 4), plan_of(model={"norm": "per_worker"}, reduce={"strategy": strategy, "bucket_bytes": 4096})
@@ -253,6 +257,7 @@ def test_step_traffic_equals_the_step_that_xla_compiles(strategy):
     assert found == expected
 
 
+@pytest.mark.slow
 def test_step_traffic_of_resnet_50_on_a_published_grid_has_the_bytes_of_the_paper():
     """Gradients in float16, statistics with loss, accuracy and requests in float32, and padding of 54 messages."""
     flags = ["--mesh.vertical", "48", "--mesh.horizontal", "72"]

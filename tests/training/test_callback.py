@@ -229,8 +229,11 @@ def evaluate_and_stop(run):
 
 @pytest.mark.parametrize(
     ("step", "kill"),
-    [(4, {"step": 5}), (7, {"evaluated": 56}), (10, {"step": 11})],
-    ids=["within a phase", "evaluated", "last of a phase"],
+    [
+        pytest.param(4, {"step": 5}, id="within a phase"),
+        pytest.param(7, {"evaluated": 56}, id="evaluated", marks=pytest.mark.slow),
+        pytest.param(10, {"step": 11}, id="last of a phase", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("ask", [Run.evaluate, lambda run: run.stop("it is good enough"), evaluate_and_stop])
 def test_what_is_asked_for_before_a_checkpoint_comes_at_the_same_step_after_an_interruption(tiny, tmp_path, ask, step, kill):
@@ -474,6 +477,7 @@ def examples_of_the_page():
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["replicated", "sharded"])
 def test_predictions_are_those_of_the_checkpoint_and_examples_of_the_page_agree_with_sklearn(rare, tmp_path, update):
     config = with_parts(rare, optimizer={"average_decay": 0.9}, reduce={"update": update})

@@ -22,7 +22,7 @@ def drop_path_config(norm="synchronized"):
     return with_parts(step_config(norm), model={"drop_path": RATE})
 
 
-@pytest.mark.parametrize("of_each_image", [False, True])
+@pytest.mark.parametrize("of_each_image", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_branches_of_a_network_are_kept_with_their_probabilities_and_scaled_by_the_inverse(monkeypatch, of_each_image):
     """Eight blocks; each adds 1 to a channel of its own: the logits are the factors of their branches."""
     monkeypatch.setitem(resnet.BLOCKS, 18, (8,))
@@ -55,9 +55,10 @@ def test_draws_follow_seed_and_position_alone():
     assert (draws(8, positions) != first).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh_shape", "norm", "accumulation"),
-    [((1, 2), "per_worker", 4), pytest.param((2, 4), "synchronized", 1, marks=pytest.mark.slow)],
+    [((1, 2), "per_worker", 4), ((2, 4), "synchronized", 1)],
 )
 def test_gradient_on_a_mesh_equals_one_device_under_the_same_masks(mesh_shape, norm, accumulation):
     """The reference masks the branch itself, with JAX's gradients; the step has segments, which overlap with the reduction."""

@@ -72,7 +72,7 @@ def stopped_run(monkeypatch, tmp_path):
     """A run that was stopped after step 10 of 50 images an epoch, as (rank, accuracy of its checkpoint) -> run."""
 
     def make(rank, accuracy):
-        newest = SimpleNamespace(path=f"{rank}/80", samples=80, accuracy=accuracy)
+        newest = SimpleNamespace(path=f"{rank}/80", samples=80, evaluation={"eval_accuracy": accuracy})
         manifests = [] if accuracy == "no checkpoint" else [newest, SimpleNamespace(path="older")]
         waits: list[int] = []
 

@@ -38,6 +38,7 @@ def test_phases_of_two_image_sizes_equal_two_runs_of_one_size_each(growing, tmp_
     assert outcome(tmp_path)[2:] == outcome_of_whole_run(growing)[2:]
 
 
+@pytest.mark.slow
 def test_resume_across_a_change_of_size_equals_an_uninterrupted_run(growing, tmp_path):
     growing = dataclasses.replace(growing, data=dataclasses.replace(growing.data, augmentation="paper"))
     for step in (4, 10, 11):

@@ -28,8 +28,8 @@ from jaxdp.parallel.shards import shard_shape
 from jaxdp.parallel.traffic import find_collectives
 from jaxdp.planning import make_plan
 from jaxdp.sizes import model_summary, state_bytes
-from jaxdp.training.state import abstract_state, create_state, make_layout
-from jaxdp.training.step import make_train_step
+from jaxdp.training.state import abstract_state, create_state
+from jaxdp.training.step import make_layout, make_train_step
 from jaxdp.training.step_compiler import trace_train_step
 
 RATES = {"lars": 0.5, "sgd": 0.01, "adamw": 0.01, "lamb": 0.01, "my_rule": 0.01}
@@ -74,7 +74,7 @@ UPDATES = {
     "synchronized": {"model": {"norm": "synchronized"}},
     "folded, recomputed": {"model": {"batch_norm": "folded", "remat": True}},
 }
-# Of a ResNet on a 2x4 mesh; all but QUICK_RESNET run with the slow tests.
+# Of a ResNet on a 2x4 mesh.
 RESNET = {
     "lamb, clipped": "float32",
     "frozen stem, another rate of the head": "bfloat16",
@@ -82,7 +82,6 @@ RESNET = {
     "folded, recomputed": "bfloat16",
     "small buckets": "float32",
 }
-QUICK_RESNET = "frozen stem, another rate of the head"
 # In float32, for Adam divides by the root of the second moment: a flipped rounding of a tiny gradient in 16 bits changes its
 # whole update.
 ON_SMALL_NET = [name for name in UPDATES if name not in RESNET]
@@ -108,12 +107,10 @@ def small_net():
 
 def on_every_mesh():
     """LARS, which adds norms over the parts, on meshes with one and eight parts, and the other updates on 2x4."""
-    quick = ("lars, clipped", "adamw")
     for name in ON_SMALL_NET:
         shapes = [(1, 8), (8, 1)] if name == "lars" else [(2, 4)]
         for shape in shapes:
-            marks = [] if name in quick or shape == (1, 8) else pytest.mark.slow
-            yield pytest.param(name, shape, "float32", marks=marks)
+            yield pytest.param(name, shape, "float32", marks=[] if name == "lars, clipped" else pytest.mark.slow)
     yield pytest.param("lars", (2, 4), "bfloat16", marks=pytest.mark.slow)
 
 
@@ -123,10 +120,8 @@ def test_ten_steps_on_every_mesh_equal_those_with_a_replicated_update(small_net,
     assert_equal_steps(with_parts(config, **UPDATES[name]), mesh_shape)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [pytest.param(*case, marks=[] if case[0] == QUICK_RESNET else pytest.mark.slow) for case in RESNET.items()],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype"), RESNET.items())
 def test_ten_steps_of_a_resnet_equal_those_with_a_replicated_update(name, dtype):
     model = {"dtype": dtype, **UPDATES[name].get("model", {})}
     assert_equal_steps(with_parts(with_parts(step_config(), **UPDATES[name]), model=model), (2, 4))
@@ -165,7 +160,7 @@ def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(
     assert relative_difference(state.params, expected.params) < 1e-6
 
 
-@pytest.mark.parametrize("adapt", ["weights", "all"])
+@pytest.mark.parametrize("adapt", ["weights", pytest.param("all", marks=pytest.mark.slow)])
 def test_lars_step_on_shards_equals_float64(small_net, adapt):
     """One step of two micro-batches, computed by NumPy: the mean gradient follows from a replicated step of plain SGD."""
     config = dataclasses.replace(on_small_net(), optimizer=Optimizer(name="sgd", weight_decay=0.0, label_smoothing=0.1))
@@ -190,7 +185,7 @@ def state_of(config, mesh):
     return layout, create_state(config, model, mesh)
 
 
-@pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (8, 1)])
+@pytest.mark.parametrize("mesh_shape", [(2, 4), *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((1, 8), (8, 1)))])
 def test_placed_state_is_in_shards_and_gathers_to_the_same_bits(small_net, mesh_shape):
     config = sharded(on_small_net(optimizer={"average_decay": 0.9}))
     mesh = make_mesh(*mesh_shape)
@@ -207,6 +202,7 @@ def test_placed_state_is_in_shards_and_gathers_to_the_same_bits(small_net, mesh_
     jax.tree.map(np.testing.assert_array_equal, layout.eval_variables(placed), whole.eval_variables)
 
 
+@pytest.mark.slow
 def test_optimizer_state_of_a_compiled_step_is_a_part_of_the_replicated_one(normalized_linear):
     """By XLA's own account of the arguments of the step on one device, and as `jaxdp plan` counts the state."""
     sizes, mesh = {}, make_mesh(2, 4)
@@ -237,7 +233,12 @@ def collectives(config, mesh_shape=(2, 4)):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "calls"), [({}, 1), ({"name": "sgd"}, 1), ({"clip_norm": 1.0}, 1), ({"name": "lamb"}, 2)]
+    ("optimizer", "calls"),
+    [
+        ({}, 1),
+        ({"name": "lamb"}, 2),
+        *(pytest.param(one, 1, marks=pytest.mark.slow) for one in ({"name": "sgd"}, {"clip_norm": 1.0})),
+    ],
 )
 def test_norms_of_all_tensors_are_one_message_along_the_rows(optimizer, calls):
     config = sharded(with_parts(step_config(), optimizer=optimizer))
@@ -278,6 +279,7 @@ def test_resume_of_a_sharded_run_equals_an_uninterrupted_run(run, tmp_path):
     assert outcome(tmp_path) == outcome_of_whole_run(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second", "sides"), [("replicated", "sharded", (1, 4)), ("sharded", "replicated", (4, 1))])
 def test_resume_in_the_other_form_and_on_another_mesh_continues_the_run(run, tmp_path, first, second, sides):
     """Checkpoints do not depend on the form or the mesh."""
@@ -288,6 +290,7 @@ def test_resume_in_the_other_form_and_on_another_mesh_continues_the_run(run, tmp
     assert relative_difference(last_params(tmp_path / "cut"), last_params(tmp_path / "whole")) < 1e-6
 
 
+@pytest.mark.slow
 def test_phase_on_a_smaller_mesh_continues_with_the_state_of_the_shards(run, tmp_path):
     """Eight devices (2x4) for 16 images in workers of 2, then four (1x4) for 8 images."""
     batch = (Phase(global_batch=16, until_epoch=1.5, per_worker_batch=2), Phase(global_batch=8, per_worker_batch=2))
@@ -333,9 +336,10 @@ def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, small_n
             lambda config, rate, momentum: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(rate, momentum)),
             "optimizer.name='mine': not elementwise: the update of a part of a tensor differs from that part of its update",
         ),
-        (
+        pytest.param(
             lambda config, rate, momentum: optax.chain(optax.flatten(optax.trace(momentum)), optax.scale(-rate)),
             "optimizer.name='mine' keeps an array of shape",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -364,7 +368,10 @@ def test_run_with_a_scalar_parameter_equals_the_replicated_one(run, tmp_path):
     assert relative_difference(last_params(tmp_path / "sharded"), last_params(tmp_path / "whole")) < 1e-6
 
 
-@pytest.mark.parametrize(("dtype", "changes"), [("bfloat16", {}), ("float32", {"bucket_bytes": 400, "overlap": False})])
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [pytest.param("bfloat16", {}, marks=pytest.mark.slow), ("float32", {"bucket_bytes": 400, "overlap": False})],
+)
 def test_messages_of_the_plan_are_those_of_the_step(dtype, changes):
     """Each all-gather of parameters, apart from padding."""
     config = sharded(with_parts(step_config(), model={"dtype": dtype, "width": 8, "classes": 8}, reduce=changes))
@@ -375,6 +382,7 @@ def test_messages_of_the_plan_are_those_of_the_step(dtype, changes):
     assert [size for size in sorted(found)] == pytest.approx(planned, abs=32)
 
 
+@pytest.mark.slow
 def test_registered_strategy_that_scatters_shards_the_update(run, tmp_path):
     jaxdp.register_strategy("mine", *stages_of("torus"), scatters=True)
     train(with_parts(run, reduce={"strategy": "mine"}), tmp_path / "mine")

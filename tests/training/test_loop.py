@@ -1,5 +1,6 @@
 """Complete runs on four virtual devices: log, schedule, result and errors."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -7,6 +8,7 @@ import math
 import os
 import signal
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import jax
@@ -16,16 +18,19 @@ from helpers.runs import outcome, outcome_of_whole_run, read_records, train_show
 from helpers.step import with_parts
 
 from jaxdp import Callback, Stopped, TrainingError, TrainResult, train
+from jaxdp.callbacks import audit
+from jaxdp.checkpoint import orbax_io, replicas
 from jaxdp.config import Config, Phase, Schedule
 from jaxdp.data import prefetch
 from jaxdp.data.sampler import sample_ids
 from jaxdp.data.sources import open_datasets
-from jaxdp.distributed import process_group
+from jaxdp.distributed import process_group, status
 from jaxdp.distributed.status import ProcessStatus
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.planning import make_plan
-from jaxdp.training import loop, step_compiler
+from jaxdp.training import loop, state, step_compiler
+from jaxdp.training.clock import Clock
 from jaxdp.validation import from_json
 
 
@@ -71,6 +76,7 @@ def test_data_order_across_a_batch_size_change_is_that_of_the_sampler(tiny, tmp_
     np.testing.assert_array_equal(np.concatenate([batch["labels"] for batch in training]), labels)
 
 
+@pytest.mark.slow
 def test_train_on_synthetic_classes_reaches_90_percent(tiny, tmp_path):
     config = with_parts(tiny, data={"train_examples": 512, "eval_examples": 101}, schedule={"learning_rate": 8.0})
     result = train(dataclasses.replace(config, epochs=8.0, batch=(Phase(32, 6.0), Phase(64))), tmp_path)
@@ -331,6 +337,39 @@ def test_what_a_run_waits_for_is_announced_before_it_waits(tiny, tmp_path, monke
         ("finish", 4, "waiting for the last save"),
         *[("finish", "writing the result"), ("finish",), ("outside",)],
     ]
+
+
+def test_the_training_thread_says_what_it_waits_for(tiny, tmp_path, monkeypatch):
+    """Otherwise, a hang of another rank would be its fault."""
+    waits = collections.defaultdict(set)
+
+    def record(owner, name):
+        real = getattr(owner, name)
+
+        def recording(*arguments, **options):
+            if threading.current_thread() is threading.main_thread():
+                waits[name].add(status.current().waits.get("", ""))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, recording)
+
+    class Predicts(Callback):
+        def after_evaluation(self, run, evaluation):
+            run.predict_held_out()
+            run.predict(np.zeros((1, 16, 16, 3), np.uint8))
+
+    layout, saving = state.StateLayout, [(replicas, "diverged_devices"), (orbax_io, "copy_to_host")]
+    of_state = [(layout, name) for name in ("place", "gather_state", "eval_variables")]
+    results = [(loop, "to_host_scalars"), (jax, "device_get"), (audit, "local_findings"), (Clock, "end_step")]
+    waiting = {one: {status.DEVICES} for one in [(jax.stages.Compiled, "__call__"), *of_state, *saving, *results]}
+    waiting |= {(Predicts, "after_evaluation"): {""}, (step_compiler.StepCompiler, "prepare_train"): {""}}
+    waiting[Future, "result"] = {status.DEVICES, status.THREAD, status.SAVE}
+    for owner, name in waiting:
+        record(owner, name)
+    monkeypatch.setattr(prefetch.Prefetcher.next, "__defaults__", None)  # every caller says how it waits
+    train(with_parts(tiny, guard={"audit_every_steps": 2}), tmp_path, callbacks=[Predicts()])
+    assert waits == {name: expected for (_, name), expected in waiting.items()}
+    assert not any(status.current().waits.values())
 
 
 def test_time_of_a_step_is_the_host_s_wait_for_it(tiny, tmp_path, monkeypatch):

@@ -31,8 +31,8 @@ from jaxdp.data.augment import augment, normalize
 from jaxdp.errors import ConfigError
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.average import Average
-from jaxdp.training.state import TrainState, create_state
+from jaxdp.training.modes.average import include
+from jaxdp.training.state import Average, TrainState, create_state
 from jaxdp.validation import from_json, to_json
 
 
@@ -70,7 +70,8 @@ def exact(config):
     return update_of(config)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [pytest.param("bfloat16", 0.06, marks=pytest.mark.slow), ("float16", 0.01)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.06), ("float16", 0.01)])
 def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; parameters and statistics stay float32."""
     config = with_parts(step_config(), model={"dtype": dtype}, optimizer={"loss_scale": 1024.0})
@@ -82,6 +83,7 @@ def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_loss_scale_in_float32_does_not_change_the_gradient():
     update, metrics = update_of(with_parts(linear_config(), optimizer={"loss_scale": 2.0**12}))
     expected, expected_metrics = exact(linear_config())
@@ -148,6 +150,7 @@ def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path, too_large):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny, tmp_path, too_large, monkeypatch):
     monkeypatch.setattr(checks, "GIVE_UP_AFTER", 50)
     config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer=too_large)
@@ -162,6 +165,7 @@ def test_static_scale_that_overflows_is_named_in_the_error(tiny, tmp_path):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_log_counts_skipped_steps(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**24)
     config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer={"loss_scale": "dynamic"})
@@ -203,7 +207,7 @@ def averages(values, **options):
     zero = np.zeros((), np.float32)
     average, found = Average({"w": zero}, {}, zero), []
     for value in values:
-        average = average.include({"w": np.float32(value)}, {}, Optimizer(**options))
+        average = include(average, {"w": np.float32(value)}, {}, optimizer=Optimizer(**options))
         found.append(float(TrainState({"w": zero}, {}, (), average, ()).eval_variables[0]["w"]))
     return found
 
@@ -226,12 +230,12 @@ def test_average_over_many_steps_equals_float64(start, decay, steps):
         average = kept * average + (1 - kept) * value
         expected.append(average)
 
-    def include(average, value):
-        average = average.include({"w": value}, {}, optimizer)
+    def step(average, value):
+        average = include(average, {"w": value}, {}, optimizer=optimizer)
         return average, TrainState({"w": value}, {}, (), average, ()).eval_variables[0]["w"]
 
     pairs = jnp.asarray(np.stack([values, np.full(steps, 0.7)], 1), jnp.float32)
-    _, found = jax.lax.scan(include, Average({"w": jnp.zeros(2)}, {}, jnp.zeros(())), pairs)
+    _, found = jax.lax.scan(step, Average({"w": jnp.zeros(2)}, {}, jnp.zeros(())), pairs)
     np.testing.assert_allclose(found[:, 0], expected, rtol=2e-6 if steps < 10_000 else 2e-5)
     np.testing.assert_array_equal(found[:, 1], np.float32(0.7))
 
@@ -249,6 +253,7 @@ def test_average_equals_timms(use_warmup):
     np.testing.assert_allclose(averages(values, average_decay=0.9, average_start=start), expected, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_average_is_the_bias_corrected_mean_of_all_steps():
     """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
     decay, steps = 0.75, 3
@@ -262,7 +267,8 @@ def test_average_is_the_bias_corrected_mean_of_all_steps():
         assert_close(states[-1].eval_variables[place], expected, 1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
     """Equal to the mean over single workers up to float32 rounding, far below the rounding of 16 bits."""
     config = with_parts(step_config(), model={"dtype": dtype})
@@ -284,6 +290,7 @@ def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("direct_convolutions")
 def test_rematerialization_gives_the_same_gradient_with_fewer_residuals():
     images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32, 32, 3)), jnp.float32)

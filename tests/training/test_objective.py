@@ -13,15 +13,18 @@ from jaxdp.training.objective import accuracy, mean_loss, training_examples
 
 CONFIG = with_parts(
     linear_config(seed=3),
-    data={"augmentation": "pad_and_crop", "auto_augment": "rand_augment_increasing", "mix": "cutmix"},
+    data={"augmentation": "pad_and_crop"},
     augment={"erase_probability": 0.5, "color_jitter": (0.3,)},
 )
 
 
-@pytest.mark.parametrize("mix", ["none", "cutmix"])
-def test_images_are_cropped_changed_normalized_erased_and_mixed_in_this_order(normalized_linear, mix):
+@pytest.mark.parametrize(
+    ("mix", "auto_augment"),
+    [("cutmix", "none"), *(pytest.param(mix, "rand_augment_increasing", marks=pytest.mark.slow) for mix in ("none", "cutmix"))],
+)
+def test_images_are_cropped_changed_normalized_erased_and_mixed_in_this_order(normalized_linear, mix, auto_augment):
     """Places outside of an image have the mean of the data set; random numbers are of the seed that is given."""
-    config, batch, seed = with_parts(CONFIG, data={"mix": mix}), make_batch(), 7
+    config, batch, seed = with_parts(CONFIG, data={"mix": mix, "auto_augment": auto_augment}), make_batch(), 7
     found = training_examples(config, models.create(config.model), batch, seed=seed, pixel_stats=PIXELS)
     seeded, positions = dataclasses.replace(config, seed=seed), batch["positions"]
     x = augment.augment(seeded, batch["images"], positions)

@@ -45,7 +45,15 @@ def evaluation(config, by_device=None):
 
 
 @pytest.mark.parametrize("make", [training, evaluation])
-@pytest.mark.parametrize("by_device", [{}, {0: SAVE}, {7: STOP}, {3: STOP, 0: SAVE}, dict.fromkeys(range(8), SAVE)], ids=str)
+@pytest.mark.parametrize(
+    "by_device",
+    [
+        {},
+        {3: STOP, 0: SAVE},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({0: SAVE}, {7: STOP}, dict.fromkeys(range(8), SAVE))),
+    ],
+    ids=str,
+)
 def test_the_largest_request_of_any_device_reaches_all(normalized_linear, make, by_device):
     step, arguments = make(linear_config(), by_device)
     results = step(*arguments)[1 if make is training else 0]

@@ -61,7 +61,16 @@ def run(*, samples=96, patience=None, report=None):
 
 
 SHARED = {
-    **{"accuracy": 0.75, "top5": 0.875, "loss": 0.5, "eval_examples": 37, "steps": 12, "samples": 96, "epochs": 1.5},
+    **{
+        "accuracy": 0.75,
+        "top5": 0.875,
+        "loss": 0.5,
+        "metrics": {},
+        "eval_examples": 37,
+        "steps": 12,
+        "samples": 96,
+        "epochs": 1.5,
+    },
     **{"wall_seconds": 20.0, "seconds_to_first_step": 4.0, "training_seconds": 8.0, "evaluation_seconds": 2.0},
     **{"images_per_second": 12.0, "devices": 2, "device_kind": "cpu", "mesh": (1, 2), "versions": versions()},
     **{"workdir": "s3://bucket/run", "skipped_steps": 5, "strategy": "none, torus", "input_seconds": 0.25},

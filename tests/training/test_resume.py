@@ -73,6 +73,7 @@ def in_phases(config, *, epochs, first_end):
     return dataclasses.replace(config, epochs=epochs, batch=batch, mesh=Mesh(cpu_devices=1))
 
 
+@pytest.mark.slow
 def test_more_epochs_keep_the_ends_of_phases_before_the_checkpoint(tiny, tmp_path):
     """`--epochs` scales them in the config. The second time the ratio to the first run is another one."""
     train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
@@ -99,6 +100,7 @@ def test_epochs_that_end_a_phase_before_one_that_has_ended_are_refused(tiny, tmp
         train(in_phases(tiny, epochs=1.2, first_end=0.6), tmp_path, accept_changes=True)
 
 
+@pytest.mark.slow
 def test_phases_of_another_recipe_are_those_of_the_recipe(tiny, tmp_path):
     train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
     other = dataclasses.replace(tiny, epochs=4.0, batch=(Phase(5, until_epoch=3.0), Phase(25)), mesh=Mesh(cpu_devices=1))
@@ -181,9 +183,8 @@ def test_resume_restores_averages_loss_scale_and_counts(tiny_resnet, tmp_path, m
     assert outcome(tmp_path / "cut")[1]["skipped_steps"] > 0
 
 
-@pytest.mark.parametrize(
-    "mesh", [Mesh(cpu_devices=2), *(pytest.param(Mesh(*sides), marks=pytest.mark.slow) for sides in ((1, 4, 4), (4, 1, 8)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [Mesh(cpu_devices=2), Mesh(1, 4, 4), Mesh(4, 1, 8)])
 def test_resume_on_another_mesh_keeps_the_schedule_and_agrees_in_parameters(tiny, tmp_path, mesh):
     """Batch normalization over workers of 2 images; at least 20 steps after the resume, in float32."""
     batch = (Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2))
@@ -304,7 +305,7 @@ class LogsAndFails(jaxdp.Callback):
             raise ValueError("repair me")
 
 
-@pytest.mark.parametrize("step", [7, 12, 15])
+@pytest.mark.parametrize("step", [12, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 15))])
 def test_evaluation_in_which_a_callback_failed_is_repeated_and_logged_and_counted_once(tiny, tmp_path, step):
     """The repaired callback logs another number; no evaluation counts twice for early stopping. The loss after step 12 does not
     improve, so counting it twice would end the run there."""
@@ -395,6 +396,7 @@ class OneBroken:
         return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
 
 
+@pytest.mark.slow
 def test_resume_after_a_bad_image_equals_an_uninterrupted_run(tiny, tmp_path):
     config = dataclasses.replace(tiny, batch=(Phase(8),), data=Data(image_size=80, augmentation="none"))
     source = OneBroken()

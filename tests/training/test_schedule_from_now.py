@@ -61,6 +61,7 @@ def test_schedule_of_the_added_epochs_is_that_of_optax_also_the_second_time(shor
     assert f"changes learning rate 0 -> {rate:.4g}; --schedule-from-now" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in its directory", "in another"])
 def test_run_killed_in_the_new_warm_up_resumes_exactly_with_the_same_command(short, tmp_path, elsewhere):
     """On other devices the rates are the same."""

@@ -37,8 +37,9 @@ from jaxdp.optim import build_optimizer
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.parallel.traffic import find_collectives
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.state import create_state, make_layout
-from jaxdp.training.step import make_train_step, update_statistics
+from jaxdp.training.batch_statistics import update_statistics
+from jaxdp.training.state import create_state
+from jaxdp.training.step import make_layout, make_train_step
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
 
@@ -72,19 +73,19 @@ def assert_same_gradient(found, reference):
     assert_replicated((gradient, report))
 
 
-def case(name, shape, quick):
-    """A strategy on a mesh; all but the one on mesh `quick` run with the slow tests."""
-    return pytest.param(name, shape, marks=[] if shape == quick else pytest.mark.slow)
+def case(name, shape):
+    """A strategy on a mesh; all but two run with the slow tests."""
+    return pytest.param(name, shape, marks=[] if shape == (2, 4) and name in ("torus", "psum") else pytest.mark.slow)
 
 
-# Strategies that scatter reduce the gradients of a ResNet, others the gradients of a linear network, which compiles faster.
-CASES = [case(name, shape, (4, 2) if STRATEGIES[name].scatters else (2, 4)) for name in STRATEGIES for shape in MESHES]
+CASES = [case(name, shape) for name in STRATEGIES for shape in MESHES]
 
 
 @pytest.mark.parametrize(("strategy", "mesh_shape"), CASES)
 def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(normalized_linear, mesh_shape, strategy):
+    """Strategies that scatter reduce the gradients of a ResNet, except on the quick mesh: a linear network compiles faster."""
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
-    config_of = step_config if STRATEGIES[strategy].scatters else linear_config
+    config_of = step_config if STRATEGIES[strategy].scatters and mesh_shape != (2, 4) else linear_config
     found = distributed_gradients(config_of(strategy=strategy), mesh_shape, accumulation)
     assert_same_gradient(found, reference("per_worker", config_of()))
 
@@ -95,7 +96,8 @@ def test_gradient_with_synchronized_statistics_equals_one_device_with_the_whole_
     assert_same_gradient(found, reference("synchronized", step_config()))
 
 
-@pytest.mark.parametrize("norm", ["per_worker", pytest.param("synchronized", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["per_worker", "synchronized"])
 @pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(norm):
     mesh_shape, config = (2, 4), with_parts(step_config(norm), model={"batch_norm": "folded"})
@@ -200,7 +202,13 @@ def test_a_step_is_the_optimizer_applied_to_the_mean_gradient(normalized_linear)
 
 @pytest.mark.parametrize(("wire_dtype", "factor"), [("float32", 1.0), ("float16", 1e6), ("float16", 1e-6)])
 @pytest.mark.parametrize(
-    "reduction", [{}, {"overlap": False}, {"update": "sharded"}, {"update": "sharded", "overlap": False}], ids=str
+    "reduction",
+    [
+        {},
+        {"update": "sharded"},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"overlap": False}, {"update": "sharded", "overlap": False})),
+    ],
+    ids=str,
 )
 def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, reduction, wire_dtype, factor):
     """Eight devices with two micro-batches each, whose weights differ, against one sum over all images in float64. A factor of
@@ -255,6 +263,7 @@ def test_every_message_of_a_step_is_listed_for_an_audit(normalized_linear, overl
     assert sorted(sent) == sorted(vector.size * vector.dtype.itemsize for vector in listed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "accumulation"),
     [({"update": "sharded"}, 2), ({"overlap": False, "strategy": "ring"}, 1), ({"update": "sharded", "overlap": False}, 1)],
@@ -279,6 +288,7 @@ def test_a_factor_of_all_class_weights_leaves_the_bits_of_the_state(normalized_l
     assert metrics["skipped_steps"] == 0
 
 
+@pytest.mark.slow
 def test_class_weights_divide_no_loss_of_mixed_labels(normalized_linear):
     """Twice the weights, twice the loss and the gradient, as in PyTorch where labels are probabilities."""
 

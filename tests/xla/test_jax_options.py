@@ -84,6 +84,7 @@ def outcome(config, path):
     return digest.hexdigest(), losses, evaluated["eval_loss"], evaluated["eval_accuracy"]
 
 
+@pytest.mark.slow
 def test_run_is_the_same_to_the_bit_with_every_option_set(tiny, tmp_path):
     assert others().keys() == OWN.keys()
     expected = outcome(tiny, tmp_path / "plain")
@@ -144,12 +145,12 @@ def float64_values(jaxpr):
             yield from float64_values(inner)
 
 
+QUICK = ("sgd, drop-path", "sharded", "adamw, bfloat16, cutmix")
+
+
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param(changes, id=name, marks=pytest.mark.slow if "auto_augment" in changes.get("data", {}) else [])
-        for name, changes in CONFIGS.items()
-    ],
+    [pytest.param(changes, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, changes in CONFIGS.items()],
 )
 def test_every_array_of_a_step_states_its_dtype(tiny_resnet, changes):
     plan = jaxdp.plan(with_parts(tiny_resnet, **changes), 4)
@@ -193,6 +194,7 @@ def test_own_options_are_set_inside_alone_and_yield_those_that_they_set_aside():
     assert described.endswith("no effect on a run: jax_enable_x64=True, jax_thread_guard=False")
 
 
+@pytest.mark.slow
 def test_debugging_of_jax_holds_during_a_run(tmp_path):
     """A run diverges at once: with JAX_DEBUG_NANS, JAX's error ends it; a run without NaN ends normally."""
     for rate, names_jax, code in (("0.1", False, 0), ("1e15", True, 1)):

@@ -172,6 +172,7 @@ def test_second_run_with_another_seed_compiles_nothing(tiny_resnet, tmp_path):
     assert one == three != two  # of another seed
 
 
+@pytest.mark.slow
 def test_tuned_options_compute_the_same_step(tiny_resnet, monkeypatch):
     found = {}
     for tuned in (True, False):
