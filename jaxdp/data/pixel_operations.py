@@ -1,4 +1,7 @@
-"""Pillow's operations on the pixels of one image, on the device and without branches: within 2 of Pillow's 255 levels.
+"""Pillow's operations on the pixels of one image, on the device and without branches.
+
+A channel is at most 1 of 255 levels off Pillow's. Exceptions are places on the edge of a pixel and hues on one of Pillow's
+255 steps: rounding decides these.
 
 Every image of a batch may have another operation, so `apply_operation` computes each shared step once and selects by the
 numbers of an `Operation`: one resample for all geometric operations, one elementwise expression for the others. Images are
@@ -11,7 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+FIXED = 1 << 16  # steps of a coordinate in a pixel, as in Pillow's choice of the nearest pixel
 LUMA = (19595, 38470, 7471)  # weights of red, green and blue in Pillow's gray, of 2^16
+HUE_TIE = 1e-3  # more than the float32 error of a hue in Pillow's 255 steps, less than the distance of two hues
 SMOOTH_SUM = 13  # of Pillow's filter SMOOTH: 5 in the middle, 1 around it
 
 
@@ -35,9 +40,9 @@ class Operation(NamedTuple):
     """One operation.
 
     kind: a `Kind`. value: its float32 argument, in Pillow's units: the factor of a blend, bits that posterize keeps, threshold
-    of solarize, addend of solarize_add. matrix: [2, 3] float32, from (column, row, 1) of a pixel of the result to column and
-    row of a place in the image, whose first pixel reaches from 0 to 1. cubic: bool, whether to resample bicubically, not
-    bilinearly.
+    of solarize, addend of solarize_add. matrix: [2, 3] int32, from (column, row, 1) of a pixel of the result to column and row
+    of a place in the image, in 1 / FIXED of a pixel; the first pixel reaches from 0 to FIXED. cubic: bool, whether to resample
+    bicubically, not bilinearly.
     """
 
     kind: Any
@@ -108,18 +113,20 @@ def transform(image: jax.Array, matrix: jax.Array, cubic: jax.Array, *, interpol
         index = jnp.clip(rows, 0, height - 1) * width + jnp.clip(columns, 0, width - 1)
         return flat.at[index].get(mode="promise_in_bounds")
 
-    x, y = jnp.arange(width, dtype=jnp.float32), jnp.arange(height, dtype=jnp.float32)[:, None]
+    x, y = jnp.arange(width, dtype=jnp.int32), jnp.arange(height, dtype=jnp.int32)[:, None]
     column, row = (by_column * x + by_row * y + start for by_column, by_row, start in matrix)
     if interpolation == "nearest":
-        result = pixels(row.astype(jnp.int32), column.astype(jnp.int32))
+        result = pixels(row >> 16, column >> 16)
     else:
-        top, left = jnp.floor(row - 0.5), jnp.floor(column - 0.5)  # the last pixels whose centers are not behind the place
-        first_row, first_column, total = top.astype(jnp.int32), left.astype(jnp.int32), jnp.zeros((), jnp.float32)
-        for i, weight in _taps(row - 0.5 - top, cubic, interpolation).items():
-            for j, other in _taps(column - 0.5 - left, cubic, interpolation).items():
-                total += (weight * other)[..., None] * pixels(first_row + i, first_column + j).astype(jnp.float32)
+        after_row, after_column = row - FIXED // 2, column - FIXED // 2  # from the centers of pixels
+        down, across = ((place & (FIXED - 1)).astype(jnp.float32) / FIXED for place in (after_row, after_column))
+        total = jnp.zeros((), jnp.float32)
+        for i, weight in _taps(down, cubic, interpolation).items():
+            for j, other in _taps(across, cubic, interpolation).items():
+                neighbor = pixels((after_row >> 16) + i, (after_column >> 16) + j)
+                total += (weight * other)[..., None] * neighbor.astype(jnp.float32)
         result = (jnp.clip(total, 0, 255) + 0.5).astype(jnp.uint8)
-    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    inside = (column >= 0) & (column < width * FIXED) & (row >= 0) & (row < height * FIXED)
     return jnp.where(inside[..., None], result, fill.astype(jnp.uint8))
 
 
@@ -174,7 +181,7 @@ def shift_hue(image: jax.Array, share: jax.Array) -> jax.Array:
     spread = jnp.maximum(high - low, 1)
     sixths = jnp.where(red == high, green - blue, jnp.where(green == high, 2 * spread + blue - red, 4 * spread + red - green))
     turn = sixths / (6 * spread)
-    hue = (255 * (turn - jnp.floor(turn))).astype(jnp.int32) + jnp.trunc(255 * share).astype(jnp.int32) & 255  # as in Pillow
+    hue = (255 * (turn - jnp.floor(turn)) + HUE_TIE).astype(jnp.int32) + jnp.trunc(255 * share).astype(jnp.int32) & 255
 
     def turned(start: int) -> jax.Array:
         place = hue.astype(jnp.float32) * (6 / 255) + start

@@ -17,7 +17,7 @@ from jax import lax
 from jaxdp.choices import AUTO_AUGMENTS
 from jaxdp.config import LARGEST_LEVEL, Augment, Config
 from jaxdp.data.augment import PixelStat, Seed, image_keys
-from jaxdp.data.pixel_operations import Kind, Operation, apply_operation, blended, gray, mean_gray, shift_hue
+from jaxdp.data.pixel_operations import FIXED, Kind, Operation, apply_operation, blended, gray, mean_gray, shift_hue
 
 POLICY_KEY, JITTER_KEY, ERASE_KEY = 3, 4, 5  # uses of a position's key; the crops split off 0 to 2
 BINS = 31  # of the magnitudes, in torchvision
@@ -57,7 +57,7 @@ INCREASING: tuple[Kind | str, ...] = (*OPERATIONS[1:], Kind.INVERT, Kind.SOLARIZ
 
 
 def affine(size: int, moves: dict[str, jax.Array]) -> jax.Array:
-    """The matrix [2, 3] of an `Operation` for images of size x size, in pixels. moves: each of GEOMETRIC, at most one not 0.
+    """The matrix [2, 3] of an `Operation` for images of size x size. moves: each of GEOMETRIC in pixels, at most one not 0.
 
     shear_x, shear_y, right, down: moves of the place in the input; degrees: a rotation counter-clockwise around the center.
     """
@@ -67,7 +67,7 @@ def affine(size: int, moves: dict[str, jax.Array]) -> jax.Array:
     by_column, by_row = (cos, shear_y + sin), (shear_x - sin, cos)
     start = right + center * (1 - cos + sin), down + center * (1 - cos - sin)
     rows = [(c, r, s + (c + r) / 2) for c, r, s in zip(by_column, by_row, start, strict=True)]  # of pixel centers
-    return jnp.array(rows)
+    return jnp.round(FIXED * jnp.array(rows)).astype(jnp.int32)
 
 
 def linspace(start: float, end: float) -> np.ndarray:

@@ -13,7 +13,7 @@ import jaxdp
 from jaxdp.config import Augment, Config, Data
 from jaxdp.data import pixel_operations, policies
 from jaxdp.data.augment import augment, keys_for
-from jaxdp.data.pixel_operations import Kind
+from jaxdp.data.pixel_operations import FIXED, Kind
 
 MEAN, SIZE = (123.675, 116.28, 103.53), 16
 
@@ -31,7 +31,7 @@ def drawn(config, count):
 
 def identities(operations) -> list[bytes]:
     """Kind, value and moved coordinates of every operation as bytes."""
-    moved = np.asarray(operations.matrix) != [[1, 0, 0.5], [0, 1, 0.5]]
+    moved = np.asarray(operations.matrix) != [[FIXED, 0, FIXED // 2], [0, FIXED, FIXED // 2]]
     columns = np.ravel(operations.kind), np.ravel(operations.value) + 0.0, moved.reshape(-1, 6)  # -0.0 is 0.0
     return [b"".join(part.tobytes() for part in row) for row in zip(*columns, strict=True)]
 
@@ -71,8 +71,8 @@ def test_table_has_the_published_operations_and_strongest_magnitudes():
 def test_increasing_operations_are_applied_half_of_the_time_at_normal_magnitudes():
     """timm's rand-m7-mstd0.5-inc1: 15 operations, each with probability 1 / 30, and bilinear or bicubic."""
     operations = drawn(config_of("rand_augment_increasing"), 20_000)
-    moved = (operations.matrix[..., :2] != np.eye(2)).any((-2, -1))
-    shifted = ~moved & (operations.matrix[..., 2] != 0.5).any(-1)
+    moved = (operations.matrix[..., :2] != FIXED * np.eye(2)).any((-2, -1))
+    shifted = ~moved & (operations.matrix[..., 2] != FIXED // 2).any(-1)
     kinds, total = operations.kind, operations.kind.size
     shares = {kind: (kinds == kind).sum() / total for kind in Kind}
     for kind, share in shares.items():

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxdp.data.pixel_operations import Kind
+from jaxdp.data.pixel_operations import FIXED, Kind
 
 ENHANCERS = {
     Kind.BRIGHTNESS: ImageEnhance.Brightness,
@@ -46,9 +46,26 @@ def difference(ours, pillows) -> int:
 
 
 def assert_moved(ours, pillows, matrix, *, tolerance: int) -> None:
-    """The images of an `Operation.matrix` are equal, but where float32 may put a place on either side of a pixel's edge."""
+    """The images of an `Operation.matrix` are equal, but where its rounding may put a place on either side of a pixel's edge."""
     rows, columns = np.mgrid[: ours.shape[0], : ours.shape[1]]
-    places = np.tensordot(matrix.astype(np.float64), [columns, rows, np.ones_like(rows)], 1)
-    clear = (np.abs(places - np.round(places)) > 1e-4).all(0)
+    places, near = np.tensordot(matrix, [columns, rows, np.ones_like(rows)], 1) % FIXED, sum(ours.shape)
+    clear = ((places > near) & (places < FIXED - near)).all(0)
     assert clear.mean() > 0.7
     assert difference(ours[clear], np.asarray(pillows)[clear]) <= tolerance
+
+
+def turned(image, share) -> Image.Image:
+    """The image with its hue turned by `share` of a full turn."""
+    hue, *others = (np.asarray(channel) for channel in Image.fromarray(image).convert("HSV").split())
+    hue = ((hue.astype(int) + int(share * 255)) % 256).astype(np.uint8)
+    return Image.fromarray(np.stack([hue, *others], axis=-1), "HSV").convert("RGB")
+
+
+def assert_turned(ours, pillows, image) -> None:
+    """At most 1 of 255 apart, but where the hue is a whole one of Pillow's 255 steps: Pillow stores some of them one lower."""
+    apart = np.abs(np.asarray(ours, int) - np.asarray(pillows, int)).max(-1)
+    low, middle, high = np.moveaxis(np.sort(image.astype(int), -1), -1, 0)
+    whole = 255 * (middle - low) % (6 * np.maximum(high - low, 1)) == 0
+    assert apart[~whole].max(initial=0) <= 1
+    assert apart.max() <= 1 + 6  # a sixth of a turn changes a channel by all of its 255 levels
+    assert (apart > 1).mean() < 0.01
