@@ -46,9 +46,10 @@ def difference(ours, pillows) -> int:
 
 
 def assert_moved(ours, pillows, matrix, *, tolerance: int) -> None:
-    """The images of an `Operation.matrix` are equal, but where its rounding may put a place on either side of a pixel's edge."""
+    """At most `tolerance` apart, but where rounding of the matrix decides on which side of a pixel's edge a place is."""
     rows, columns = np.mgrid[: ours.shape[0], : ours.shape[1]]
-    places, near = np.tensordot(matrix, [columns, rows, np.ones_like(rows)], 1) % FIXED, sum(ours.shape)
+    places = np.tensordot(matrix, [columns, rows, np.ones_like(rows)], 1) % FIXED
+    near = sum(ours.shape)  # each entry of the matrix is at most one step off Pillow's
     clear = ((places > near) & (places < FIXED - near)).all(0)
     assert clear.mean() > 0.7
     assert difference(ours[clear], np.asarray(pillows)[clear]) <= tolerance
