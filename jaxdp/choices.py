@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jaxdp.registry import Choice, Choices, LazyModule
 
 if TYPE_CHECKING:  # for editors and type checkers
-    from jaxdp import losses, models
+    from jaxdp import losses, models, tasks
     from jaxdp.data import augment, digits, file, folder, from_python, policies, synthetic, tfds
     from jaxdp.optim import optimizer
 else:
@@ -25,6 +25,7 @@ else:
     models = LazyModule("jaxdp.models")
     optimizer = LazyModule("jaxdp.optim.optimizer")
     policies = LazyModule("jaxdp.data.policies")
+    tasks = LazyModule("jaxdp.tasks")
     synthetic = LazyModule("jaxdp.data.synthetic")
     tfds = LazyModule("jaxdp.data.tfds")
 
@@ -38,7 +39,8 @@ class SourceChoice(Choice):
     number, if known without the data. train_split, eval_split: allowed values (None: any). disjoint: evaluation split -> the
     only training split without its images, if there is another. train_images: size of the training set, if published. mean,
     std: pixel statistics for normalization, on the scale 0 to 255, per channel or for all channels. remark: a sentence about
-    the images for model cards. mlperf: whether reports compare its runs with the target of MLPerf.
+    the images for model cards. tasks: names in TASKS whose labels it may have. mlperf: whether reports compare its runs with
+    the target of MLPerf.
     """
 
     in_memory: bool = False
@@ -53,12 +55,24 @@ class SourceChoice(Choice):
     mean: float | tuple[float, ...] = (123.675, 116.28, 103.53)  # ImageNet's
     std: float | tuple[float, ...] = (58.395, 57.12, 57.375)
     remark: str = ""
+    tasks: tuple[str, ...] = ("classes",)
     mlperf: bool = False
 
     @property
     def own_images(self) -> bool:
         """Whether the images are the user's."""
         return not (self.in_memory or self.prepared)
+
+
+@dataclass(frozen=True)
+class TaskChoice(Choice):
+    """What is predicted for an image. Its metrics are the entries of `jaxdp.metrics.METRICS` with its name.
+
+    Its implementation is a module with the functions of `jaxdp.tasks.classes`. losses: names in LOSSES that fit its labels; ()
+    for all.
+    """
+
+    losses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,17 @@ class Loss(Choice):
     title: str = ""
 
 
+TASKS = Choices(
+    "task",
+    {
+        "classes": TaskChoice("one class for each image", implementation=lambda: tasks.classes),
+        "labels": TaskChoice(
+            "any number of labels for each image, each 0 or 1",
+            losses=("binary", "binary_sum"),
+            implementation=lambda: tasks.labels,
+        ),
+    },
+)
 OPTIMIZERS = Choices(
     "optimizer.name",
     {
@@ -228,11 +253,13 @@ SOURCES = Choices(
             "`directory` is a CSV, TSV, Parquet or .npz file, a folder with one for each split, CIFAR as published, or a "
             "data set of Hugging Face saved to disk",
             layout="PATH, a CSV, TSV, Parquet or .npz file, or a folder with train.csv and val.csv, ...",
+            tasks=("classes", "labels"),
             implementation=lambda: file.File,
         ),
         "given": SourceChoice(
             "the `datasets` argument of `jaxdp.train`",
             from_python=True,
+            tasks=("classes", "labels"),
             implementation=lambda: from_python.Given,
             like="folder",
         ),

@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import Doc
 
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, OPTIMIZERS, SOURCES
+from jaxdp import metrics
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, OPTIMIZERS, SOURCES, TASKS
 from jaxdp.errors import ConfigError as ConfigError
 from jaxdp.fields import (
     LARGEST,
@@ -27,7 +28,7 @@ from jaxdp.fields import (
     RegisteredName,
     Section,
 )
-from jaxdp.metrics import FIRST, METRICS
+from jaxdp.metrics import METRICS
 from jaxdp.registry import OneOf
 from jaxdp.schedules import MOMENTUM_RULES
 from jaxdp.schedules import Schedule as Schedule
@@ -524,11 +525,12 @@ class Stop(Section):
     """
 
     metric: Annotated[
-        RegisteredName,
+        RegisteredName | None,
         Doc(
-            f"Metric of evaluations that early stopping follows, and that decides which checkpoint is the best. {METRICS.help}"
+            "Metric of evaluations that early stopping follows, and that decides which checkpoint is the best (None: the first "
+            f"one of the task). {METRICS.help}"
         ),
-    ] = FIRST
+    ] = None
     patience: Count | None = None
     """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
     if its metric is better than at every evaluation before. The first one improves; one whose metric is not finite does not"""
@@ -636,6 +638,7 @@ class Config(Section):
     """Seed for initialization, data order and augmentation"""
     epochs: Positive = 90.0
     """Length of the run, in epochs"""
+    task: Annotated[str, OneOf(TASKS), Doc(f"What is predicted for an image. {TASKS.help}")] = "classes"
     scale_schedule: bool = True
     """Scaling of the recipe's phase ends, warm-up and schedule boundaries in proportion to another `--epochs`"""
     data: Data = field(default_factory=Data)
@@ -656,6 +659,16 @@ class Config(Section):
     storage: Storage = field(default_factory=Storage)
     logging: Logging = field(default_factory=Logging)
 
+    @property
+    def first_metric(self) -> str:
+        """The metric that describes the run, such as eval_accuracy."""
+        return metrics.first(self.task)
+
+    @property
+    def deciding_metric(self) -> str:
+        """The metric by which early stopping and the best checkpoint go."""
+        return self.stop.metric or self.first_metric
+
 
 # The records of the choices: what they read besides the fields that all choices read; an entry may name a choice whose record
 # it reads too. A registered choice reads every field.
@@ -665,6 +678,11 @@ AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop
 AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, trivial_augment=TrivialAugment)
 MIXES.read("data", mixup=Mixed)
 SOURCES.read("data", digits=Splits, synthetic=Synthetic, folder=OnDisk, file=InFile)
+
+
+def divides_by_class_weights(config: Config) -> bool:
+    """Whether the mean class weight of the global batch divides the loss, as in PyTorch's cross_entropy."""
+    return bool(config.optimizer.class_weights) and config.data.mix == "none" and config.task == "classes"
 
 
 def skips_steps(config: Config) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Loss, SourceChoice, UpdateRule
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, TASKS, Loss, SourceChoice, UpdateRule
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.fields import LARGEST
 from jaxdp.metrics import COUNT, METRICS, PREFIX, MetricChoice
@@ -115,8 +115,9 @@ def register_metric(
     *,
     higher_is_better: bool = True,
     of: Literal["images", "all"] = "images",
+    task: str = "classes",
 ) -> None:
-    """Register a metric of held-out images in this process: every evaluation then computes `eval_NAME`.
+    """Register a metric of held-out images in this process: every evaluation of a run with this task then has `eval_NAME`.
 
     function: of="images": f(logits [B, C] float32, labels [B] int32) -> [B], the value of each image, bool or a number, traced
     by JAX; the metric is the mean over the held-out images. of="all": the same of all held-out images, as NumPy arrays, -> a
@@ -127,9 +128,10 @@ def register_metric(
     _check_function("register_metric", name, function, example="lambda logits, labels: logits.argmax(-1) == labels")
     if f"{PREFIX}{name}" == COUNT:
         raise ConfigError("name", name, reason="reserved", hint="choose a different name")
+    TASKS.check(task)
     if of not in ("images", "all"):
         raise ConfigError("of", of, reason='must be "images" or "all"')
-    METRICS.register(f"{PREFIX}{name}", MetricChoice("", sign=1 if higher_is_better else -1, of=of), function)
+    METRICS.register(f"{PREFIX}{name}", MetricChoice("", sign=1 if higher_is_better else -1, of=of, task=task), function)
 
 
 def register_schedule(name: str, rate: Callable[[float], Any]) -> None:

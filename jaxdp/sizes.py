@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Optimizer, at_image_size, phase_image_size
+from jaxdp.config import Config, Optimizer, at_image_size, divides_by_class_weights, phase_image_size
 from jaxdp.data.prefetch import PREFETCH_DEPTH, image_bytes, rows_per_chunk
+from jaxdp.metrics import METRICS
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan
 
 
 def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
-    per step and message of the gradient and, in float32, of the batch statistics with loss, accuracy and requests.
+    per step and message of the gradient and, in float32, of the batch statistics with loss, metric and requests.
 
     messages: of gradients, then statistics_messages. gathered_messages: bytes of the parameters that a sharded update gathers,
     by message. norms_messages: of its messages of sums of squares.
@@ -40,9 +41,8 @@ def model_summary(config: Config) -> dict[str, Any]:
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
-    divides_by_weights = bool(config.optimizer.class_weights) and config.data.mix == "none"  # their mean divides the loss
-    scalars = len(("loss", "accuracy", "request to save", "request to stop"))
-    statistics = [4] * divides_by_weights + [4 * (counted["statistics"] + scalars)]
+    scalars = len(("loss", "request to save", "request to stop")) + (METRICS[config.first_metric].of == "images")
+    statistics = [4] * divides_by_class_weights(config) + [4 * (counted["statistics"] + scalars)]
     gathered = _gathered_messages(config, counted["shapes"], segments) if config.reduce.update == "sharded" else []
     return counted | {
         "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),

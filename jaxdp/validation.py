@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import metrics
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, TASKS
 from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Finetune
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.fields import SMALLEST, Section
@@ -341,10 +341,25 @@ def check_class_weights(config: Config) -> None:
 
 def check_stop(config: Config) -> None:
     """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
-    stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
-    if classes is not None and stop.metric in METRICS and stop.metric not in (known := metrics.names(classes)):
-        reason = f"with {plural(classes, 'class')}, {METRICS[stop.metric].lacking}"
-        raise ConfigError("stop.metric", stop.metric, reason=reason, hint=f"use {' or '.join(known)}")
+    metric, classes = config.deciding_metric, config.model.classes or SOURCES[config.data.source].classes
+    known = metrics.names(config.task, classes)
+    if metric in METRICS and metric not in known:
+        reason = f"not a metric of the task {config.task!r}"
+        if classes is not None and metric in metrics.names(config.task):
+            reason = f"with {plural(classes, 'class')}, {METRICS[metric].lacking}"
+        raise ConfigError("stop.metric", metric, reason=reason, hint=f"use {' or '.join(known)}")
+
+
+def _check_task(config: Config) -> None:
+    """The task's data and loss: only data from Python and `.npz` files have several labels for each image."""
+    losses, source = TASKS[config.task].losses, SOURCES[config.data.source]
+    if losses and config.optimizer.loss in LOSSES.builtin and config.optimizer.loss not in losses:
+        reason, hint = f"not possible with task={config.task!r}", f"use {' or '.join(losses)}, or a registered loss"
+        raise ConfigError("optimizer.loss", config.optimizer.loss, reason=reason, hint=hint)
+    if config.task not in source.tasks:
+        able = ", ".join(name for name in SOURCES.builtin if config.task in SOURCES[name].tasks)
+        reason = f"its images have one class each, and task={config.task!r}"
+        raise ConfigError("data.source", config.data.source, reason=reason, hint=f"use {able}")
 
 
 def _check_blocks(config: Config) -> None:
@@ -432,6 +447,7 @@ RELATIONS = (
     check_targets,
     check_class_weights,
     check_stop,
+    _check_task,
     _check_blocks,
     _check_loss_scale,
     _check_schedule,
@@ -444,7 +460,7 @@ def check_names(config: Config) -> None:
     """Raise ConfigError if a name in a config, such as its model's, is neither built in nor registered."""
     for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES):
         table.check(attrgetter(table.field)(config))
-    metrics.check(config.stop.metric)
+    metrics.check(config.deciding_metric)
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
         raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
 

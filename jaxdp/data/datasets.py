@@ -14,6 +14,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.batch_sources import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.classes import matching_labels, names_of
+from jaxdp.data.item_labels import ClassLabel, label_of
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError, printable
@@ -210,12 +211,18 @@ def decode_items(
     for items, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(items) == 0:
             raise ConfigError("data.source", source, reason=f"the {kind} set is empty")
+        if np.ndim(labels := getattr(items, "labels", ())) == 2 and config.task == "classes":
+            reason = f"the {kind} set has several labels for each image, {np.shape(labels)}"
+            raise ConfigError("task", config.task, reason=reason, hint="use --task labels")
     own = names_of(train) or names_of(evaluation)
     trained = own if trained is None else tuple(trained)
     relabel = {
         kind: matching_labels(names_of(items) or own, trained, error=class_error(config, source, kind))
         for items, kind in ((train, "training"), (evaluation, "evaluation"))[only_evaluates:]
     }
+    if config.task == "labels" and any(labels is not None for labels in relabel.values()):
+        hint = "give both sets the same names in the same order"
+        raise class_error(config, source, "evaluation")("the names of its labels have another order than in training", hint)
     largest = (int(labels.max(initial=-1)) + 1 for labels in relabel.values() if labels is not None)
     stated = max(len(trained), stated_classes(train) or 0, stated_classes(evaluation) or 0, *largest) or None
     if may_lack_classes and config.model.classes is not None and (stated or 0) <= config.model.classes:
@@ -258,16 +265,14 @@ def _loaded(
 ) -> DecodedImages | ArraySource:
     """`DecodedImages`, or all of its images in memory if they are small and few and their transform is not random."""
     transform, size = transform_and_size
-    classes, threads = config.model.class_count, config.data.threads
     loader = DecodedImages(
         source,
         transform=transform,
         size=size,
-        classes=classes,
-        threads=threads,
+        label=label_of(config, relabel),
+        threads=config.data.threads,
         on_bad_image=on_bad_image,
         kind=f"{kind} image",
-        relabel=relabel,
     )
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or config.data.crops_while_loading:
         return loader
@@ -351,5 +356,5 @@ def pixel_stats(config: Config, source: str | None = None) -> tuple[float | tupl
 def prediction_loader(config: Config, source: ItemSource) -> DecodedImages:
     """Images prepared as for evaluation; unreadable ones are ignored and listed in `DecodedImages.bad_images`."""
     transform, size = evaluation_transform(config)
-    classes, threads = config.model.class_count, config.data.threads
-    return DecodedImages(source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image="ignore")
+    label, threads = ClassLabel(config.model.class_count), config.data.threads  # of `Images`, which have none
+    return DecodedImages(source, transform=transform, size=size, label=label, threads=threads, on_bad_image="ignore")

@@ -16,20 +16,20 @@ GIVEN = "given"  # the name of the source
 class ArrayItems:
     """Images and labels of the caller, without a copy.
 
-    images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers from 0, or booleans, [N].
-    classes: the largest label plus one.
+    images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers from 0, or booleans, [N]; or [N, C], each 0 or 1.
+    classes: the largest label plus one, or C.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
-        self.classes: Any = int(labels.max()) + 1 if labels.size else 0
+        self.classes: Any = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1 if labels.size else 0
         self.warnings: list[str] = []
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return self.images[index], int(self.labels[index])
+    def __getitem__(self, index: int) -> tuple[np.ndarray, Any]:
+        return self.images[index], self.labels[index]
 
 
 class Given(Source):
@@ -104,9 +104,11 @@ def as_source(item: Any, name: str) -> ItemSource:
         raise ConfigError("datasets", reason=f"{name} images are {images.dtype} of shape {images.shape}", hint=hint)
     if labels.shape == (len(images), 1):  # as Keras has them
         labels = labels[:, 0]
-    if labels.dtype.kind not in "iubf" or labels.shape != images.shape[:1]:
-        hint = f"give whole numbers of shape {images.shape[:1]}, one for each image"
+    if labels.dtype.kind not in "iubf" or labels.ndim not in (1, 2) or len(labels) != len(images):
+        hint = f"give whole numbers of shape {images.shape[:1]}, one for each image; or labels of shape [N, C], each 0 or 1"
         raise ConfigError("datasets", reason=f"{name} labels are {labels.dtype} of shape {labels.shape}", hint=hint)
+    if labels.ndim == 2:
+        return ArrayItems(images, _checked_labels(labels, name))
     wrong = ~((labels >= 0) & (labels < MAX_CLASSES) & (labels == np.trunc(labels)))  # NaN, too
     if wrong.any():
         reason = f"row {(row := wrong.argmax())} of {name} has the label {labels[row]}"
@@ -115,3 +117,13 @@ def as_source(item: Any, name: str) -> ItemSource:
     if images.size and images[0].max() <= 1 and images.max() == 1:
         items.warnings = [f"all pixels of the {name} images are 0 or 1 of 255, which is nearly black; multiply them by 255"]
     return items
+
+
+def _checked_labels(labels: np.ndarray, name: str) -> np.ndarray:
+    """Several labels for each image, float32 [N, C]. Raises ConfigError for a value other than 0 and 1."""
+    wrong = ~np.isin(labels, (0, 1))  # NaN, too
+    if wrong.any():
+        row, column = np.unravel_index(wrong.argmax(), wrong.shape)
+        reason = f"row {row} of {name} has the label {labels[row, column]} for class {column}"
+        raise ConfigError("datasets", reason=reason, hint="several labels for each image, [N, C], are each 0 or 1")
+    return labels.astype(np.float32)

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Data
 from jaxdp.data.batch_sources import ArraySource, DecodedImages
+from jaxdp.data.item_labels import counts, without_ignored
 from jaxdp.data.sampler import repeated_positions, sample_ids
 from jaxdp.parallel.mesh import AXES
 
@@ -128,16 +129,16 @@ def evaluation_batch(source: BatchSource, first: int, *, batch_size: int, rows: 
     """`batch_size` examples in order from `first` on, padded.
 
     rows: int [R], the rows of the padded batch to return (see `local_rows`). "seen" [R] int32 is 1 for examples and 0 for
-    padding; "weights" [R] int32 is also 0 for examples that the source ignores (labels below 0).
+    padding; "weights" [R] int32 is also 0 for examples that the source ignores.
     """
     positions, real = _evaluated(source, first, batch_size=batch_size, rows=rows)
     images, labels = source.batch(positions, positions)
     return {
         "images": images,
-        "labels": np.maximum(labels, 0),
+        "labels": without_ignored(labels),
         "positions": positions.astype(np.uint32),
         "seen": real.astype(np.int32),
-        "weights": (real & (labels >= 0)).astype(np.int32),
+        "weights": (real & counts(labels)).astype(np.int32),
     }
 
 

@@ -186,8 +186,8 @@ def _accuracy(facts: _Facts) -> Iterable[str]:
     )
     if facts.is_best:
         yield (
-            f"This checkpoint was chosen among the checkpoints of its run by {_escape(facts.config.stop.metric)} on the same "
-            "held-out images, so its accuracy on new images may be lower."
+            f"This checkpoint was chosen among the checkpoints of its run by {_escape(facts.config.deciding_metric)} on the "
+            "same held-out images, so its accuracy on new images may be lower."
         )
 
 

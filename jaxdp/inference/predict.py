@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
+from jaxdp.choices import TASKS
 from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
 from jaxdp.data.batch_sources import DecodedImages
@@ -192,13 +193,15 @@ def make_prediction_step(
     batch: as for `make_evaluation_step`. Equally likely classes are ordered by their number.
     """
 
+    task = TASKS.implementation(config.task)
+
     def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
         logits = evaluation_logits(
             config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
         )
         logits = logits.astype(jnp.float32)
-        top_logits, classes = lax.top_k(logits, top)
-        return classes, jnp.exp(top_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+        _, classes = lax.top_k(logits, top)
+        return classes, jnp.take_along_axis(task.probabilities(logits), classes, axis=-1)
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, replicated, sharded)

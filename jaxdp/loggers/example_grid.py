@@ -18,8 +18,8 @@ def example_grid(
 ) -> np.ndarray:
     """One tile for each example, uint8 [H, W, 3]: its label and, on an orange background, a wrong prediction.
 
-    images: uint8 [E, H, W, 3]; E is at least 1. labels, predicted: int32 [E]. class_names: may be shorter than the number of
-    classes.
+    images: uint8 [E, H, W, 3]; E is at least 1. labels, predicted: classes [E], or several labels for each image, [E, C].
+    class_names: may be shorter than the number of classes.
     """
     tiles = [_tile(*example, class_names=class_names) for example in zip(images, labels, predicted, strict=True)]
     blank = np.zeros_like(tiles[0])
@@ -28,21 +28,24 @@ def example_grid(
     return np.vstack([np.hstack([*row, *[blank] * (width - len(row))]) for row in rows])
 
 
-def _tile(image: np.ndarray, label: int, predicted: int, *, class_names: Sequence[str]) -> np.ndarray:
+def _tile(image: np.ndarray, label: np.ndarray, predicted: np.ndarray, *, class_names: Sequence[str]) -> np.ndarray:
     from PIL import Image, ImageDraw
 
-    tile = Image.new("RGB", (TILE, TILE + 2 * LINE + 4), CORRECT if label == predicted else INCORRECT)
+    is_correct = np.array_equal(label, predicted)
+    tile = Image.new("RGB", (TILE, TILE + 2 * LINE + 4), CORRECT if is_correct else INCORRECT)
     tile.paste(Image.fromarray(image).resize((TILE, TILE), Image.Resampling.NEAREST), (0, 0))
     draw, lines = ImageDraw.Draw(tile), [_name(label, class_names)]
-    if label != predicted:
+    if not is_correct:
         lines.append(f"predicted {_name(predicted, class_names)}")
     for number, text in enumerate(lines):
         draw.text((4, TILE + 1 + LINE * number), text, fill="white", font=_font())
     return np.asarray(tile)
 
 
-def _name(label: int, class_names: Sequence[str]) -> str:
-    return class_names[label] if label < len(class_names) else str(label)
+def _name(label: np.ndarray, class_names: Sequence[str]) -> str:
+    """The name of a class, or of all labels of an image."""
+    present = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
+    return ", ".join(class_names[one] if one < len(class_names) else str(one) for one in present) or "none"
 
 
 @cache

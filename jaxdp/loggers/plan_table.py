@@ -210,8 +210,8 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
 
 
 def _describe_stopping(plan: Plan, patience: int) -> str:
-    stop, evaluations = plan.config.stop, plan.evaluations_before_end
-    waits = f"when {stop.metric} has not improved for {plural(patience, 'evaluation')} in a row"
+    evaluations = plan.evaluations_before_end
+    waits = f"when {plan.config.deciding_metric} has not improved for {plural(patience, 'evaluation')} in a row"
     return f"{waits} ({evaluations} before the end); the result is the best checkpoint"
 
 

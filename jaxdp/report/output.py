@@ -14,7 +14,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
-from jaxdp.metrics import COUNT, FIRST, METRICS
+from jaxdp.metrics import COUNT, METRICS
 from jaxdp.report.cards import Seen
 from jaxdp.report.confusion import ConfusionReport, classes_csv, confusions_csv
 from jaxdp.report.page import page
@@ -127,6 +127,8 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     """The run's confusion matrix, or why it is missing."""
     if run.status == "running":
         return "skipped: the run is still training and uses its devices; write the report again when it has finished"
+    if run.config.task != "classes":
+        return f"missing: images of the task {run.config.task} have no single class"
     is_given = SOURCES[run.config.data.source].from_python
     if is_given and datasets is None:
         return "missing: the run was given its images from Python; pass them to jaxdp.report.write as datasets"
@@ -138,7 +140,8 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
         found, counts, names = confusion_matrix(config, run.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {printable(first_line(error), 4096)}"
-    shown = METRICS[FIRST].shown(found[FIRST])
+    name = config.first_metric
+    shown = METRICS[name].shown(found[name])
     caption = f"{found['checkpoint']}, epoch {found['epoch']:.2f}: {shown} of {found[COUNT]} held-out images"
     return ConfusionReport(counts, [printable(name, 4096) for name in names], printable(caption, 4096))
 

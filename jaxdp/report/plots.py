@@ -24,7 +24,7 @@ from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.errors import ConfigError, printable
 from jaxdp.loggers.plot import BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, YELLOW, setting_steps, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window
-from jaxdp.metrics import FIRST, LOSS, METRICS, bare, title_of
+from jaxdp.metrics import LOSS, METRICS, bare, title_of
 from jaxdp.report.confusion import MAX_LIST_ROWS, ConfusionReport
 from jaxdp.report.run_history import PARTS, History, values
 from jaxdp.run_records import RECORD_FIELDS
@@ -114,7 +114,8 @@ def layer(figure: PanelFigure) -> str:
 
 def _figures(runs: list[History], confusions: Sequence[ConfusionReport | str]) -> Iterator[tuple[str, str, PanelFigure]]:
     """(name, group, figure) of each picture."""
-    for name in (LOSS, FIRST, *METRICS.registered):
+    firsts = dict.fromkeys(run.config.first_metric for run in runs)
+    for name in dict.fromkeys((LOSS, *firsts, *METRICS.registered)):
         for suffix, against in {"": "epoch", "-time": "wall_seconds"}.items():
             yield f"{bare(name).replace('_', '-')}{suffix}", "curves", metric_figure(runs, name, against)
     for name in SETTINGS:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -52,7 +51,7 @@ def open_run(session: Session, prepared: Preparation, directory: RunDirectory) -
                 yield run
             group.set_activity("finish", detail="writing the result")
             if run.result is not None and run.is_rank0:
-                write_atomically(run.workdir / RESULT, to_json(asdict(run.result), indent=2) + "\n")
+                write_atomically(run.workdir / RESULT, to_json(run.result.to_dict(), indent=2) + "\n")
     group.set_activity("finish")
     # Everything is saved: ignore stop requests.
     group.all_gather_object("the end of the run", None, while_waiting=lambda: None)
@@ -70,7 +69,7 @@ def _make_run(
         info,
         group=group,
         uploader=session.mirror,
-        metric=plan.config.stop.metric,
+        metric=plan.config.deciding_metric,
     )
     callbacks = callbacks_of(
         plan.config,

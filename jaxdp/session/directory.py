@@ -48,7 +48,7 @@ def _finished(session: Session, prepared: Preparation, result_text: str, *, rema
     if newest is not None and origin is None:
         prepared.start.check(newest)
     if session.mirror is not None:
-        retention = Retention(config.checkpoint.keep, config.stop.metric)
+        retention = Retention(config.checkpoint.keep, config.deciding_metric)
         if newest is not None:
             retention.continue_from(newest)
         session.mirror.begin(retention, session.screen.info)

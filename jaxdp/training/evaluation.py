@@ -13,13 +13,12 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp import metrics
-from jaxdp.choices import LOSSES
+from jaxdp.choices import LOSSES, TASKS
 from jaxdp.config import Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, TrainingError, first_line
-from jaxdp.losses import rank_of_label
 from jaxdp.metrics import COUNT, LOSS, METRICS
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
@@ -49,19 +48,18 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     their maximum as "request". If a metric needs all images, it has {"outputs" [B, classes], "labels", "weights"} of the batch.
     """
 
-    loss, present = LOSSES.implementation(config.optimizer.loss), metrics.names(config.model.class_count)
+    loss, present = LOSSES.implementation(config.optimizer.loss), metrics.names(config.task, config.model.class_count)
     of_images = {name: METRICS.implementation(name) for name in present if name != LOSS and METRICS[name].of == "images"}
     gathers = any(METRICS[name].of == "all" for name in present)
+    task = TASKS.implementation(config.task)
     plain = dataclasses.replace(config.optimizer, label_smoothing=0.0, target_threshold=None, class_weights=())
 
     def device_step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array, Batch]:
         logits = evaluation_logits(
             config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
         )
-        weights, labels, rank = batch["weights"], batch["labels"], rank_of_label(logits, batch["labels"])
+        weights, labels = batch["weights"], batch["labels"]
         losses = jnp.where(weights > 0, loss(plain, logits, labels), 0.0)
-        other_logits = jnp.where(jnp.arange(logits.shape[-1], dtype=labels.dtype) == labels[:, None], -jnp.inf, logits)
-        predicted = jnp.where(rank < 1, labels, other_logits.argmax(-1).astype(jnp.int32))
         sums = {name: _sum(metric(logits, labels), weights, name) for name, metric in of_images.items()} | {
             COUNT: jnp.sum(weights, dtype=jnp.int32),
             "seen": jnp.sum(batch["seen"], dtype=jnp.int32),
@@ -73,7 +71,11 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
         sums = lax.psum(sums, AXES)
         if request_flags.BATCH_KEY in batch:
             sums |= {LOSS: sums[LOSS][0], "request": request_flags.from_total(sums[LOSS][1:])}
-        return sums, predicted, {"outputs": logits, "labels": labels, "weights": weights} if gathers else {}
+        return (
+            sums,
+            task.predicted(logits, labels),
+            {"outputs": logits, "labels": labels, "weights": weights} if gathers else {},
+        )
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs, out_specs = (replicated, replicated, sharded), (replicated, sharded, sharded)

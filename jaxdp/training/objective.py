@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxdp import metrics
 from jaxdp.choices import LOSSES
 from jaxdp.config import Config
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.data.policies import change_pixels, erase
-from jaxdp.losses import Mix, rank_of_label
+from jaxdp.losses import Mix
+from jaxdp.metrics import METRICS
 from jaxdp.network import Network
 from jaxdp.training.state import TrainState
 
@@ -23,7 +25,7 @@ class Examples(NamedTuple):
     """Images as the network takes them in training, and what its loss compares with the logits."""
 
     images: jax.Array  # [B, H, W, 3] float32, augmented and normalized
-    labels: jax.Array  # [B] int32
+    labels: jax.Array  # [B] int32, or as the task has them
     mix: Mix | None  # labels of the images that were mixed in
     key: jax.Array  # of dropout and drop-path
 
@@ -55,6 +57,12 @@ def mean_loss(config: Config, logits: jax.Array, examples: Examples) -> jax.Arra
     return loss(config.optimizer, logits, examples.labels, mix=examples.mix).mean()
 
 
-def accuracy(logits: jax.Array, examples: Examples) -> jax.Array:
-    """The share of the images whose own class has the highest score, a scalar. logits: [B, classes]."""
-    return (rank_of_label(logits, examples.labels) == 0).mean(dtype=jnp.float32)
+def batch_metrics(config: Config, logits: jax.Array, examples: Examples) -> Metrics:
+    """The first metric of the task over one device's images and their own labels, by its name without `eval_`, a scalar.
+
+    {} if it needs all held-out images.
+    """
+    name = config.first_metric
+    if METRICS[name].of == "all":
+        return {}
+    return {metrics.bare(name): METRICS.implementation(name)(logits, examples.labels).mean(dtype=jnp.float32)}

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
-from jaxdp.config import Config, skips_steps
+from jaxdp.config import Config, divides_by_class_weights, skips_steps
 from jaxdp.network import Network
 from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce
@@ -41,7 +41,7 @@ from jaxdp.training.objective import (
     Metrics,
     PixelStats,
     Step,
-    accuracy,
+    batch_metrics,
     mean_loss,
     training_examples,
 )
@@ -54,7 +54,8 @@ HYPERPARAMETERS = ("learning_rate", "momentum")
 def local_gradient(config: Config, layout: StateLayout, loss: Loss, *, pixel_stats: PixelStats) -> Gradient:
     """The gradient of one device's share of the mean loss, before any reduction.
 
-    aux: {"loss" and "accuracy", means over the device's images, "moments" for the running statistics}.
+    aux: {"loss" and the first metric, such as "accuracy", means over the device's images, "moments" for the running
+    statistics}.
     """
 
     def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
@@ -66,7 +67,7 @@ def local_gradient(config: Config, layout: StateLayout, loss: Loss, *, pixel_sta
                 state.params | params, state.batch_stats, examples.images, train=True, key=examples.key
             )
             mean = loss(logits, examples)
-            aux = {"moments": moments, "loss": mean, "accuracy": accuracy(logits, examples)}
+            aux = {"moments": moments, "loss": mean} | batch_metrics(config, logits, examples)
             return mean / lax.axis_size(AXES), aux
 
         with jax.named_scope("forward"):
@@ -153,7 +154,7 @@ def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStat
             return found
 
         local_gradient_of: LocalGradient = local
-        if config.optimizer.class_weights and config.data.mix == "none":
+        if divides_by_class_weights(config):
             local_gradient_of = partial(with_class_weights, config, local_gradient_of, mean=mean)
         if is_scaled:
             local_gradient_of = partial(with_loss_scale, local_gradient_of)
