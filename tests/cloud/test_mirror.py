@@ -113,7 +113,7 @@ def test_a_checkpoint_that_was_saved_again_replaces_the_earlier_one(runs):
     run.save(10, evaluation={"eval_accuracy": 0.5})
     run.close()
     (name,) = run.remote.checkpoints(newest_lease(run.location))
-    assert run.remote.read_manifest(name).accuracy == 0.5
+    assert run.remote.read_manifest(name).evaluation["eval_accuracy"] == 0.5
     assert {file.split("/")[1] for file in run.location.sizes("checkpoints")} == {str(name)}
 
 

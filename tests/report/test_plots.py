@@ -19,7 +19,7 @@ from jaxdp.report.run_history import read, read_all
 
 def test_curves_of_several_runs_share_panels_and_differ_in_color_and_dash(tmp_path):
     runs = read_all([write_run(tmp_path / name) for name in "abc"])
-    held_out = [line for line in plots.metric_figure(runs, "accuracy", "epoch").panel.lines if line.get_linewidth() > 2]
+    held_out = [line for line in plots.metric_figure(runs, "eval_accuracy", "epoch").panel.lines if line.get_linewidth() > 2]
     assert len(held_out) == len({line.get_color() for line in held_out} & {*plots.COLORS}) == 3
     assert [str(style["linestyle"]) for _, style in plots.line_styles(runs)] == [str(dash) for dash in plots.DASHES[:3]]
     styles = [(style["color"], style["linestyle"]) for _, style in plots.line_styles(range(plots.MAX_RUNS))]
@@ -31,7 +31,7 @@ def test_curves_have_a_gap_at_a_loss_that_was_not_finite(tmp_path):
     with open(run / "metrics.jsonl", "a") as log:
         log.write('{"step": 2, "samples": 16, "epoch": 81.0, "loss": null}\n')
         log.write('{"step": 3, "samples": 24, "epoch": 82.0, "loss": 2.0}\n')
-    (line,) = plots.metric_figure([read(run)], "loss", "epoch").panel.lines
+    (line,) = plots.metric_figure([read(run)], "eval_loss", "epoch").panel.lines
     np.testing.assert_array_equal(line.get_ydata(), [7.0, np.nan, 2.0])
 
 
@@ -115,7 +115,7 @@ def circles(layer: str) -> list[tuple[int, int, str]]:
 
 
 def test_layer_has_a_title_on_each_drawn_point(tmp_path):
-    figure = plots.metric_figure([read(write_run(tmp_path), "<a>")], "accuracy", "epoch")
+    figure = plots.metric_figure([read(write_run(tmp_path), "<a>")], "eval_accuracy", "epoch")
     png = io.BytesIO()
     figure.savefig(png, format="png")
     picture = np.asarray(Image.open(png).convert("RGB"), float) / 255
