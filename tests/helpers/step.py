@@ -92,8 +92,11 @@ def gradient_at(config, model, params, *, stats, batch, accumulation=1, scale=1.
     return gradients(state, batch, config.seed, sent=sent)
 
 
-def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
-    """`step_gradient` at the whole parameters, on a mesh; the shards of a sharded update are joined."""
+def distributed_gradients(config, mesh_shape, accumulation=1, *, scale=1.0, batch=None):
+    """`step_gradient` at the whole parameters, on a mesh; the shards of a sharded update are joined.
+
+    batch: default `make_batch()`.
+    """
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     params, stats = initial_params(config)
 
@@ -106,7 +109,7 @@ def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
     specs = jax.tree.map(lambda p: partition_spec(p.shape), params) if sharded else everywhere
     in_specs, out_specs = (everywhere, everywhere, rows), (specs, everywhere)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
-    gradient, aux = jax.jit(mapped)(params, stats, prefetch.to_global(make_batch(), mesh))
+    gradient, aux = jax.jit(mapped)(params, stats, prefetch.to_global(batch or make_batch(), mesh))
     if sharded:
         gradient = jax.tree.map(lambda g, p: np.asarray(g).ravel()[: p.size].reshape(p.shape), gradient, params)
     return gradient, aux
