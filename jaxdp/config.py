@@ -24,6 +24,7 @@ from jaxdp.fields import (
     FromList,
     Minutes,
     NonNegative,
+    OneOrMore,
     Positive,
     RegisteredName,
     Section,
@@ -114,8 +115,10 @@ class InFile(OnDisk):
 
     image_column: str | None = None
     """Column of the images or their paths (file; None: image, img, path, file, file_name or filename)"""
-    label_column: str | None = None
-    """Column of the labels (file; None: label or class)"""
+    label_column: Annotated[tuple[str, ...], OneOrMore] = ()
+    """Column of the labels, or several columns of 0 and 1 for task labels (file; empty: label or class)"""
+    label_separator: str | None = None
+    """Separator of the names of several labels in the column, such as ; (file, for task labels; None: one label)"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ def test_fields_of_an_optimizer_are_read_or_ignored():
         "data.eval_examples",
         "data.image_column",
         "data.label_column",
+        "data.label_separator",
         "data.train_examples",
     ]
     for table, choice, ignored in (

@@ -143,7 +143,13 @@ def test_changes_lists_the_epochs_without_the_schedule_that_they_scale():
 
 
 ANOTHER = {"adapt": "all", "class_weights": "balanced", "target_threshold": 0.2, "magnitude": 5.0, "boundaries": (1.0, 2.0)}
-ANOTHER |= {"train_split": "fit", "eval_split": "validation", "image_column": "photo", "label_column": "breed"}
+ANOTHER |= {
+    "train_split": "fit",
+    "eval_split": "validation",
+    "image_column": "photo",
+    "label_column": ("breed",),
+    "label_separator": ";",
+}
 ANOTHER |= {"eval_size": 64, "eval_resize": 64, "eval_interpolation": "bicubic"}
 ANOTHER |= {"crop_interpolation": "bicubic", "operation_interpolation": "bilinear"}
 

@@ -18,6 +18,7 @@ from jaxdp.errors import ConfigError, printable
 
 COLUMNS = {"image": ("image", "img", "path", "file", "file_name", "filename"), "label": ("label", "class")}  # their usual names
 ANY_NUMBER = r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf)"  # pandas writes inf, which is no class
+FLAGS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}  # values in columns of several labels
 LABEL_HINT = f"labels are names, or whole numbers from 0 to {MAX_CLASSES - 1:,}"
 
 
@@ -31,8 +32,8 @@ class Format(SplitReader):
 
     def __init__(self, path: Path, data: Data) -> None:
         self.path, self.data, self.place = path, data, str(path)
-        for field in ("image_column", "label_column"):
-            if getattr(data, field) is not None and not self.has_columns:
+        for field in ("image_column", "label_column", "label_separator"):
+            if getattr(data, field) and not self.has_columns:
                 raise ConfigError(f"data.{field}", getattr(data, field), reason=f"{path} has no columns", hint="omit it")
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
@@ -48,12 +49,20 @@ class Format(SplitReader):
     def read(self, name: str, classes: list[str] | None) -> EncodedItems:
         """The images of an existing split; see `SplitReader.open`."""
 
-    def column(self, header: Sequence[str], kind: str) -> str:
-        """The column that the config names for a key of `COLUMNS`, or the only one with a usual name.
+    def label_columns(self, header: Sequence[str]) -> list[str]:
+        """The column of the labels, or the columns that the config names. Raises ConfigError as `column`."""
+        return [self.column(header, "label", name) for name in self.data.label_column or (None,)]
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether the table has several labels for each image."""
+        return len(self.data.label_column) > 1 or self.data.label_separator is not None
+
+    def column(self, header: Sequence[str], kind: str, chosen: str | None) -> str:
+        """The column `chosen`, or the only one with a usual name for a key of `COLUMNS`.
 
         Raises ConfigError for one that is missing or not unique.
         """
-        chosen = getattr(self.data, f"{kind}_column")
         found = [name for name in header if name == chosen or (chosen is None and name.lower() in COLUMNS[kind])]
         if len(found) == 1:
             return found[0]
@@ -123,6 +132,46 @@ def numbered(
             reason = f"{row_name(row)} has the label {printable(repr(values[row]), 80)}"
             raise error(reason, LABEL_HINT if text is None else hint)
     return np.array([labels[text] for text in texts if text is not None], np.int32), found
+
+
+def several(
+    values: Sequence[Any],
+    classes: list[str] | None,
+    *,
+    columns: Sequence[str],
+    separator: str | None,
+    row_name: Callable[[int], str],
+    error: Callable[[str, str], ConfigError],
+) -> tuple[np.ndarray, list[str]]:
+    """(labels [N, C] float32, each 0 or 1; their names) of the rows of several columns, or of names with a separator.
+
+    values: lists with a value for each column, or texts with a separator; an empty text has no label. Other arguments and
+    errors: as of `numbered`.
+    """
+    if separator is None:
+        labels = np.full((len(values), len(columns)), np.nan, np.float32)
+        for row, cells in enumerate(values):
+            for column, (name, cell) in enumerate(zip(columns, cells, strict=True)):
+                if (found := FLAGS.get(str(cell).strip().lower())) is None:
+                    reason = f"{row_name(row)} has {printable(repr(cell), 80)} in the column {name!r}"
+                    raise error(reason, "columns of several labels have 0 or 1, or false or true")
+                labels[row, column] = found
+        return labels, [normalized(name) for name in columns]
+    parts = [[normalized(part.strip()) for part in str(value or "").split(separator) if part.strip()] for value in values]
+    names = class_order(list({name for row in parts for name in row})) if classes is None else classes
+    if len(names) > MAX_CLASSES:
+        raise error(
+            f"the data set has more than {MAX_CLASSES:,} labels", "name the column of the labels with --data.label-column"
+        )
+    position = {normalized(name): label for label, name in enumerate(names)}
+    labels = np.zeros((len(values), len(names)), np.float32)
+    for row, own in enumerate(parts):
+        for name in own:
+            if name not in position:
+                reason = f"{row_name(row)} has the label {printable(repr(name), 80)}"
+                raise error(reason, "the training split lacks it: add images of it there, or remove the row")
+            labels[row, position[name]] = 1
+    return labels, names
 
 
 def label_text(value: Any) -> str | None:
