@@ -25,8 +25,9 @@ class MetricChoice(Choice):
     """A metric of held-out images. Its implementation is a function; the loss has none.
 
     of: "images": the function is f(outputs, labels) -> [B], the value of each image, bool or a number, traced by JAX; the
-    metric is its mean. "all": the same of all held-out images, as NumPy arrays, -> a number, called once. outputs: of the model,
-    such as logits [B, C] float32; labels: as the task's data give them. task: whose evaluations have it; "" for every task.
+    metric is its mean. "all": the same of all held-out images, as NumPy arrays, -> a number, called once. outputs: of the
+    model, such as logits [B, C] float32; labels: as the task's data give them. task: whose evaluations have it; "" for every
+    task.
     sign: 1 if higher values are better, -1 if lower ones are. title: for people; "" for its name. is_share: shown in percent.
     least_classes: with fewer, an evaluation lacks it, for the reason `lacking`.
     """
