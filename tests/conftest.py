@@ -1,6 +1,5 @@
 """Eight virtual CPU devices, and a compilation cache so that a second run of the tests is quick."""
 
-import contextlib
 import dataclasses
 import gc
 import os
@@ -31,6 +30,7 @@ import jax
 import pytest
 from helpers.linear import NormalizedLinear
 from helpers.shared_programs import SharedPrograms
+from hypothesis import HealthCheck, settings
 
 import jaxdp
 import jaxdp.data.sources  # noqa: F401 - it implements SOURCES, which tables_as_before copies
@@ -49,11 +49,9 @@ from jaxdp.strategies import STRATEGIES
 
 gc.freeze()  # nothing imported so far is garbage; JAX's traces are millions of objects; most live until a test ends
 gc.set_threshold(200_000, 20, 50)
-with contextlib.suppress(ImportError):  # no test fails because a machine is slow
-    from hypothesis import HealthCheck, settings
-
-    settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("any_speed")
+# No test fails because a machine is slow.
+settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_speed")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")

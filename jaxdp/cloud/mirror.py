@@ -292,6 +292,7 @@ class Mirror:
         self._saves += 1
         name = RemoteName(samples, self.lease.record.number, self._saves)
         try:
+            self.lease.confirm()
             self.group.broadcast_object("upload", [samples, str(name)])
             error = upload_part(self.remote, name, path, group=self.group)
             errors = self.group.all_gather_object("uploaded", error)

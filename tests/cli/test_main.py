@@ -182,7 +182,8 @@ def test_training_outlasts_its_output(tmp_path, launched):
     assert done.returncode == 0
     assert json.loads((tmp_path / "result.json").read_text())["steps"] > 0
     line = "jaxdp launch: stdout cannot be written (Broken pipe); the run continues without it\n"
-    assert done.stderr == line * launched
+    own = [each for each in done.stderr.splitlines(keepends=True) if "compiling for" not in each and "resumed" not in each]
+    assert own == [line] * launched  # a slow compilation is reported
 
 
 def test_closed_stdout_gives_no_traceback():

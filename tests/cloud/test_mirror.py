@@ -279,6 +279,21 @@ def test_a_run_that_was_taken_over_ends_and_uploads_nothing_more(runs):
     assert {name: size for name, size in first.location.sizes().items() if name in before} == before
 
 
+def test_a_run_that_was_suspended_during_a_takeover_sends_no_part_of_its_next_checkpoint(runs):
+    first = runs().begin()
+    first.save(10)
+    wait_until(lambda: first.uploaded() == [10])
+    first.lease.abandon()  # renews nothing, as a suspended process
+    Lease.acquire(first.location, 60, token=first.lease.record.token, adopt=lambda _: ["10.1.1"]).abandon()
+    first.lease._confirmed -= 60
+    before = first.location.sizes()
+    first.save(20)
+    wait_until(lambda: first.lease.lost)
+    with pytest.raises(TrainingError, match="taken over"):
+        first.close()
+    assert first.location.sizes() == before
+
+
 def test_rejected_checkpoints_are_no_longer_used(runs):
     run = runs().begin()
     for samples in (10, 20):

@@ -148,8 +148,11 @@ def test_killed_and_resumed_run_is_in_both_trackers_once(server, tmp_path):
     flags += ["--logging.wandb", "kills", "--logging.mlflow", server.uri]
     command = [sys.executable, "-c", f"import sys; sys.argv[:1] = ['train.py']{PATIENT}", *flags]
 
+    # A service that another test of this process has started would keep the killed run, and refuse the same id.
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | CACHE_EVERYTHING
+
     def start():
-        return subprocess.Popen(command, cwd=ROOT, env=os.environ | CACHE_EVERYTHING, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
     process, deadline = start(), time.monotonic() + TIMEOUT
     while not log.exists() or log.read_bytes().count(b"\n") < 10:  # the newest checkpoint has fewer
