@@ -68,8 +68,8 @@ class DatasetExamples:
                 raise place.error(f"{self.name(row)} has the label {value}", hint)
         if names is not None:
             values = [None if value is None else names[value] for value in values]
-        classes = names if classes is None else classes
-        self.labels, self.classes = numbered(values, classes, row_name=self.name, error=place.error)
+        known = names if classes is None else classes
+        self.labels, self.classes = numbered(values, known, row_name=self.name, error=place.error)
         self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
 
     def _several(
