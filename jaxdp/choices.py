@@ -7,25 +7,28 @@ when it is chosen. The tables of schedules and strategies are in `schedules.py` 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxdp.registry import Choice, Choices, LazyModule
+from jaxdp.tasks.task import Task
 
 if TYPE_CHECKING:  # for editors and type checkers
-    from jaxdp import losses, models, tasks
+    from jaxdp import losses, models
     from jaxdp.data import augment, digits, file, folder, from_python, policies, synthetic, tfds
     from jaxdp.optim import optimizer
+    from jaxdp.tasks import classes, labels
 else:
     augment = LazyModule("jaxdp.data.augment")
+    classes = LazyModule("jaxdp.tasks.classes")
     digits = LazyModule("jaxdp.data.digits")
     file = LazyModule("jaxdp.data.file")
     folder = LazyModule("jaxdp.data.folder")
     from_python = LazyModule("jaxdp.data.from_python")
+    labels = LazyModule("jaxdp.tasks.labels")
     losses = LazyModule("jaxdp.losses")
     models = LazyModule("jaxdp.models")
     optimizer = LazyModule("jaxdp.optim.optimizer")
     policies = LazyModule("jaxdp.data.policies")
-    tasks = LazyModule("jaxdp.tasks")
     synthetic = LazyModule("jaxdp.data.synthetic")
     tfds = LazyModule("jaxdp.data.tfds")
 
@@ -68,11 +71,18 @@ class SourceChoice(Choice):
 class TaskChoice(Choice):
     """What is predicted for an image. Its metrics are the entries of `jaxdp.metrics.METRICS` with its name.
 
-    Its implementation is a module with the functions of `jaxdp.tasks.classes`. losses: names in LOSSES that fit its labels; ()
-    for all.
+    Its implementation is a module with the functions of `jaxdp.tasks.classes`, or an object with these methods. losses: names
+    in LOSSES that fit its labels; () for all. like: the built-in task whose data, metrics and predictions it has. own: what a
+    user registered; None for a built-in one.
     """
 
     losses: tuple[str, ...] = ()
+    own: Task | None = None
+
+    @property
+    def targets(self) -> Any:
+        """What the data give for an image, if that is the user's own: an array, or a mapping of arrays."""
+        return self.own.targets if self.own else None
 
 
 @dataclass(frozen=True)
@@ -115,13 +125,15 @@ class Loss(Choice):
 TASKS = Choices(
     "task",
     {
-        "classes": TaskChoice("one class for each image", implementation=lambda: tasks.classes),
+        "classes": TaskChoice("one class for each image", implementation=lambda: classes),
         "labels": TaskChoice(
             "any number of labels for each image, each 0 or 1",
             losses=("binary", "binary_sum"),
-            implementation=lambda: tasks.labels,
+            implementation=lambda: labels,
         ),
     },
+    other=TaskChoice("or a name registered with `jaxdp.register_task`"),
+    function="register_task",
 )
 OPTIMIZERS = Choices(
     "optimizer.name",

@@ -298,8 +298,8 @@ class Model(GivenNetwork):
     shortcut: Literal["strided", "pooled"] = "strided"
     """Shortcut where maps shrink. strided: 1x1 convolution with stride 2; pooled: 2x2 average pooling before it, as in timm's
     resnet50d"""
-    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)] | None = None
-    """Number of classes (None: the data set's)"""
+    classes: Annotated[int, Field(ge=1, le=MAX_CLASSES)] | None = None
+    """Number of classes, or of the values that a registered task predicts (None: the data set's, or the task's)"""
     classifier_bias: Literal["zero", "class_frequency"] = "zero"
     """Initial bias of the classifier. class_frequency: -ln(classes), so that a binary loss starts from equally frequent
     classes"""
@@ -641,7 +641,7 @@ class Config(Section):
     """Seed for initialization, data order and augmentation"""
     epochs: Positive = 90.0
     """Length of the run, in epochs"""
-    task: Annotated[str, OneOf(TASKS), Doc(f"What is predicted for an image. {TASKS.help}")] = "classes"
+    task: Annotated[RegisteredName, Doc(f"What is predicted for an image. {TASKS.help}")] = "classes"
     scale_schedule: bool = True
     """Scaling of the recipe's phase ends, warm-up and schedule boundaries in proportion to another `--epochs`"""
     data: Data = field(default_factory=Data)

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
 
@@ -99,6 +101,11 @@ def softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: 
         return loss
     others, share = mix
     return _times(share, loss) + _times(1 - share, cross_entropy(logits, others, optimizer.label_smoothing))
+
+
+def of_config(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None, **_: Any) -> jax.Array:
+    """The loss that `optimizer.loss` names, [B]."""
+    return LOSSES.implementation(optimizer.loss)(optimizer, logits, labels, mix=mix)
 
 
 LabelLoss = Callable[..., jax.Array]  # see `jaxdp.choices.Loss`

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxdp.choices import TASKS
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.registry import Choice, Choices, LazyModule
 
@@ -102,8 +103,9 @@ def bare(name: str) -> str:
 
 def names(task: str | None = None, classes: int | None = None) -> list[str]:
     """The metrics of an evaluation, in the order of its record; the first one describes a run. None: of any task, or number."""
-    entries = {name: entry for name, entry in METRICS.items() if name != LOSS and task in (None, entry.task)}
-    return [*(name for name, entry in entries.items() if classes is None or classes >= entry.least_classes), LOSS]
+    of_tasks = (None,) if task is None else (task, TASKS[task].like)  # a task's own metrics come first
+    found = [name for of in of_tasks for name, entry in METRICS.items() if name != LOSS and of in (None, entry.task)]
+    return [*(name for name in found if classes is None or classes >= METRICS[name].least_classes), LOSS]
 
 
 def first(task: str) -> str:

@@ -1,16 +1,21 @@
 """Functions with which users register their own parts by name: models, optimizers, losses, schedules, strategies, ..."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, TASKS, Loss, SourceChoice, UpdateRule
+import numpy as np
+
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, TASKS, Loss, SourceChoice, TaskChoice, UpdateRule
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.fields import LARGEST
 from jaxdp.metrics import COUNT, METRICS, PREFIX, MetricChoice
 from jaxdp.registry import Choice
 from jaxdp.schedules import SCHEDULES, Position, Schedule
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
+from jaxdp.tasks.task import Metric, Task
+
+TASK_HINT = 'for example jaxdp.Task(loss=..., targets=numpy.zeros(2, "float32")), or jaxdp.Task(loss=..., like="classes")'
 
 
 def _check_function(register: str, name: str, function: object, *, example: str) -> None:
@@ -121,17 +126,53 @@ def register_metric(
 
     function: of="images": f(logits [B, C] float32, labels [B] int32) -> [B], the value of each image, bool or a number, traced
     by JAX; the metric is the mean over the held-out images. of="all": the same of all held-out images, as NumPy arrays, -> a
-    number, called once in each process. `Stop(metric="eval_NAME")` chooses the best checkpoint by it. A repeated name replaces
-    the metric.
+    number, called once in each process. Other tasks have other outputs and targets. `Stop(metric="eval_NAME")` chooses the
+    best checkpoint by it. A repeated name replaces the metric.
     Raises ConfigError for an invalid or reserved name, for something that cannot be called, and for another value of `of`.
     """
-    _check_function("register_metric", name, function, example="lambda logits, labels: logits.argmax(-1) == labels")
+    TASKS.check(task)
+    _register_metric(name, Metric(function, higher_is_better=higher_is_better, of=of), task)
+
+
+def _register_metric(name: str, metric: Metric, task: str) -> None:
+    _check_function("register_metric", name, metric.function, example="lambda logits, labels: logits.argmax(-1) == labels")
     if f"{PREFIX}{name}" == COUNT:
         raise ConfigError("name", name, reason="reserved", hint="choose a different name")
-    TASKS.check(task)
-    if of not in ("images", "all"):
-        raise ConfigError("of", of, reason='must be "images" or "all"')
-    METRICS.register(f"{PREFIX}{name}", MetricChoice("", sign=1 if higher_is_better else -1, of=of, task=task), function)
+    if metric.of not in ("images", "all"):
+        raise ConfigError("of", metric.of, reason='must be "images" or "all"')
+    sign = 1 if metric.higher_is_better else -1
+    entry = MetricChoice("", sign=sign, of=metric.of, task=task, title=metric.title, is_share=metric.is_share)
+    METRICS.register(f"{PREFIX}{name}", entry, metric.function)
+
+
+def register_task(name: str, task: Task) -> None:
+    """Register what a run predicts for `Config(task=name)` in this process: targets, loss and metrics.
+
+    The data give (image, target), as arrays or items: see `jaxdp.Task` for targets, outputs and loss. A model with another
+    output than one array is a registered one. Resuming or evaluating a run requires the same registration. A repeated name
+    replaces the task and its metrics.
+    Raises ConfigError for an invalid or reserved name, for a loss that cannot be called, without `targets` or `like`, and as
+    `register_metric` does.
+    """
+    from jaxdp.tasks.own import OwnTask  # needs JAX
+
+    if not isinstance(task, Task):
+        raise ConfigError("register_task", name, reason=f"{kind_of(task)} is no jaxdp.Task", hint=TASK_HINT)
+    _check_function("register_task", name, task.loss, example="jaxdp.Task(loss=lambda outputs, targets: ..., targets=...)")
+    if (task.targets is None) == (task.like == ""):
+        reason = "needs `targets`, or `like` in place of them" if task.targets is None else "has `targets` as well as `like`"
+        raise ConfigError("register_task", name, reason=reason, hint=TASK_HINT)
+    if task.like and task.like not in TASKS.builtin:
+        raise ConfigError("like", task.like, reason="must be a built-in task", hint=f"use {' or '.join(TASKS.builtin)}")
+    for target in task.targets.values() if isinstance(task.targets, Mapping) else () if task.like else (task.targets,):
+        if not (hasattr(target, "shape") and hasattr(target, "dtype") and np.dtype(target.dtype).kind in "iubf"):
+            reason = f"{kind_of(target)} is no array of numbers"
+            raise ConfigError("targets", reason=reason, hint="give an array for one image, or a mapping of names to arrays")
+    TASKS.register(name, TaskChoice("", like=task.like, own=task), OwnTask(name, task))
+    for metric in [metric for metric in METRICS.registered if METRICS[metric].task == name]:
+        METRICS.remove(metric)
+    for metric, about in task.metrics.items():
+        _register_metric(metric, about if isinstance(about, Metric) else Metric(about), name)
 
 
 def register_schedule(name: str, rate: Callable[[float], Any]) -> None:

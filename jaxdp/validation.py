@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import metrics
 from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, TASKS
-from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Finetune
+from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Finetune, Optimizer
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.fields import SMALLEST, Section
 from jaxdp.files import check_local, check_no_password, expand_user
@@ -25,6 +25,7 @@ from jaxdp.metrics import METRICS
 from jaxdp.registry import Choices
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 from jaxdp.strategies import STRATEGIES
+from jaxdp.tasks.task import Task
 
 TABLES: tuple[Choices, ...] = (
     OPTIMIZERS,
@@ -351,15 +352,40 @@ def check_stop(config: Config) -> None:
 
 
 def _check_task(config: Config) -> None:
-    """The task's data and loss: only data from Python and `.npz` files have several labels for each image."""
-    losses, source = TASKS[config.task].losses, SOURCES[config.data.source]
+    """The task's data and loss: only some sources have several labels, or the targets of a registered task."""
+    losses, source, own = TASKS[config.task].losses, SOURCES[config.data.source], TASKS[config.task].own
+    if own is not None:
+        _check_own_task(config, own)
+    if config.task not in TASKS.builtin and TASKS[config.task].like == "" and "labels" in source.tasks:
+        return
     if losses and config.optimizer.loss in LOSSES.builtin and config.optimizer.loss not in losses:
         reason, hint = f"not possible with task={config.task!r}", f"use {' or '.join(losses)}, or a registered loss"
         raise ConfigError("optimizer.loss", config.optimizer.loss, reason=reason, hint=hint)
-    if config.task not in source.tasks:
-        able = ", ".join(name for name in SOURCES.builtin if config.task in SOURCES[name].tasks)
+    task = TASKS[config.task].like or config.task
+    if task not in source.tasks and config.data.source in SOURCES.builtin:
+        able = ", ".join(name for name in SOURCES.builtin if {task, "labels"} & {*SOURCES[name].tasks})
         reason = f"its images have one class each, and task={config.task!r}"
         raise ConfigError("data.source", config.data.source, reason=reason, hint=f"use {able}")
+
+
+def _check_own_task(config: Config, task: Task) -> None:
+    """A registered task has its own loss, and says whether its targets can be mixed and smoothed."""
+    optimizer, plain, given = config.optimizer, Optimizer(), f"task={config.task!r}"
+    for field in ("loss", "class_weights"):
+        if getattr(optimizer, field) != getattr(plain, field):
+            reason = f"not used with {given}, which has its own loss"
+            raise ConfigError(f"optimizer.{field}", getattr(optimizer, field), reason=reason, hint="omit it")
+    if task.like:
+        return
+    needed = {
+        "optimizer.target_threshold": (optimizer.target_threshold, None, None, ""),
+        "optimizer.label_smoothing": (optimizer.label_smoothing, plain.label_smoothing, task.smooth, "smooth"),
+        "data.mix": (config.data.mix, "none", task.mix, "mix"),
+    }
+    for field, (value, default, function, name) in needed.items():
+        if value != default and function is None:
+            hint = f"omit it, or give jaxdp.Task({name}=...)" if name else "omit it"
+            raise ConfigError(field, value, reason=f"the targets of {given} do not say what it means", hint=hint)
 
 
 def _check_blocks(config: Config) -> None:
@@ -458,7 +484,7 @@ RELATIONS = (
 
 def check_names(config: Config) -> None:
     """Raise ConfigError if a name in a config, such as its model's, is neither built in nor registered."""
-    for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES):
+    for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES, TASKS):
         table.check(attrgetter(table.field)(config))
     metrics.check(config.deciding_metric)
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):

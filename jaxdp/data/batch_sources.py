@@ -12,11 +12,11 @@ from PIL import Image
 from jaxdp.cores import usable_cores
 from jaxdp.data import progress
 from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
-from jaxdp.data.item_labels import ClassLabel, LabelVector
+from jaxdp.data.targets import UNUSABLE, ClassLabel, Target
 from jaxdp.errors import OneLine, StorageError
 
 OnBadImage = Literal["stop", "skip", "ignore"]
-IGNORED = ClassLabel.ignored
+IGNORED = UNUSABLE  # the class of an image that cannot be used and does not count
 
 Transform = Callable[[np.ndarray, np.ndarray, int], None]
 """transform(pixels [H, W, 3] uint8, out [S, S, 3] uint8, position) fills `out`."""
@@ -43,8 +43,8 @@ def default_threads() -> int:
 class DecodedImages:
     """Batches from a source of single items, each image brought to [size, size, 3] by `transform`.
 
-    label: what the source gives for an image; a number of classes means one class. on_bad_image, for images that cannot be
-    read: "stop" raises DataError, "skip" takes the next good image instead, "ignore" returns the label `ignored`. kind: names
+    target: what the source gives for an image; a number of classes means one class. on_bad_image, for images that cannot be
+    read: "stop" raises DataError, "skip" takes the next good image instead, "ignore" returns the target `ignored`. kind: names
     images of a source without `name`, such as "training image". bad_images: name -> reason of those that could not be read.
     """
 
@@ -54,13 +54,13 @@ class DecodedImages:
         *,
         transform: Transform,
         size: int,
-        label: ClassLabel | LabelVector | int,
+        target: Target | int,
         threads: int | None = None,
         on_bad_image: OnBadImage = "stop",
         kind: str = "image",
     ) -> None:
         self.source, self.transform, self.size = source, transform, size
-        self.label = ClassLabel(label) if isinstance(label, int) else label
+        self.target = ClassLabel(classes=target) if isinstance(target, int) else target
         self.on_bad_image, self.kind = on_bad_image, kind
         self.threads = threads or default_threads()
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
@@ -75,7 +75,7 @@ class DecodedImages:
     @property
     def labels(self) -> np.ndarray | None:
         """The labels of all images, if the source has them in its attribute `labels`."""
-        labels, relabel = getattr(self.source, "labels", None), getattr(self.label, "relabel", None)
+        labels, relabel = getattr(self.source, "labels", None), getattr(self.target, "relabel", None)
         return labels if labels is None or relabel is None else relabel[np.asarray(labels)]
 
     @property
@@ -94,7 +94,7 @@ class DecodedImages:
     def batch(self, indices: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B] samples seen before each image."""
         images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
-        labels = self.label.empty(len(indices))
+        labels = self.target.empty(len(indices))
         rows_of: dict[int, list[int]] = {}  # image -> its rows; it is read and decoded once for all of them
         for row, index in enumerate(indices.tolist()):
             rows_of.setdefault(index, []).append(row)
@@ -136,7 +136,7 @@ class DecodedImages:
                 if self.on_bad_image == "ignore":
                     for out, _ in copies:
                         out[:] = 0
-                    return self.label.ignored
+                    return self.target.ignored
         reasons = "; ".join(list(self.bad_images.values())[:3])
         raise DataError(f"no image of the data set can be used; the first reasons: {reasons}")
 
@@ -153,7 +153,7 @@ class DecodedImages:
             raised = f"{type(error).__name__}: {error}"
             raise DataError(f"{self._name(index)}: the source raised {raised}; it must return (image, label)") from error
         try:
-            found = self.label.read(label)
+            found = self.target.read(label)
         except ValueError as error:
             raise DataError(f"{self._name(index)}: the label {label!r} {error}") from None
         if isinstance(image, (bytearray, memoryview)):
@@ -182,7 +182,7 @@ def _check_pixels(image: object) -> np.ndarray:
 
 
 class ArraySource:
-    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N] or float32 [N, C]; bad_images: as of
+    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: [N] as `Target` has them; bad_images: as of
     `DecodedImages`.
 
     source: the items whose images were decoded, in the same order.
@@ -198,7 +198,7 @@ class ArraySource:
     ) -> None:
         self.source = source
         self.images = np.ascontiguousarray(images, np.uint8)
-        self.labels = np.ascontiguousarray(labels, np.int32 if np.ndim(labels) == 1 else np.float32)
+        self.labels = np.ascontiguousarray(labels, np.int32 if labels.dtype.kind in "iub" else None)
         self.bad_images = dict(bad_images or {})
 
     def __len__(self) -> int:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxdp.choices import SOURCES
+from jaxdp.choices import SOURCES, TASKS
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.batch_sources import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.classes import matching_labels, names_of
-from jaxdp.data.item_labels import ClassLabel, label_of
 from jaxdp.data.prefetch import BatchSource
+from jaxdp.data.targets import NoTarget, own_outputs, target_of
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError, printable
 from jaxdp.validation import check_classes
@@ -211,7 +211,7 @@ def decode_items(
     for items, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(items) == 0:
             raise ConfigError("data.source", source, reason=f"the {kind} set is empty")
-        if np.ndim(labels := getattr(items, "labels", ())) == 2 and config.task == "classes":
+        if np.ndim(labels := getattr(items, "labels", ())) == 2 and (TASKS[config.task].like or config.task) == "classes":
             reason = f"the {kind} set has several labels for each image, {np.shape(labels)}"
             raise ConfigError("task", config.task, reason=reason, hint="use --task labels")
     own = names_of(train) or names_of(evaluation)
@@ -220,7 +220,7 @@ def decode_items(
         kind: matching_labels(names_of(items) or own, trained, error=class_error(config, source, kind))
         for items, kind in ((train, "training"), (evaluation, "evaluation"))[only_evaluates:]
     }
-    if config.task == "labels" and any(labels is not None for labels in relabel.values()):
+    if (TASKS[config.task].like or config.task) == "labels" and any(labels is not None for labels in relabel.values()):
         hint = "give both sets the same names in the same order"
         raise class_error(config, source, "evaluation")("the names of its labels have another order than in training", hint)
     largest = (int(labels.max(initial=-1)) + 1 for labels in relabel.values() if labels is not None)
@@ -269,7 +269,7 @@ def _loaded(
         source,
         transform=transform,
         size=size,
-        label=label_of(config, relabel),
+        target=target_of(config, relabel),
         threads=config.data.threads,
         on_bad_image=on_bad_image,
         kind=f"{kind} image",
@@ -303,8 +303,11 @@ def stated_classes(source: ItemSource) -> int | None:
 def model_classes(config: Config, stated: int | None, source: str | None = None) -> int:
     """The number of classes of the model: the one that the data state, or else the config's.
 
-    source: see `check_classes`. Raises ConfigError if they differ or are both None.
+    source: see `check_classes`. Raises ConfigError if they differ or are both None. A registered task with its own targets
+    says how many values a model returns.
     """
+    if (outputs := own_outputs(config.task)) is not None:
+        return config.model.classes or outputs
     check_classes(config, stated, source)
     count = stated if config.model.classes is None else config.model.classes
     if count is None:
@@ -356,5 +359,5 @@ def pixel_stats(config: Config, source: str | None = None) -> tuple[float | tupl
 def prediction_loader(config: Config, source: ItemSource) -> DecodedImages:
     """Images prepared as for evaluation; unreadable ones are ignored and listed in `DecodedImages.bad_images`."""
     transform, size = evaluation_transform(config)
-    label, threads = ClassLabel(config.model.class_count), config.data.threads  # of `Images`, which have none
-    return DecodedImages(source, transform=transform, size=size, label=label, threads=threads, on_bad_image="ignore")
+    target, threads = NoTarget(np.dtype(np.int32)), config.data.threads
+    return DecodedImages(source, transform=transform, size=size, target=target, threads=threads, on_bad_image="ignore")

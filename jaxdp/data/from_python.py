@@ -8,6 +8,7 @@ import numpy as np
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.batch_sources import ItemSource
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
+from jaxdp.data.targets import own_target
 from jaxdp.errors import ConfigError, first_line, place_in_user_code
 
 GIVEN = "given"  # the name of the source
@@ -30,6 +31,15 @@ class ArrayItems:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, Any]:
         return self.images[index], self.labels[index]
+
+
+class TargetItems(ArrayItems):
+    """The same with targets of a registered task, as `Target` has them."""
+
+    classes = 0
+
+    def __init__(self, images: np.ndarray, targets: np.ndarray) -> None:
+        self.images, self.labels, self.warnings = images, targets, []
 
 
 class Given(Source):
@@ -56,7 +66,7 @@ class Given(Source):
             hint = "pass them in Python: jaxdp.train(config, workdir, datasets=(training, evaluation))"
             raise ConfigError("data.source", GIVEN, reason="the images are given from Python", hint=hint)
         try:
-            return check_pair(self.make(config.data))
+            return check_pair(self.make(config.data), config.task)
         except ConfigError:
             raise
         except Exception as error:
@@ -74,12 +84,15 @@ def open_pair(
     source: str = GIVEN,
 ) -> Datasets:
     """Data sets of (training, evaluation) items from Python; see `Source.open`. source: name of their data source."""
-    train, evaluation = check_pair(pair)
+    train, evaluation = check_pair(pair, config.task)
     return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, trained=trained)
 
 
-def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
-    """The training and the evaluation items. Raises ConfigError for anything but a pair of arrays or of objects with items."""
+def check_pair(pair: Any, task: str) -> tuple[ItemSource, ItemSource]:
+    """The training and the evaluation items of a task.
+
+    Raises ConfigError for anything but a pair of arrays or of objects with items.
+    """
     items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
     pairs = "give ((images, labels), (evaluation_images, evaluation_labels))"
     if len(items) == 2 and all(hasattr(item, "ndim") for item in items):
@@ -87,21 +100,27 @@ def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
         reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
         raise ConfigError("datasets", reason=reason, hint=pairs)
-    training, evaluation = (as_source(item, name) for item, name in zip(items, ("training", "evaluation"), strict=True))
+    training, evaluation = (as_source(item, name, task) for item, name in zip(items, ("training", "evaluation"), strict=True))
     return training, evaluation
 
 
-def as_source(item: Any, name: str) -> ItemSource:
-    """A source of a pair of arrays (images, labels); any other object unchanged.
+def as_source(item: Any, name: str, task: str = "classes") -> ItemSource:
+    """A source of a pair of arrays (images, labels); any other object unchanged. Targets of a registered task may be a mapping.
 
     Raises ConfigError for other shapes and types than `ArrayItems` has, and for labels that are not whole numbers from 0.
     """
     if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
         return item
-    images, labels = np.asarray(item[0]), np.asarray(item[1])
+    images = np.asarray(item[0])
     if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         hint = "give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]"
         raise ConfigError("datasets", reason=f"{name} images are {images.dtype} of shape {images.shape}", hint=hint)
+    if target := own_target(task):
+        try:
+            return TargetItems(images, target.all_of(item[1], len(images)))
+        except ValueError as error:
+            raise ConfigError("datasets", reason=f"the target of {name} {error}", hint=f"see task={task!r}") from None
+    labels = np.asarray(item[1])
     if labels.shape == (len(images), 1):  # as Keras has them
         labels = labels[:, 0]
     if labels.dtype.kind not in "iubf" or labels.ndim not in (1, 2) or len(labels) != len(images):

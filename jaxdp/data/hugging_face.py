@@ -51,6 +51,7 @@ class DatasetExamples:
         import datasets
 
         self.split, data = split, place.splits[split].with_format(None)
+        self.classes: int | list[str]
         self.image = place.column(data.column_names, "image", place.data.image_column)
         label, *more = place.label_columns(data.column_names)
         if not isinstance(data.features[self.image], datasets.Image):
@@ -61,7 +62,8 @@ class DatasetExamples:
             self.labels, self.classes = self._several(data, [label, *more], getattr(inner, "names", None), place=place)
             self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
             return
-        names, values = getattr(data.features[label], "names", None), list(data[label][:])
+        names: list[str] | None = getattr(data.features[label], "names", None)
+        values = list(data[label][:])
         for row, value in enumerate(values):
             if names is not None and value is not None and not 0 <= value < len(names):
                 hint = f"remove the row, or give it one of the {len(names)} classes"

@@ -139,4 +139,4 @@ def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
     def crop(pixels: np.ndarray, out: np.ndarray, _: int) -> None:
         center_crop(pixels, out, image_size)
 
-    return DecodedImages(items, transform=crop, size=image_size, label=MAX_CLASSES)
+    return DecodedImages(items, transform=crop, size=image_size, target=MAX_CLASSES)

@@ -31,7 +31,7 @@ def check_images(result: ResultBuilder, config: Config, info: Callable[[str], No
             split,
             transform=lambda pixels, out, position: None,
             size=1,
-            label=stated_classes(split) or MAX_CLASSES,  # data given by a function may not state it
+            target=stated_classes(split) or MAX_CLASSES,  # data given by a function may not state it
             threads=config.data.threads,
             on_bad_image="ignore",
             kind=f"image of {name}",

@@ -1,4 +1,1 @@
-"""What is predicted for an image: `classes`, one class, and `labels`, several labels. `jaxdp.choices.TASKS` lists them."""
-
-from jaxdp.tasks import classes as classes
-from jaxdp.tasks import labels as labels
+"""What is predicted for an image. `jaxdp.choices.TASKS` lists the built-in tasks, whose modules have the same functions."""

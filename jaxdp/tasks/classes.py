@@ -1,9 +1,12 @@
-"""The task `classes`: one class for each image. labels: int32 [B]; outputs: logits [B, C] float32."""
+"""The task `classes`: one class for each image. targets: int32 [B]; outputs: logits [B, C] float32."""
 
 import jax
 import jax.numpy as jnp
 
+from jaxdp.losses import of_config as loss
 from jaxdp.losses import rank_of_label
+
+__all__ = ("loss", "predicted", "probabilities")
 
 
 def predicted(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -1,7 +1,11 @@
-"""The task `labels`: any number of labels for each image. labels: float32 [B, C], 0 or 1; outputs: logits [B, C] float32."""
+"""The task `labels`: any number of labels for each image. targets: float32 [B, C], 0 or 1; outputs: logits [B, C] float32."""
 
 import jax
 import jax.numpy as jnp
+
+from jaxdp.losses import of_config as loss
+
+__all__ = ("loss", "predicted", "probabilities")
 
 
 def predicted(logits: jax.Array, labels: jax.Array) -> jax.Array:

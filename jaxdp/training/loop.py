@@ -184,6 +184,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             source=source,
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
+            task=run.config.task,
             before_batch=before_batch,
             on_request=processes.record_request,
             wait_for=signals.wait_for,

@@ -111,11 +111,14 @@ def with_update(config: Config, layout: StateLayout, gradient_of: Gradient) -> S
 
 
 def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStats, accumulation: int = 1) -> Callable[..., Any]:
-    """f(state, batch, seed, images=None, sent=None): `mean_gradient` with the modes of a config, called inside `shard_map`.
+    """f(state, batch, seed, images=None, constants=None, sent=None): `mean_gradient` with the modes of a config.
+
+    It is called inside `shard_map`.
 
     With `reduce.update sharded` each device gets its shard of the gradient. If the batch holds "requests", aux returns them, to
     be reduced with the metrics. accumulation: micro-batches of one device. images: all training images, uint8 [N, H, W, 3], if
-    the batch holds "indices" in place of "images". sent: for an audit, a list that receives (tree, buckets) of every reduction.
+    the batch holds "indices" in place of "images". constants: of a registered task. sent: for an audit, a list that receives
+    (tree, buckets) of every reduction.
     """
     reduce, is_scaled, gather_params = config.reduce, config.optimizer.loss_scale != "none", layout.params_gatherer()
     options: dict[str, Any] = {
@@ -125,7 +128,13 @@ def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStat
     }
 
     def gradient(
-        state: TrainState, batch: Batch, seed: ArrayLike, *, images: jax.Array | None = None, sent: list | None = None
+        state: TrainState,
+        batch: Batch,
+        seed: ArrayLike,
+        *,
+        images: jax.Array | None = None,
+        constants: Any = None,
+        sent: list | None = None,
     ) -> tuple[dict, dict]:
         devices = lax.axis_size(AXES)
         divisor = devices if is_scaled else 1
@@ -158,7 +167,8 @@ def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStat
             local_gradient_of = partial(with_class_weights, config, local_gradient_of, mean=mean)
         if is_scaled:
             local_gradient_of = partial(with_loss_scale, local_gradient_of)
-        found = mean_gradient(with_requests(local_gradient_of(partial(mean_loss, config))), all_reduce, mean)
+        loss = partial(mean_loss, config, constants=constants)
+        found = mean_gradient(with_requests(local_gradient_of(loss)), all_reduce, mean)
         return (with_unscaled_gradient(found) if is_scaled else found)(state, batch, seed)
 
     return gradient
@@ -196,7 +206,8 @@ def make_train_step(
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32}, rows sharded over all devices. With
     `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
     argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the
-    augmentation; all can change without a new compilation. accumulation: micro-batches of one device.
+    augmentation; all can change without a new compilation. {"constants"} of a registered task are there, too. accumulation:
+    micro-batches of one device.
     The batch may also hold "requests" (see `jaxdp.training.request_flags`); their maximum is then the metric "request".
 
     metrics: float32 scalars {"loss", "accuracy", "gradient_norm"} of this batch before the update; with loss scaling
@@ -211,7 +222,8 @@ def make_train_step(
     def step(  # noqa: PLR0917 - shard_map passes arguments by position
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
-        device_step = with_update(config, layout, partial(gradients, images=images))
+        constants = hyperparameters.get("constants")
+        device_step = with_update(config, layout, partial(gradients, images=images, constants=constants))
         if config.optimizer.average_decay is not None:
             device_step = with_average(device_step, config, layout)
         if skips_steps(config):

@@ -111,7 +111,7 @@ def test_batch_skipping_damaged_images_takes_next_and_lists_them(pictures):
 
 
 def test_batch_without_any_good_image_raises_even_if_skipping():
-    source = DecodedImages([(b"broken", 0)] * 5, transform=center, size=8, label=2, on_bad_image="skip")
+    source = DecodedImages([(b"broken", 0)] * 5, transform=center, size=8, target=2, on_bad_image="skip")
     reasons = "; ".join(["not an image of a known format"] * 3)
     with pytest.raises(DataError, match=f"^no image of the data set can be used; the first reasons: {reasons}$"):
         source.batch(np.array([1]), np.array([0]))
@@ -119,7 +119,7 @@ def test_batch_without_any_good_image_raises_even_if_skipping():
 
 def test_the_image_after_a_damaged_last_one_is_the_first():
     items = [(np.full((4, 4), 9, np.uint8), 1), (np.full((4, 4, 1), 7, np.uint8), True), (b"broken", 0)]
-    source = DecodedImages(items, transform=center, size=4, label=2, on_bad_image="skip")
+    source = DecodedImages(items, transform=center, size=4, target=2, on_bad_image="skip")
     images, labels = source.batch(np.array([2, 1]), np.array([0, 0]))
     np.testing.assert_array_equal(images[:, 3, 3], [[9] * 3, [7] * 3])
     assert (labels.tolist(), list(source.bad_images)) == ([1, 1], ["image 2"])
@@ -128,7 +128,7 @@ def test_the_image_after_a_damaged_last_one_is_the_first():
 @pytest.mark.parametrize("shape", [(1, 9, 3), (9, 1)])
 def test_pixels_below_the_smallest_side_cannot_be_used(shape):
     items = [(np.zeros(shape, np.uint8), 0), (np.zeros((2, 2), np.uint8), 0)]
-    source = DecodedImages(items, transform=center, size=2, label=1)
+    source = DecodedImages(items, transform=center, size=2, target=1)
     with pytest.raises(DataError, match=rf"image 0 cannot be used: {shape[1]}x{shape[0]} pixels, fewer than 2x2"):
         source.batch(np.array([0]), np.array([0]))
     source.batch(np.array([1]), np.array([0]))
@@ -137,10 +137,10 @@ def test_pixels_below_the_smallest_side_cannot_be_used(shape):
 def test_labels_are_those_of_the_run_and_the_share_of_storage_is_of_the_loading_time(monkeypatch):
     items = type("Labelled", (list,), {"labels": [0, 2, 1]})((np.zeros((4, 4), np.uint8), label) for label in (0, 2, 1))
     relabel = np.array([5, 7, 6])
-    source = DecodedImages(items, transform=center, size=4, label=3, threads=1, relabel=relabel)
+    source = DecodedImages(items, transform=center, size=4, target=3, threads=1, relabel=relabel)
     assert source.labels.tolist() == source.batch(np.arange(3), np.arange(3))[1].tolist() == [5, 6, 7]
-    assert DecodedImages(items, transform=center, size=4, label=3).labels == [0, 2, 1]
-    assert DecodedImages([], transform=center, size=4, label=3, relabel=relabel).labels is None
+    assert DecodedImages(items, transform=center, size=4, target=3).labels == [0, 2, 1]
+    assert DecodedImages([], transform=center, size=4, target=3, relabel=relabel).labels is None
     monkeypatch.setattr(batch_sources, "time", SimpleNamespace(monotonic=itertools.count().__next__))
     source.loading_seconds = 0.0
     assert source.storage_share == 0
@@ -160,7 +160,7 @@ def test_an_interrupt_lets_threads_that_wait_for_a_network_fail(error, stops):
 
     items = type("Far", (list,), {"stop_reading": lambda self: stopped.append(True)})([(np.zeros((4, 4), np.uint8), 0)])
     with pytest.raises(error):
-        DecodedImages(items, transform=transform, size=4, label=1).batch(np.array([0]), np.array([0]))
+        DecodedImages(items, transform=transform, size=4, target=1).batch(np.array([0]), np.array([0]))
     assert stopped == [True] * stops
 
 
@@ -187,7 +187,7 @@ class Raises:
 
 
 def test_batch_with_raising_source_names_the_image():
-    source = DecodedImages(Raises(), transform=center, size=8, label=3)
+    source = DecodedImages(Raises(), transform=center, size=8, target=3)
     with pytest.raises(DataError, match=r"image 2: the source raised IndexError: .*; it must return \(image, label\)"):
         source.batch(np.array([2]), np.array([0]))
 
@@ -221,7 +221,7 @@ def test_batch_accepts_dicts_pillow_images_and_buffers():
         assert image.flags.c_contiguous
         out[:] = image
 
-    images, labels = DecodedImages(items, transform=copy, size=12, label=2).batch(np.arange(7), np.arange(7))
+    images, labels = DecodedImages(items, transform=copy, size=12, target=2).batch(np.arange(7), np.arange(7))
     for image in images[:4]:
         np.testing.assert_array_equal(image, pixels)
     np.testing.assert_array_equal(images[4], np.asarray(palette.convert("RGB")))

@@ -136,7 +136,7 @@ def test_a_source_at_a_network_is_told_each_image_of_a_batch_once_in_order_and_i
             self.stopped = True
 
     items = Far((np.full((2, 2, 3), n, np.uint8), n) for n in range(10))
-    source = DecodedImages(items, transform=lambda pixels, out, _: np.copyto(out, pixels), size=2, label=10)
+    source = DecodedImages(items, transform=lambda pixels, out, _: np.copyto(out, pixels), size=2, target=10)
     feed = prefetch.DeviceIterator(source, make_mesh(2, 2), seed=3, first=12, end=36, global_batch=12, repeats=3)
     orders = [sample_ids(3, np.arange(first, first + 4), 10).tolist() for first in (4, 8)]
     assert items.passed == [list(dict.fromkeys(order)) for order in orders] != orders

@@ -1,0 +1,61 @@
+"""Tasks of `jaxdp.register_task`, with the functions of a built-in task."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.choices import TASKS
+from jaxdp.config import Optimizer
+from jaxdp.errors import ConfigError
+from jaxdp.losses import Mix, soft_targets
+from jaxdp.tasks.task import Task
+
+ADDED = ("images", "constants")  # parameters that a loss may have besides outputs and targets
+
+
+class OwnTask:
+    """A registered task. name: as registered."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        self.name, self.task = name, task
+        self.added = [added for added in ADDED if added in inspect.signature(task.loss).parameters]
+
+    def loss(self, optimizer: Optimizer, outputs: Any, targets: Any, *, mix: Mix | None = None, **more: Any) -> jax.Array:
+        """The loss of each image, [B]. more: images and constants."""
+        found = self.task.loss(
+            outputs, self._training_targets(optimizer, outputs, targets, mix=mix), **{name: more[name] for name in self.added}
+        )
+        count = len(jax.tree.leaves(outputs)[0])
+        if (shape := getattr(found, "shape", None)) != (count,):
+            reason = f"the loss of the task returned {type(found).__name__} of shape {shape} for {count} images"
+            raise ConfigError("register_task", self.name, reason=reason, hint="return the loss of each image, [B]")
+        return found
+
+    def _training_targets(self, optimizer: Optimizer, outputs: Any, targets: Any, *, mix: Mix | None) -> Any:
+        if self.task.like:
+            return soft_targets(optimizer, targets, outputs.shape[-1], mix=mix)
+        if mix is not None:
+            assert self.task.mix is not None  # validation refuses it else
+            targets = self.task.mix(targets, *mix)
+        if optimizer.label_smoothing:
+            assert self.task.smooth is not None
+            targets = self.task.smooth(targets, optimizer.label_smoothing)
+        return targets
+
+    def predicted(self, outputs: Any, targets: Any) -> Any:
+        """What the model predicts for each image: its outputs, or what the task that it is like makes of them."""
+        return TASKS.implementation(self.task.like).predicted(outputs, targets) if self.task.like else outputs
+
+    def probabilities(self, outputs: Any) -> Any:
+        """The probability of each class of a task like `classes` or `labels`."""
+        return TASKS.implementation(self.task.like).probabilities(outputs)
+
+
+def shown(value: Any) -> str:
+    """A target or an output of an image, for people."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(part)}" for name, part in value.items())
+    return np.array2string(np.asarray(value), precision=4, separator=", ", threshold=8)
