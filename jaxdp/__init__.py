@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # what type checkers see; the names of the table below and `p
     from jaxdp.registration import register_strategy as register_strategy
     from jaxdp.registration import register_task as register_task
     from jaxdp.session.train import train as train
-    from jaxdp.tasks.task import Metric as Metric
-    from jaxdp.tasks.task import Task as Task
+    from jaxdp.task import Metric as Metric
+    from jaxdp.task import Task as Task
     from jaxdp.training.callback import Callback as Callback
     from jaxdp.training.own_loop import create_state as create_state
     from jaxdp.training.result import TrainResult as TrainResult
@@ -59,7 +59,7 @@ _MODULE_OF = {
     "load_params": "jaxdp.inference.load_run",
     "make_mesh": "jaxdp.parallel.mesh",
     "make_train_step": "jaxdp.training.step",
-    "Metric": "jaxdp.tasks.task",
+    "Metric": "jaxdp.task",
     "predict": "jaxdp.inference.predict",
     "Predictions": "jaxdp.inference.predict",
     "register_augmentation": "jaxdp.registration",
@@ -72,7 +72,7 @@ _MODULE_OF = {
     "register_strategy": "jaxdp.registration",
     "register_task": "jaxdp.registration",
     "Stopped": "jaxdp.distributed.signal_handler",
-    "Task": "jaxdp.tasks.task",
+    "Task": "jaxdp.task",
     "train": "jaxdp.session.train",
     "TrainingError": "jaxdp.errors",
     "TrainResult": "jaxdp.training.result",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.registry import Choice, Choices, LazyModule
-from jaxdp.tasks.task import Task
+from jaxdp.task import Task
 
 if TYPE_CHECKING:  # for editors and type checkers
     from jaxdp import losses, models
@@ -83,6 +83,14 @@ class TaskChoice(Choice):
     def targets(self) -> Any:
         """What the data give for an image, if that is the user's own: an array, or a mapping of arrays."""
         return self.own.targets if self.own else None
+
+    @property
+    def data(self) -> str:
+        """The built-in task whose sources of data it can use; "" if that is the task itself."""
+        if self.targets is None:
+            return self.like
+        is_class = getattr(self.targets, "shape", None) == () and self.targets.dtype.kind in "iub"
+        return "classes" if is_class else "labels"
 
 
 @dataclass(frozen=True)

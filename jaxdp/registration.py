@@ -13,7 +13,7 @@ from jaxdp.metrics import COUNT, METRICS, PREFIX, MetricChoice
 from jaxdp.registry import Choice
 from jaxdp.schedules import SCHEDULES, Position, Schedule
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
-from jaxdp.tasks.task import Metric, Task
+from jaxdp.task import Metric, Task
 
 TASK_HINT = 'for example jaxdp.Task(loss=..., targets=numpy.zeros(2, "float32")), or jaxdp.Task(loss=..., like="classes")'
 

@@ -10,6 +10,7 @@ from jaxdp.data.prefetch import PREFETCH_DEPTH, image_bytes, rows_per_chunk
 from jaxdp.metrics import METRICS
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan
+from jaxdp.targets import target_of
 
 
 def model_summary(config: Config) -> dict[str, Any]:
@@ -19,9 +20,12 @@ def model_summary(config: Config) -> dict[str, Any]:
     messages: of gradients, then statistics_messages. gathered_messages: bytes of the parameters that a sharded update gathers,
     by message. norms_messages: of its messages of sums of squares.
     """
+    import jax
+
     from jaxdp import registered_augmentations
     from jaxdp.models.summary import check_image_size, summary
     from jaxdp.optim.checks import check_loss
+    from jaxdp.tasks.checks import check_outputs
 
     check_loss(config.optimizer, config.model.class_count)  # before a run begins, as every run prints this
     registered_augmentations.check(config)
@@ -30,6 +34,9 @@ def model_summary(config: Config) -> dict[str, Any]:
     for index in range(len(config.batch)):
         check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
     counted = summary(config.model, (size, size, 3), config.finetune.frozen_stages)
+    check_outputs(config, counted["outputs"])
+    counted["target_bytes"] = target_of(config).dtype.itemsize
+    counted["output_bytes"] = sum(4 * math.prod(part.shape) for part in jax.tree.leaves(counted.pop("outputs")))
     if config.optimizer.adapt == "all":
         decayed, rest = counted["decayed"], counted["not_decayed"]
         counted |= {"decayed": {key: decayed[key] + rest[key] for key in rest}, "not_decayed": dict.fromkeys(rest, 0)}

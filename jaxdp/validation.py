@@ -25,7 +25,7 @@ from jaxdp.metrics import METRICS
 from jaxdp.registry import Choices
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 from jaxdp.strategies import STRATEGIES
-from jaxdp.tasks.task import Task
+from jaxdp.task import Task
 
 TABLES: tuple[Choices, ...] = (
     OPTIMIZERS,
@@ -352,18 +352,18 @@ def check_stop(config: Config) -> None:
 
 
 def _check_task(config: Config) -> None:
-    """The task's data and loss: only some sources have several labels, or the targets of a registered task."""
-    losses, source, own = TASKS[config.task].losses, SOURCES[config.data.source], TASKS[config.task].own
-    if own is not None:
-        _check_own_task(config, own)
-    if config.task not in TASKS.builtin and TASKS[config.task].like == "" and "labels" in source.tasks:
-        return
-    if losses and config.optimizer.loss in LOSSES.builtin and config.optimizer.loss not in losses:
-        reason, hint = f"not possible with task={config.task!r}", f"use {' or '.join(losses)}, or a registered loss"
+    """The loss, the source and the number of classes of a task."""
+    entry, source = TASKS[config.task], SOURCES[config.data.source]
+    if entry.own is not None:
+        _check_own_task(config, entry.own)
+    elif entry.losses and config.optimizer.loss in LOSSES.builtin and config.optimizer.loss not in entry.losses:
+        reason, hint = f"not possible with task={config.task!r}", f"use {' or '.join(entry.losses)}, or a registered loss"
         raise ConfigError("optimizer.loss", config.optimizer.loss, reason=reason, hint=hint)
-    task = TASKS[config.task].like or config.task
-    if task not in source.tasks and config.data.source in SOURCES.builtin:
-        able = ", ".join(name for name in SOURCES.builtin if {task, "labels"} & {*SOURCES[name].tasks})
+    if entry.targets is None and config.model.classes == 1:
+        raise ConfigError("model.classes", 1, reason=f"task={config.task!r} needs at least two", hint="omit it")
+    data = entry.data or config.task
+    if data not in source.tasks and config.data.source in SOURCES.builtin:
+        able = ", ".join(name for name in SOURCES.builtin if data in SOURCES[name].tasks)
         reason = f"its images have one class each, and task={config.task!r}"
         raise ConfigError("data.source", config.data.source, reason=reason, hint=f"use {able}")
 

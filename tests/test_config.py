@@ -205,7 +205,7 @@ NUMBERS = {
     "augment.erase_probability": (0.0, 0.0, 1.0),
     "model.depth": (18, 50, 152),
     "model.width": (1, 64, 4096),
-    "model.classes": (2, None, 1_000_000),
+    "model.classes": (1, None, 1_000_000),
     "model.drop_path": (0.0, 0.0, FRACTION),
     "model.norm_momentum": (0.0, 0.9, FRACTION),
     "batch.0.global_batch": (1, 256, COUNT),

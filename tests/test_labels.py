@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.runs import Recorder, train_shown, train_until
-from helpers.step import BATCH, PIXELS, distributed_gradients, initial_params, linear_config, make_batch, with_parts
+from helpers.step import BATCH, PIXELS, distributed_gradients, initial_params, make_batch, step_config, with_parts
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import UndefinedMetricWarning
@@ -21,6 +21,7 @@ from jaxdp.config import Optimizer
 from jaxdp.data.augment import augment, normalize
 from jaxdp.errors import ConfigError
 from jaxdp.run_records import read_log
+from jaxdp.validation import validate
 
 LABELS = 7
 
@@ -50,8 +51,8 @@ def test_loss_of_smoothed_mixed_and_weighted_labels_equals_numpy_in_float64(smoo
 
 @pytest.mark.parametrize("mesh_shape", [(1, 1), (2, 4), pytest.param((4, 2), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reduce", [{}, {"overlap": False}])
-def test_gradient_of_labels_equals_that_of_one_device(normalized_linear, mesh_shape, reduce):
-    config = with_parts(linear_config(task="labels", norm="synchronized"), optimizer={"loss": "binary"}, reduce=reduce)
+def test_gradient_of_labels_equals_that_of_one_device(mesh_shape, reduce):
+    config = with_parts(step_config(task="labels", norm="synchronized"), optimizer={"loss": "binary"}, reduce=reduce)
     batch, model = label_batch(), models.create(config.model)
     params, stats = initial_params(config)
 
@@ -133,10 +134,9 @@ def test_run_on_several_labels_is_evaluated_exactly_and_resumes_bitwise(several,
         ),
     ],
 )
-def test_what_several_labels_cannot_have_is_refused(several, changes, reason, tmp_path):
-    config, datasets = several
+def test_what_several_labels_cannot_have_is_refused(several, changes, reason):
     with pytest.raises(ConfigError, match=reason):
-        jaxdp.train(with_parts(config, **changes), tmp_path, datasets=datasets)
+        validate(with_parts(several[0], **changes))
 
 
 def test_wrong_labels_are_named_with_row_and_value(several, tmp_path):

@@ -12,8 +12,8 @@ from PIL import Image
 from jaxdp.cores import usable_cores
 from jaxdp.data import progress
 from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
-from jaxdp.data.targets import UNUSABLE, ClassLabel, Target
 from jaxdp.errors import OneLine, StorageError
+from jaxdp.targets import UNUSABLE, ClassLabel, Target
 
 OnBadImage = Literal["stop", "skip", "ignore"]
 IGNORED = UNUSABLE  # the class of an image that cannot be used and does not count
@@ -198,7 +198,9 @@ class ArraySource:
     ) -> None:
         self.source = source
         self.images = np.ascontiguousarray(images, np.uint8)
-        self.labels = np.ascontiguousarray(labels, np.int32 if labels.dtype.kind in "iub" else None)
+        self.labels = np.ascontiguousarray(
+            labels, labels.dtype if labels.dtype == np.float32 or labels.dtype.names else np.int32
+        )
         self.bad_images = dict(bad_images or {})
 
     def __len__(self) -> int:

@@ -8,8 +8,8 @@ import numpy as np
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.batch_sources import ItemSource
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
-from jaxdp.data.targets import own_target
 from jaxdp.errors import ConfigError, first_line, place_in_user_code
+from jaxdp.targets import own_target
 
 GIVEN = "given"  # the name of the source
 

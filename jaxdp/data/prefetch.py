@@ -17,8 +17,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxdp.config import Data
 from jaxdp.data.batch_sources import ArraySource, DecodedImages
 from jaxdp.data.sampler import repeated_positions, sample_ids
-from jaxdp.data.targets import as_tree, counts, without_ignored
 from jaxdp.parallel.mesh import AXES
+from jaxdp.targets import as_tree, counts, without_ignored
 
 AHEAD_BYTES = 2**31  # host memory of prefetched images: 14,000 of 224x224, and little of a server's
 PREFETCH_DEPTH = 2  # chunks held on the host in addition to the one being transferred

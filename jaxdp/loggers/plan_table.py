@@ -119,8 +119,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("loss", "; ".join(filter(None, [loss, *labels]))),
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
-    if gathering := [metrics.title_of(name) for name in METRICS if METRICS[name].of == "all"]:
-        size = 4 * (config.model.class_count + 2)  # logits, label and weight
+    if gathering := [metrics.title_of(name) for name in metrics.names(config.task) if METRICS[name].of == "all"]:
+        size = model_summary["output_bytes"] + model_summary["target_bytes"] + 4  # and a weight
         rows.append(("metrics", f"{', '.join(gathering)}: {size:,} bytes for each held-out image on every host"))
     if config.stop.patience is not None:
         rows.append(("early stopping", _describe_stopping(plan, config.stop.patience)))

@@ -11,7 +11,7 @@ from jaxdp.choices import TASKS
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
 from jaxdp.losses import Mix, soft_targets
-from jaxdp.tasks.task import Task
+from jaxdp.task import Task
 
 ADDED = ("images", "constants")  # parameters that a loss may have besides outputs and targets
 

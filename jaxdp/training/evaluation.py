@@ -45,8 +45,8 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     every metric of single images, int32 or float32, {"eval_loss"} float32, {"eval_examples", "seen"} int32, {"positions"}
     uint32 modulo 2^32. predicted: by row, [B] int32 classes or as the task has it, sharded. The loss is the training loss of
     plain labels, without class weights. A tie counts as an error: the predicted class is then not the label. If the batch holds
-    "requests", sums has their maximum as "request". If a metric needs all images, it has {"outputs", "labels", "weights"} of the
-    batch. constants: of a registered task.
+    "requests", sums has their maximum as "request". If a metric needs all images, it has {"outputs", "labels", "weights"} of
+    the batch. constants: of a registered task.
     """
 
     present = metrics.names(config.task, config.model.class_count)

@@ -13,7 +13,6 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config, at_image_size
 from jaxdp.data.prefetch import AHEAD_BYTES, PREFETCH_DEPTH, batch_sharding
-from jaxdp.data.targets import as_tree, target_of
 from jaxdp.data.transforms import evaluation_transform
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
@@ -22,6 +21,7 @@ from jaxdp.parallel import allreduce, traffic
 from jaxdp.parallel.mesh import AXES, devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.targets import as_tree, target_of
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.objective import Batch, PixelStats

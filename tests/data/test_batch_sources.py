@@ -11,6 +11,7 @@ from PIL import Image
 
 from jaxdp.data import batch_sources, decode, host_crops, progress, sources
 from jaxdp.data.batch_sources import ArraySource, DataError, DecodedImages
+from jaxdp.targets import ClassLabel
 
 
 def center(image, out, _):
@@ -90,7 +91,7 @@ def test_evaluation_batch_is_center_crop_at_any_position(pictures):
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8, 3), (8, 8, 2), (8, 8, 4), (8,), (8, 8, 3, 1)])
 def test_batch_with_pixels_of_another_kind_says_what_to_return(shape, dtype):
-    source = DecodedImages([(np.zeros(shape, dtype), 0)], transform=center, size=8, label=2)
+    source = DecodedImages([(np.zeros(shape, dtype), 0)], transform=center, size=8, target=2)
     if (shape, dtype) == ((8, 8, 3), np.uint8):
         return
     with pytest.raises(
@@ -137,10 +138,11 @@ def test_pixels_below_the_smallest_side_cannot_be_used(shape):
 def test_labels_are_those_of_the_run_and_the_share_of_storage_is_of_the_loading_time(monkeypatch):
     items = type("Labelled", (list,), {"labels": [0, 2, 1]})((np.zeros((4, 4), np.uint8), label) for label in (0, 2, 1))
     relabel = np.array([5, 7, 6])
-    source = DecodedImages(items, transform=center, size=4, target=3, threads=1, relabel=relabel)
+    target = ClassLabel(classes=3, relabel=relabel)
+    source = DecodedImages(items, transform=center, size=4, target=target, threads=1)
     assert source.labels.tolist() == source.batch(np.arange(3), np.arange(3))[1].tolist() == [5, 6, 7]
     assert DecodedImages(items, transform=center, size=4, target=3).labels == [0, 2, 1]
-    assert DecodedImages([], transform=center, size=4, target=3, relabel=relabel).labels is None
+    assert DecodedImages([], transform=center, size=4, target=target).labels is None
     monkeypatch.setattr(batch_sources, "time", SimpleNamespace(monotonic=itertools.count().__next__))
     source.loading_seconds = 0.0
     assert source.storage_share == 0

@@ -84,15 +84,15 @@ def compiled_step(config, mesh_shape):
     return make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
 
 
-def gradient_at(config, model, params, *, stats, batch, accumulation=1, scale=1.0, sent=None):
+def gradient_at(config, model, params, *, stats, batch, accumulation=1, scale=1.0, sent=None, constants=None):
     """`step_gradient` at these parameters, whole on every device. Call it inside `shard_map`."""
     state = TrainState(params, stats, (), (), loss_scale.create("none")._replace(scale=scale))
     layout = make_layout(with_parts(config, reduce={"update": "replicated"}), model, make_mesh(1, 1))
     gradients = step_gradient(config, layout, pixel_stats=PIXELS, accumulation=accumulation)
-    return gradients(state, batch, config.seed, sent=sent)
+    return gradients(state, batch, config.seed, sent=sent, constants=constants)
 
 
-def distributed_gradients(config, mesh_shape, accumulation=1, *, scale=1.0, batch=None):
+def distributed_gradients(config, mesh_shape, accumulation=1, *, scale=1.0, batch=None, constants=None):
     """`step_gradient` at the whole parameters, on a mesh; the shards of a sharded update are joined.
 
     batch: default `make_batch()`.
@@ -101,7 +101,8 @@ def distributed_gradients(config, mesh_shape, accumulation=1, *, scale=1.0, batc
     params, stats = initial_params(config)
 
     def local(params, stats, batch):
-        return gradient_at(config, model, params, stats=stats, batch=batch, accumulation=accumulation, scale=scale)
+        more = {"accumulation": accumulation, "scale": scale, "constants": constants}
+        return gradient_at(config, model, params, stats=stats, batch=batch, **more)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     check_vma = allreduce.check_vma(config.reduce.strategy)
