@@ -17,7 +17,7 @@ from sklearn.metrics import average_precision_score, f1_score
 import jaxdp
 from jaxdp import label_metrics, models
 from jaxdp.choices import LOSSES
-from jaxdp.config import Optimizer
+from jaxdp.config import Data, Optimizer
 from jaxdp.data.augment import augment, normalize
 from jaxdp.errors import ConfigError
 from jaxdp.run_records import read_log
@@ -53,7 +53,7 @@ def test_loss_of_smoothed_mixed_and_weighted_labels_equals_numpy_in_float64(smoo
 @pytest.mark.parametrize("reduce", [{}, {"overlap": False}])
 def test_gradient_of_labels_equals_that_of_one_device(mesh_shape, reduce):
     config = with_parts(step_config(task="labels", norm="synchronized"), optimizer={"loss": "binary"}, reduce=reduce)
-    batch, model = label_batch(), models.create(config.model)
+    batch, model = label_batch(), models.create(step_config(task="labels").model)  # statistics of the whole batch
     params, stats = initial_params(config)
 
     def loss_of(params):
@@ -134,9 +134,10 @@ def test_run_on_several_labels_is_evaluated_exactly_and_resumes_bitwise(several,
         ),
     ],
 )
-def test_what_several_labels_cannot_have_is_refused(several, changes, reason):
+def test_what_several_labels_cannot_have_is_refused(tiny, changes, reason):
+    several = with_parts(dataclasses.replace(tiny, task="labels"), data=Data(source="file"), optimizer={"loss": "binary"})
     with pytest.raises(ConfigError, match=reason):
-        validate(with_parts(several[0], **changes))
+        validate(with_parts(several, **changes))
 
 
 def test_wrong_labels_are_named_with_row_and_value(several, tmp_path):

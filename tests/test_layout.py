@@ -42,7 +42,8 @@ CORE = [
 RINGS = {
     "what a run is, without JAX": ["core"],
     "parts of a step, each usable alone": [
-        "xla losses network registered_augmentations label_metrics tasks",
+        "xla losses network registered_augmentations label_metrics",
+        "tasks",
         "registration optim",
         "parallel",
         "models data",
@@ -52,13 +53,11 @@ RINGS = {
     "attached": ["cloud", "setup", "loggers", "callbacks", "session"],
     "tools": ["inference analysis", "bench", "report doctor", "cli", "__main__"],
 }
+IMPLEMENTS = "a table refers to what implements its entries"
 EXCEPTIONS = {
-    **{
-        f"choices -> {part}": "a table refers to what implements its entries"
-        for part in ("data", "losses", "models", "optim", "tasks")
-    },
-    **{f"metrics -> {part}": "a table refers to what implements its entries" for part in ("losses", "label_metrics")},
-    "strategies -> parallel": "a table refers to what implements its entries",
+    **{f"choices -> {part}": IMPLEMENTS for part in ("data", "losses", "models", "optim", "tasks")},
+    **{f"metrics -> {part}": IMPLEMENTS for part in ("losses", "label_metrics")},
+    "strategies -> parallel": IMPLEMENTS,
     "planning -> parallel.mesh": "shapes of meshes, which need no JAX",
     "planning -> models.summary": "stages of a ResNet, imported for a batch that may be too small for batch normalization",
     "data.folder -> cloud.source": "imported for a URL",

@@ -198,9 +198,8 @@ class ArraySource:
     ) -> None:
         self.source = source
         self.images = np.ascontiguousarray(images, np.uint8)
-        self.labels = np.ascontiguousarray(
-            labels, labels.dtype if labels.dtype == np.float32 or labels.dtype.names else np.int32
-        )
+        is_target = labels.dtype == np.float32 or labels.dtype.names
+        self.labels = np.ascontiguousarray(labels, None if is_target else np.int32)
         self.bad_images = dict(bad_images or {})
 
     def __len__(self) -> int:

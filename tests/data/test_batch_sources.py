@@ -10,7 +10,7 @@ from helpers.images import encode, folder_config, smooth_image
 from PIL import Image
 
 from jaxdp.data import batch_sources, decode, host_crops, progress, sources
-from jaxdp.data.batch_sources import ArraySource, DataError, DecodedImages
+from jaxdp.data.batch_sources import IGNORED, ArraySource, DataError, DecodedImages
 from jaxdp.targets import ClassLabel
 
 
@@ -75,7 +75,7 @@ def test_every_copy_of_a_damaged_image_is_replaced_or_ignored(pictures):
     assert labels.tolist() == [1, 1, 1]
     skipping.on_bad_image = "ignore"
     images, labels = skipping.batch(ids, positions)
-    assert labels.tolist() == [-1, 1, -1]
+    assert labels.tolist() == [IGNORED, 1, IGNORED]
     assert not images[[0, 2]].any()
 
 
@@ -172,7 +172,7 @@ def test_batch_with_invalid_label_raises_with_image_name(label):
         [(np.zeros((9, 9, 3), np.uint8), label)],
         transform=center,
         size=8,
-        label=3,
+        target=3,
         on_bad_image="skip",
         kind="training image",
     )
