@@ -9,10 +9,18 @@ import numpy as np
 
 from jaxdp.choices import TASKS
 from jaxdp.config import Config
-from jaxdp.errors import kind_of
+from jaxdp.errors import kind_of, plural
 
 INT32 = np.dtype(np.int32)
 UNUSABLE = np.iinfo(np.int32).min  # in place of the integers of an image that cannot be used and does not count
+
+
+class BadTarget(ValueError):
+    """What is wrong with targets, as the rest of a sentence. row: of the first such image."""
+
+    def __init__(self, problem: str, row: int = 0) -> None:
+        super().__init__(problem)
+        self.row = row
 
 
 @dataclass(frozen=True)
@@ -34,27 +42,36 @@ class Target:
         return np.empty(count, self.dtype)
 
     def read(self, target: Any) -> Any:
-        """The target in a batch. Raises ValueError, whose text follows the target."""
+        """The target in a batch. Raises ValueError, whose text follows the target; see `BadTarget`."""
         if getattr(target, "dtype", None) == self.dtype and self.dtype.names:  # of arrays that have been checked
             return target
         return self.all_of(_tree_map(lambda value: as_array(value)[None], target), 1)[0]
 
+    def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """The targets of rows of numbers, float64 [N, K], in the order of the fields. Raises BadTarget."""
+        names, count = self.dtype.names, len(numbers)
+        if numbers.shape[1] != (wanted := len(names) if names else math.prod(self.dtype.shape)):
+            raise BadTarget(f"has {plural(numbers.shape[1], 'number')}, and not {wanted}")
+        if not names:
+            return self.all_of(_whole(numbers.reshape(count, *self.dtype.shape), self.dtype.base), count)
+        return self.all_of({name: _whole(numbers[:, k], self.dtype[name]) for k, name in enumerate(names)}, count)
+
     def all_of(self, targets: Any, count: int) -> np.ndarray:
-        """The targets of `count` images, given as arrays with leading `count`. Raises ValueError, with the row from 1 on."""
+        """The targets of `count` images, given as arrays with leading `count`. Raises BadTarget."""
         found = self.empty(count)
         if self.dtype.names and not (isinstance(targets, Mapping) and {*self.dtype.names} == {*targets}):
             given = f"has {', '.join(map(str, targets))}" if isinstance(targets, Mapping) else f"is {kind_of(targets)}"
-            raise ValueError(f"{given}, and not a mapping with {', '.join(self.dtype.names)}")
+            raise BadTarget(f"{given}, and not a mapping with {', '.join(self.dtype.names)}")
         for name, part in zip(self.dtype.names or ("",), _parts(found), strict=True):
             values = as_array(targets[name] if self.dtype.names else targets)
             kinds = "iub" if part.dtype.kind == "i" else "iubf"
             if values.shape != part.shape or values.dtype.kind not in kinds:
                 has = f"has {values.dtype} of shape {values.shape[1:]}" + f" as {name!r}" * bool(name)
-                raise ValueError(f"{has}, and not {part.dtype} of shape {part.shape[1:]}")
+                raise BadTarget(f"{has}, and not {part.dtype} of shape {part.shape[1:]}")
             usable = np.isfinite(values) if kinds == "iubf" else (values > UNUSABLE) & (values <= -(UNUSABLE + 1))
             if not usable.all():
                 index = np.unravel_index((~usable).argmax(), usable.shape)
-                raise ValueError(f"has {values[index]}" + f" as {name!r}" * bool(name) + f", in row {index[0]}" * (count > 1))
+                raise BadTarget(f"has {values[index]}" + f" as {name!r}" * bool(name), int(index[0]))
             part[...] = values
         return found
 
@@ -129,6 +146,11 @@ def as_array(label: Any) -> np.ndarray:
         return np.asarray(label)
     except Exception:
         return np.array(None)
+
+
+def _whole(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers as integers, if the target has integers and they are whole."""
+    return numbers.astype(np.int64) if dtype.kind == "i" and np.array_equal(numbers, np.trunc(numbers)) else numbers
 
 
 def _tree_map(function: Any, target: Any) -> Any:

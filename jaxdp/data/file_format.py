@@ -15,6 +15,7 @@ from jaxdp.data.datasets import EncodedItems, SplitReader, listed
 from jaxdp.data.from_python import ArrayItems, as_source
 from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
+from jaxdp.targets import BadTarget, Target
 
 COLUMNS = {"image": ("image", "img", "path", "file", "file_name", "filename"), "label": ("label", "class")}  # their usual names
 ANY_NUMBER = r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf)"  # pandas writes inf, which is no class
@@ -23,15 +24,15 @@ LABEL_HINT = f"labels are names, or whole numbers from 0 to {MAX_CLASSES - 1:,}"
 
 
 class Format(SplitReader):
-    """A data set in one place. path: its file or folder; data: the config's section.
+    """A data set in one place. path: its file or folder; data: the config's section; target: of a registered task.
 
     has_columns: whether `data.image_column` and `data.label_column` have a meaning.
     """
 
     has_columns = False
 
-    def __init__(self, path: Path, data: Data) -> None:
-        self.path, self.data, self.place = path, data, str(path)
+    def __init__(self, path: Path, data: Data, target: Target | None = None) -> None:
+        self.path, self.data, self.target, self.place = path, data, target, str(path)
         for field in ("image_column", "label_column", "label_separator"):
             if getattr(data, field) and not self.has_columns:
                 raise ConfigError(f"data.{field}", getattr(data, field), reason=f"{path} has no columns", hint="omit it")
@@ -50,8 +51,9 @@ class Format(SplitReader):
         """The images of an existing split; see `SplitReader.open`."""
 
     def label_columns(self, header: Sequence[str]) -> list[str]:
-        """The column of the labels, or the columns that the config names. Raises ConfigError as `column`."""
-        return [self.column(header, "label", name) for name in self.data.label_column or (None,)]
+        """The column of the labels, or the columns that the config or a target names. Raises ConfigError as `column`."""
+        names = self.data.label_column or (self.target and self.target.dtype.names) or (None,)
+        return [self.column(header, "label", name) for name in names]
 
     @property
     def has_several_labels(self) -> bool:
@@ -76,7 +78,7 @@ class Format(SplitReader):
         names: of the classes, None if unknown.
         """
         try:
-            items = as_source(pair, split)
+            items = as_source(pair, split, self.target)
         except ConfigError as error:
             raise self.error(error.reason, error.hint) from None
         if not isinstance(items, ArrayItems):
@@ -172,6 +174,25 @@ def several(
                 raise error(reason, "the training split lacks it: add images of it there, or remove the row")
             labels[row, position[name]] = 1
     return labels, names
+
+
+def measured(
+    values: Sequence[Any], target: Target, *, row_name: Callable[[int], str], error: Callable[[str, str], ConfigError]
+) -> np.ndarray:
+    """Targets of a registered task, [N], from rows of numbers: a value, or a list of them. Errors: as of `several`."""
+    numbers = []
+    for row, value in enumerate(values):
+        try:
+            numbers.append([float(cell) for cell in (value if isinstance(value, (list, tuple)) else [value])])
+            if len(numbers[-1]) != len(numbers[0]):
+                raise ValueError
+        except (TypeError, ValueError):
+            reason = f"{row_name(row)} has the target {printable(repr(value), 80)}"
+            raise error(reason, "targets are numbers, equally many in each row") from None
+    try:
+        return target.of_numbers(np.array(numbers))
+    except BadTarget as problem:
+        raise error(f"the target of {row_name(problem.row)} {problem}", "see `targets` of the registered task") from None
 
 
 def label_text(value: Any) -> str | None:

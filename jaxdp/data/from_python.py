@@ -9,7 +9,7 @@ from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.batch_sources import ItemSource
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
 from jaxdp.errors import ConfigError, first_line, place_in_user_code
-from jaxdp.targets import own_target
+from jaxdp.targets import BadTarget, Target, own_target
 
 GIVEN = "given"  # the name of the source
 
@@ -66,7 +66,7 @@ class Given(Source):
             hint = "pass them in Python: jaxdp.train(config, workdir, datasets=(training, evaluation))"
             raise ConfigError("data.source", GIVEN, reason="the images are given from Python", hint=hint)
         try:
-            return check_pair(self.make(config.data), config.task)
+            return check_pair(self.make(config.data), own_target(config.task))
         except ConfigError:
             raise
         except Exception as error:
@@ -84,12 +84,12 @@ def open_pair(
     source: str = GIVEN,
 ) -> Datasets:
     """Data sets of (training, evaluation) items from Python; see `Source.open`. source: name of their data source."""
-    train, evaluation = check_pair(pair, config.task)
+    train, evaluation = check_pair(pair, own_target(config.task))
     return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, trained=trained)
 
 
-def check_pair(pair: Any, task: str) -> tuple[ItemSource, ItemSource]:
-    """The training and the evaluation items of a task.
+def check_pair(pair: Any, target: Target | None) -> tuple[ItemSource, ItemSource]:
+    """The training and the evaluation items. target: of a registered task.
 
     Raises ConfigError for anything but a pair of arrays or of objects with items.
     """
@@ -100,12 +100,13 @@ def check_pair(pair: Any, task: str) -> tuple[ItemSource, ItemSource]:
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
         reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
         raise ConfigError("datasets", reason=reason, hint=pairs)
-    training, evaluation = (as_source(item, name, task) for item, name in zip(items, ("training", "evaluation"), strict=True))
+    training, evaluation = (as_source(item, name, target) for item, name in zip(items, ("training", "evaluation"), strict=True))
     return training, evaluation
 
 
-def as_source(item: Any, name: str, task: str = "classes") -> ItemSource:
-    """A source of a pair of arrays (images, labels); any other object unchanged. Targets of a registered task may be a mapping.
+def as_source(item: Any, name: str, target: Target | None = None) -> ItemSource:
+    """A source of a pair of arrays (images, labels); any other object unchanged. target: of a registered task, whose
+    labels may be a mapping.
 
     Raises ConfigError for other shapes and types than `ArrayItems` has, and for labels that are not whole numbers from 0.
     """
@@ -115,11 +116,12 @@ def as_source(item: Any, name: str, task: str = "classes") -> ItemSource:
     if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         hint = "give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]"
         raise ConfigError("datasets", reason=f"{name} images are {images.dtype} of shape {images.shape}", hint=hint)
-    if target := own_target(task):
+    if target is not None:
         try:
             return TargetItems(images, target.all_of(item[1], len(images)))
-        except ValueError as error:
-            raise ConfigError("datasets", reason=f"the target of {name} {error}", hint=f"see task={task!r}") from None
+        except BadTarget as error:
+            reason = f"the target of row {error.row} of {name} {error}"
+            raise ConfigError("datasets", reason=reason, hint="see `targets` of the registered task") from None
     labels = np.asarray(item[1])
     if labels.shape == (len(images), 1):  # as Keras has them
         labels = labels[:, 0]

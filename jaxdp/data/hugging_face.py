@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 
 from jaxdp.data.decode import ImageError, read_image, retried
-from jaxdp.data.file_format import Format, numbered, several
+from jaxdp.data.file_format import Format, measured, numbered, several
 from jaxdp.data.image_folder import SIZED
 from jaxdp.errors import StorageError, first_line
 
@@ -57,6 +57,13 @@ class DatasetExamples:
         if not isinstance(data.features[self.image], datasets.Image):
             reason = f"the column {self.image!r} has the type {data.features[self.image]}, not Image"
             raise place.error(reason, "cast it with cast_column(NAME, datasets.Image()), and save the data set again")
+        if place.target is not None:
+            columns = [data[column][:] for column in (label, *more)]
+            values = list(zip(*columns, strict=True)) if more else columns[0]
+            self.labels = measured(values, place.target, row_name=self.name, error=place.error)
+            self.classes = 0
+            self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
+            return
         inner = getattr(data.features[label], "feature", None)  # of a sequence
         if more or inner is not None:
             self.labels, self.classes = self._several(data, [label, *more], getattr(inner, "names", None), place=place)

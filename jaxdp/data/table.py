@@ -22,7 +22,7 @@ import numpy as np
 from jaxdp.data import progress
 from jaxdp.data.datasets import listed
 from jaxdp.data.decode import ImageError, read_image
-from jaxdp.data.file_format import FileFormat, numbered, several
+from jaxdp.data.file_format import FileFormat, measured, numbered, several
 from jaxdp.data.image_folder import file_size, identity
 from jaxdp.errors import ConfigError, first_line, plural, printable
 
@@ -202,7 +202,10 @@ class TableItems:
         self.table, self.rows = table, rows
         self.labels: np.ndarray
         self.classes: int | list[str]
-        if table.has_several_labels:
+        if table.target is not None:
+            self.labels = measured(rows.labels, table.target, row_name=self._row, error=self.error)
+            self.classes = 0
+        elif table.has_several_labels:
             data = table.data
             options: dict[str, Any] = {"columns": data.label_column, "separator": data.label_separator}
             self.labels, self.classes = several(rows.labels, classes, **options, row_name=self._row, error=self.error)
