@@ -38,8 +38,10 @@ class Predict:
     checkpoint: CheckpointName = "result"
     top: int | None = None
     """Number of classes per image (None: 5, or all if there are fewer)"""
+    threshold: float | None = None
+    """Probability from which a label is present (None: 0.5; only for runs with several labels for each image)"""
     csv: str | None = None
-    """CSV file to write, with one row per image and class"""
+    """CSV file to write, with one row per image and class, and a column `present` for several labels"""
     overwrite: Switch = False
     """Overwrite an existing CSV file"""
     config: str | None = None
@@ -68,23 +70,31 @@ def run(arguments: list[str], program: str) -> None:
     table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
     files, skipped, unreadable = find_images(options.images)
     if weights is None:
-        predicted = predict_source(options.workdir, Images(files), options.checkpoint, top=options.top)
+        predicted = predict_source(
+            options.workdir, Images(files), options.checkpoint, top=options.top, threshold=options.threshold
+        )
     else:
         predicted, words = predict_weights(
-            weights, Images(files), given=options.data, blur_pool=options.model.blur_pool, top=options.top
+            weights,
+            Images(files),
+            given=options.data,
+            blur_pool=options.model.blur_pool,
+            top=options.top,
+            threshold=options.threshold,
         )
         _log(words)
-    predictions, bad, about = predicted
-    bad = unreadable | bad
-    results = [(file, classes) for file, classes in zip(files, _by_image(predictions), strict=True) if classes]
+    about, threshold = predicted.checkpoint, predicted.threshold
+    bad = unreadable | predicted.bad_images
+    results = [(file, classes) for file, classes in zip(files, _by_image(predicted), strict=True) if classes]
     if table is not None:
-        write_output(table, _as_csv(results).encode("utf-8", "surrogateescape"))
+        write_output(table, _as_csv(results, has_present=threshold is not None).encode("utf-8", "surrogateescape"))
     if options.json:
+        about |= {} if threshold is None else {"threshold": threshold}
         rows = [{"image": file, "top": classes} for file, classes in results]
         print_safe(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": skipped}, indent=2))
     else:
         if table is None:
-            _print(results)
+            _print(results, threshold)
         destination = "" if table is None else f", written to {table}"
         _log(f"{plural(len(results), 'image')} predicted with {about['checkpoint']}{destination}")
         if skipped:
@@ -99,29 +109,45 @@ def _log(text: str) -> None:
     print_safe(text, sys.stderr)
 
 
-def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
+def _print(results: Iterable[tuple[str, list[dict[str, Any]]]], threshold: float | None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     for file, classes in results:
-        shares = [f"{entry['name']} {100 * entry['probability']:.2f} %" for entry in classes]
-        print_safe(printable(f"{file}: {', '.join(shares)}", LONGEST_PATH))
+        text = _shares(entry for entry in classes if entry.get("present", True))
+        if absent := _shares(entry for entry in classes if not entry.get("present", True)):
+            text = f"{text or 'no label'}; below {100 * (threshold or 0):g} %: {absent}"
+        print_safe(printable(f"{file}: {text}", LONGEST_PATH))
     sys.stdout.flush()
 
 
-def _by_image(predictions: Any) -> Iterator[list[dict[str, Any]]]:
-    """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image."""
-    for classes, names, probabilities in zip(*predictions, strict=True):
+def _shares(entries: Iterable[dict[str, Any]]) -> str:
+    return ", ".join(f"{entry['name']} {100 * entry['probability']:.2f} %" for entry in entries)
+
+
+def _by_image(predicted: Any) -> Iterator[list[dict[str, Any]]]:
+    """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image.
+
+    Several labels for each image have "present", and all present ones are in the list.
+    """
+    names, threshold = predicted.class_names, predicted.threshold
+    for classes, scores in zip(predicted.predictions.classes, predicted.predictions.scores, strict=True):
+        is_present = None if threshold is None else scores >= threshold
+        numbers = [*map(int, classes[classes >= 0])]
+        if is_present is not None:
+            numbers += [k for k in (-scores).argsort().tolist() if is_present[k] and k not in numbers]
         yield [
-            {"class": int(number), "name": name, "probability": float(probability)}
-            for number, name, probability in zip(classes[: len(names)], names, probabilities[: len(names)], strict=True)
+            {"class": k, "name": names[k], "probability": float(scores[k])}
+            | ({} if is_present is None else {"present": bool(is_present[k])})
+            for k in numbers
         ]
 
 
-def _as_csv(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
+def _as_csv(results: Iterable[tuple[str, list[dict[str, Any]]]], *, has_present: bool) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "rank", "class", "name", "probability"])
+    writer.writerow(["image", "rank", "class", "name", "probability", *["present"] * has_present])
     for file, classes in results:
         for rank, entry in enumerate(classes, 1):
-            writer.writerow([file, rank, entry["class"], entry["name"], f"{entry['probability']:.6g}"])
+            present = [int(entry["present"])] if has_present else []
+            writer.writerow([file, rank, entry["class"], entry["name"], f"{entry['probability']:.6g}", *present])
     return text.getvalue()

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp.config import MAX_CLASSES, Data
 from jaxdp.data.datasets import EncodedItems, SplitReader, listed
-from jaxdp.data.from_python import ArrayItems, as_source
+from jaxdp.data.from_python import ArrayItems, as_source, with_names
 from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
 
@@ -77,15 +77,13 @@ class Format(SplitReader):
         """
         try:
             items = as_source(pair, split)
+            if names is not None and isinstance(items, ArrayItems):
+                items = with_names(items, names, split)
         except ConfigError as error:
             raise self.error(error.reason, error.hint) from None
         if not isinstance(items, ArrayItems):
             hint = "store uint8 pixels of shape [N, H, W, 3] or [N, H, W]"
             raise self.error(f"{split} images are {pair[0].dtype} of shape {pair[0].shape}", hint)
-        if names is not None and items.classes > len(names):
-            reason = f"row {items.labels.argmax()} of {split} has the label {items.classes - 1}"
-            raise self.error(reason, f"there are {len(names)} class names, from 0")
-        items.classes = names or items.classes
         return items
 
 

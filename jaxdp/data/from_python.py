@@ -8,7 +8,8 @@ import numpy as np
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.batch_sources import ItemSource
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
-from jaxdp.errors import ConfigError, first_line, place_in_user_code
+from jaxdp.data.image_folder import normalized
+from jaxdp.errors import ConfigError, first_line, kind_of, place_in_user_code
 
 GIVEN = "given"  # the name of the source
 
@@ -17,7 +18,7 @@ class ArrayItems:
     """Images and labels of the caller, without a copy.
 
     images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers from 0, or booleans, [N]; or [N, C], each 0 or 1.
-    classes: the largest label plus one, or C.
+    classes: the largest label plus one, or C; or the names of the classes.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
@@ -92,12 +93,23 @@ def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
 
 
 def as_source(item: Any, name: str) -> ItemSource:
-    """A source of a pair of arrays (images, labels); any other object unchanged.
+    """A source of arrays (images, labels) or (images, labels, names of the classes); any other object unchanged.
 
-    Raises ConfigError for other shapes and types than `ArrayItems` has, and for labels that are not whole numbers from 0.
+    Raises ConfigError for other shapes and types than `ArrayItems` has, for labels that are not whole numbers from 0, and for
+    names as `with_names` does, or a name that stands there twice.
     """
-    if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
+    if not (isinstance(item, (tuple, list)) and len(item) in (2, 3) and getattr(item[0], "ndim", 0) >= 3):
         return item
+    if len(item) == 3:
+        names = item[2].tolist() if isinstance(item[2], np.ndarray) else item[2]
+        if not (isinstance(names, (list, tuple)) and all(isinstance(one, str) for one in names)):
+            reason, hint = f"the third part of {name} is {kind_of(item[2])}", "give (images, labels, ['cat', 'dog', ...])"
+            raise ConfigError("datasets", reason=reason, hint=hint)
+        texts = list(map(normalized, names))
+        if repeated := next((text for text in texts if texts.count(text) > 1), None):
+            reason = f"{name} names two classes {repeated!r}"
+            raise ConfigError("datasets", reason=reason, hint="give each class its own name")
+        return with_names(as_source(item[:2], name), list(names), name)
     images, labels = np.asarray(item[0]), np.asarray(item[1])
     if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         hint = "give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]"
@@ -116,6 +128,18 @@ def as_source(item: Any, name: str) -> ItemSource:
     items = ArrayItems(images, labels.astype(np.int64) if labels.dtype.kind == "f" else labels)
     if images.size and images[0].max() <= 1 and images.max() == 1:
         items.warnings = [f"all pixels of the {name} images are 0 or 1 of 255, which is nearly black; multiply them by 255"]
+    return items
+
+
+def with_names(items: ArrayItems, names: list[str], name: str) -> ArrayItems:
+    """The items with names of their classes. Raises ConfigError if there are fewer than classes, or other than of labels."""
+    if items.labels.ndim == 2 and items.classes != len(names):
+        reason = f"{name} has {items.classes} labels for each image and {len(names)} class names"
+        raise ConfigError("datasets", reason=reason, hint="give as many names as labels")
+    if items.classes > len(names):
+        reason = f"row {items.labels.argmax()} of {name} has the label {items.classes - 1}"
+        raise ConfigError("datasets", reason=reason, hint=f"there are {len(names)} class names, from 0")
+    items.classes = names
     return items
 
 

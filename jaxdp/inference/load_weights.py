@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import jax
 
-from jaxdp.config import Config, Data, Preprocessing
+from jaxdp.choices import TASKS
+from jaxdp.config import Config, Data, Optimizer, Preprocessing
 from jaxdp.config_words import evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
@@ -39,7 +40,10 @@ def weights_config(path: str | Path, given: Preprocessing | None = None, *, blur
     model = weights.read(path, WEIGHTS, blur_pool=blur_pool).model
     stated = preprocessing.merge(preprocessing.USUAL, preprocessing.of_file(path, WEIGHTS))
     data = preprocessing.with_preprocessing(Data(source="given"), preprocessing.merge(stated, given or Preprocessing()))
-    return validate(Config(name="weights", data=data, model=model))
+    task = preprocessing.task_of(path, WEIGHTS)
+    losses = TASKS[task].losses if task in TASKS else ()
+    optimizer = Optimizer(loss=losses[0] if losses else Optimizer.loss)
+    return validate(Config(name="weights", task=task, data=data, model=model, optimizer=optimizer))
 
 
 @jaxdp_jax_config()

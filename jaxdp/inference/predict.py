@@ -32,47 +32,62 @@ from jaxdp.training.evaluation import evaluation_logits
 from jaxdp.training.objective import Batch, PixelStats
 from jaxdp.xla.jax_options import jaxdp_jax_config
 
-DEFAULT_TOP = 5
+DEFAULT_TOP, THRESHOLD = 5, 0.5
 PATH_TYPES = (str, os.PathLike)
 
 
 class Predictions(NamedTuple):
     """The most likely classes of N images, most likely first.
 
-    classes: int32 [N, top]. names: N lists of `top` class names. probabilities: float32 [N, top].
+    classes: int32 [N, top]. names: N lists of `top` class names. probabilities: float32 [N, top]. scores: the probabilities of
+    all classes in their order, float32 [N, C]. present: for the task labels, N lists of the names of the labels whose
+    probability reaches the threshold, most likely first; else None.
     """
 
     classes: np.ndarray
     names: list[list[str]]
     probabilities: np.ndarray
+    scores: np.ndarray
+    present: list[list[str]] | None
 
 
 class SourcePredictions(NamedTuple):
     """Predictions for all images of a source.
 
     predictions: rows of unusable images have class -1, no names and NaN. bad_images: name -> reason of these. checkpoint: path,
-    samples and epoch of the checkpoint, by name.
+    samples and epoch of the checkpoint, by name. class_names: of all classes. threshold: of present labels; None if images have
+    one class each.
     """
 
     predictions: Predictions
     bad_images: dict[str, str]
     checkpoint: dict[str, Any]
+    class_names: list[str]
+    threshold: float | None
 
 
-def predict(workdir: str | Path, images: Any, checkpoint: str | int = "result", *, top: int | None = None) -> Predictions:
+def predict(
+    workdir: str | Path,
+    images: Any,
+    checkpoint: str | int = "result",
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
+) -> Predictions:
     """Predict the most likely classes of images with a checkpoint of the run in `workdir`.
 
     images: uint8 [N, H, W, 3], or [N, H, W] or [N, H, W, 1] (grayscale), of NumPy, JAX or PyTorch; the path of an image; or a
     list of paths, Pillow images or uint8 arrays [H, W, 3] or [H, W] of any sizes. They are resized and cropped as in the run's
     evaluation. checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. top:
-    number of classes per image (default: 5, or all if there are fewer).
+    number of classes per image (default: 5, or all if there are fewer). threshold: for the task labels, the probability from
+    which a label is present (default: 0.5).
 
     Raises ConfigError if the run, the checkpoint or an image cannot be used, or if a probability is not finite.
     """
-    predictions, bad_images, _ = predict_source(workdir, Images(_as_list(images)), str(checkpoint), top=top)
-    for name, reason in bad_images.items():
+    found = predict_source(workdir, Images(_as_list(images)), str(checkpoint), top=top, threshold=threshold)
+    for name, reason in found.bad_images.items():
         raise ConfigError(name, reason=reason)
-    return predictions
+    return found.predictions
 
 
 def _as_list(images: Any) -> list:
@@ -117,7 +132,12 @@ class Images:
 
 @jaxdp_jax_config()
 def predict_source(
-    workdir: str | Path, source: Any, checkpoint: str = "result", *, top: int | None = None
+    workdir: str | Path,
+    source: Any,
+    checkpoint: str = "result",
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
 ) -> SourcePredictions:
     """Predict the most likely classes of all images of a source; unusable images are reported instead of raised.
 
@@ -125,11 +145,11 @@ def predict_source(
     """
     config = run_config(workdir)
     names = class_names(workdir, config.model.class_count)
-    top = _checked_top(source, names, top)
+    shown = _checked(config, source, names, top=top, threshold=threshold)
     single_mesh = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh it was trained on
     state, config, manifest = load_run(workdir, checkpoint, single_mesh)
     about = {"checkpoint": manifest.location, "samples": manifest.samples, "epoch": manifest.epoch}
-    return _predict_source(config, state.eval_variables, source, names=names, top=top, about=about)
+    return _predict_source(config, state.eval_variables, source, names=names, shown=shown, about=about)
 
 
 @jaxdp_jax_config()
@@ -140,6 +160,7 @@ def predict_weights(
     given: Preprocessing | None = None,
     blur_pool: str = "none",
     top: int | None = None,
+    threshold: float | None = None,
 ) -> tuple[SourcePredictions, str]:
     """Predict the most likely classes of all images of a source with a safetensors file of ResNet weights.
 
@@ -154,41 +175,61 @@ def predict_weights(
         raise ConfigError("--model.blur-pool", blur_pool, reason=reason, hint="omit it")
     names = (preprocessing.classes_of(path, WEIGHTS) or [])[: config.model.class_count]
     names += [f"class {number}" for number in range(len(names), config.model.class_count)]
-    top = _checked_top(source, names, top)
+    shown = _checked(config, source, names, top=top, threshold=threshold)
     loaded = load_weights(path, config)
     about = {"checkpoint": str(path)}
-    return _predict_source(loaded.config, loaded.eval_variables, source, names=names, top=top, about=about), loaded.words
+    return _predict_source(loaded.config, loaded.eval_variables, source, names=names, shown=shown, about=about), loaded.words
 
 
-def _checked_top(source: Any, names: list[str], top: int | None) -> int:
-    """Number of classes for each image. Raises ConfigError for one out of range, and for a source without images."""
+def _checked(
+    config: Config, source: Any, names: list[str], *, top: int | None, threshold: float | None
+) -> tuple[int, float | None]:
+    """(number of classes for each image, probability of present labels, None if images have one class each).
+
+    Raises ConfigError for a value out of range, a threshold for images of one class, and a source without images.
+    """
     top = min(DEFAULT_TOP, len(names)) if top is None else top
     if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
         raise ConfigError("--top", top, reason=f"must be an integer from 1 to {len(names)}, the number of classes")
     if not len(source):
         raise ConfigError("images", reason="no images given", hint="give at least one")
-    return int(top)
+    if config.task != "labels" and threshold is not None:
+        reason = f"images of the task {config.task!r} have no labels that may be present or not"
+        raise ConfigError("--threshold", threshold, reason=reason, hint="omit it")
+    if threshold is not None and not (isinstance(threshold, (int, float, np.number)) and 0 <= threshold <= 1):
+        raise ConfigError("--threshold", threshold, reason="must be a probability from 0 to 1")
+    default = THRESHOLD if config.task == "labels" else None
+    return int(top), default if threshold is None else float(threshold)
 
 
 def _predict_source(
-    config: Config, evaluated: tuple[dict, dict], source: Any, *, names: list[str], top: int, about: dict[str, Any]
+    config: Config,
+    evaluated: tuple[dict, dict],
+    source: Any,
+    *,
+    names: list[str],
+    shown: tuple[int, float | None],
+    about: dict[str, Any],
 ) -> SourcePredictions:
-    """Predictions of (params, batch_stats) on the devices. Raises ConfigError if they are not finite."""
-    loader = prediction_loader(config, source)
-    classes, probabilities, usable = _most_likely(config, evaluated, loader, top=top)
-    if not np.isfinite(probabilities[usable]).all():
+    """Predictions of (params, batch_stats) on the devices. shown: of `_checked`. Raises ConfigError if they are not finite."""
+    loader, (top, threshold) = prediction_loader(config, source), shown
+    classes, scores, usable = _most_likely(config, evaluated, loader, top=top)
+    if not np.isfinite(scores[usable]).all():
         path = Path(about["checkpoint"])
         reason = f"the probabilities predicted by {path} are not finite"
         raise ConfigError("--checkpoint", path.name, reason=reason, hint="use another checkpoint")
-    classes[~usable], probabilities[~usable] = -1, np.nan
-    predictions = Predictions(classes, [[names[k] for k in row if k >= 0] for row in classes], probabilities)
-    return SourcePredictions(predictions, loader.bad_images, about)
+    probabilities = np.take_along_axis(scores, classes, axis=-1)
+    classes[~usable], probabilities[~usable], scores[~usable] = -1, np.nan, np.nan
+    present = None if threshold is None else [[names[k] for k in np.argsort(-row) if row[k] >= threshold] for row in scores]
+    of_rows = [[names[k] for k in row if k >= 0] for row in classes]
+    predictions = Predictions(classes, of_rows, probabilities, scores, present)
+    return SourcePredictions(predictions, loader.bad_images, about, names, threshold)
 
 
 def make_prediction_step(
     config: Config, model: Network, mesh: jax.sharding.Mesh, *, pixel_stats: PixelStats, top: int
 ) -> jax.stages.Wrapped:
-    """step(params, batch_stats, batch) -> (classes int32, probabilities float32), [B, top] each, the most likely first.
+    """step(params, batch_stats, batch) -> (classes int32 [B, top], the most likely first; probabilities float32 [B, C]).
 
     batch: as for `make_evaluation_step`. Equally likely classes are ordered by their number.
     """
@@ -201,7 +242,7 @@ def make_prediction_step(
         )
         logits = logits.astype(jnp.float32)
         _, classes = lax.top_k(logits, top)
-        return classes, jnp.take_along_axis(task.probabilities(logits), classes, axis=-1)
+        return classes, task.probabilities(logits)
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, replicated, sharded)
@@ -211,7 +252,7 @@ def make_prediction_step(
 def _most_likely(
     config: Config, evaluated: tuple[dict, dict], loader: DecodedImages, *, top: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(classes int32 [N, top], probabilities float32 [N, top], usable bool [N]: whether the image could be decoded)."""
+    """(classes int32 [N, top], probabilities float32 [N, C], usable bool [N]: whether the image could be decoded)."""
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh

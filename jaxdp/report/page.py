@@ -34,7 +34,8 @@ def page(
     head: str = "",
     foot: str = "",
 ) -> str:
-    """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing.
+    """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing; "" for a
+    run of another task than `classes`.
 
     follows: whether it asks the server for changes. draws: whether newer figures are being drawn. head: more
     elements of the head. foot: text at the end.
@@ -52,7 +53,7 @@ def page(
     if histories:
         sections |= {
             "Results": results_table(histories) + "".join(f"<p>{escape(line)}</p>" for line in remarks(histories)),
-            "Loss and accuracy": (figures("curves") or f"<p>{none_yet}</p>") + curves_note(histories),
+            "Loss and metrics": (figures("curves") or f"<p>{none_yet}</p>") + curves_note(histories),
             "Learning rate, momentum, batch size and speed": figures("settings"),
             "Values of callbacks": figures("logged") + _left_out(logged_names(histories)[MAX_LOGGED:]),
             "Wall time": f'<div class="beside">{figures("time")}<div>{time_table(histories)}</div></div>',
@@ -106,6 +107,8 @@ def _classes(number: int, evaluated: tuple[Seen, ConfusionReport | str], figures
     """Accuracy by class and confusion matrix of a run."""
     run, confusion = evaluated
     heading = f"<h3>{escape(run.label)}</h3>"
+    if not confusion:
+        return ""
     if isinstance(confusion, str):
         return f"{heading}<p>Accuracy by class and confusion matrix {text_html(confusion)}.</p>"
     return (

@@ -29,7 +29,7 @@ from jaxdp.report.confusion import ConfusionReport
 from jaxdp.report.run_history import PARTS, read, read_all
 
 SECTIONS = (
-    *("Progress", "Messages", "Results", "Loss and accuracy", "Learning rate, momentum, batch size and speed"),
+    *("Progress", "Messages", "Results", "Loss and metrics", "Learning rate, momentum, batch size and speed"),
     *("Wall time", "Classes", "More numbers"),
 )
 CURVES = {f"{name}.png" for name in ("loss", "loss-time", "accuracy", "accuracy-time")}
