@@ -214,12 +214,22 @@ def decode_items(
         if np.ndim(labels := getattr(items, "labels", ())) == 2 and config.task == "classes":
             reason = f"the {kind} set has several labels for each image, {np.shape(labels)}"
             raise ConfigError("task", config.task, reason=reason, hint="use --task labels")
+        if len(np.shape(labels)) == 1 and len(labels) and config.task == "labels":
+            reason, hint = (
+                f"the {kind} set has one label for each image",
+                "use --task classes, or several --data.label-column, or arrays [N, C]",
+            )
+            raise ConfigError("task", config.task, reason=reason, hint=hint)
     own = names_of(train) or names_of(evaluation)
     trained = own if trained is None else tuple(trained)
     relabel = {
         kind: matching_labels(names_of(items) or own, trained, error=class_error(config, source, kind))
         for items, kind in ((train, "training"), (evaluation, "evaluation"))[only_evaluates:]
     }
+    widths = stated_classes(train), stated_classes(evaluation)
+    if config.task == "labels" and None not in widths and widths[0] != widths[1]:
+        hint = "give both sets the same labels"
+        raise class_error(config, source, "evaluation")(f"it has {widths[1]} labels, and the training set {widths[0]}", hint)
     if config.task == "labels" and any(labels is not None for labels in relabel.values()):
         hint = "give both sets the same names in the same order"
         raise class_error(config, source, "evaluation")("the names of its labels have another order than in training", hint)

@@ -35,6 +35,12 @@ class Format(SplitReader):
         for field in ("image_column", "label_column", "label_separator"):
             if getattr(data, field) and not self.has_columns:
                 raise ConfigError(f"data.{field}", getattr(data, field), reason=f"{path} has no columns", hint="omit it")
+        separator, columns = data.label_separator, data.label_column
+        if separator == "" or (separator and len(columns) > 1):
+            reason = "must not be empty" if not separator else f"is for one column of names, not for {listed(columns)}"
+            raise ConfigError("data.label_separator", separator, reason=reason, hint="omit it")
+        if len({*columns}) < len(columns):
+            raise ConfigError("data.label_column", columns, reason="names a column twice", hint="name each once")
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
         """An error of this place."""
@@ -155,7 +161,13 @@ def several(
                     raise error(reason, "columns of several labels have 0 or 1, or false or true")
                 labels[row, column] = found
         return labels, [normalized(name) for name in columns]
-    parts = [[normalized(part.strip()) for part in str(value or "").split(separator) if part.strip()] for value in values]
+    parts = []
+    for row, value in enumerate(values):
+        if (text := label_text(value)) is None:
+            raise error(
+                f"{row_name(row)} has the label {printable(repr(value), 80)}", f"labels are names separated by {separator!r}"
+            )
+        parts.append([normalized(part.strip()) for part in text.split(separator) if part.strip()])
     names = class_order(list({name for row in parts for name in row})) if classes is None else classes
     if len(names) > MAX_CLASSES:
         raise error(

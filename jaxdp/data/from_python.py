@@ -95,22 +95,26 @@ def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
 def as_source(item: Any, name: str) -> ItemSource:
     """A source of arrays (images, labels) or (images, labels, names of the classes); any other object unchanged.
 
-    Raises ConfigError for other shapes and types than `ArrayItems` has, for labels that are not whole numbers from 0, and for
-    names as `with_names` does, or a name that stands there twice.
+    Raises ConfigError as `_array_items` and `with_names`, and for a name that stands there twice.
     """
     if not (isinstance(item, (tuple, list)) and len(item) in (2, 3) and getattr(item[0], "ndim", 0) >= 3):
         return item
-    if len(item) == 3:
-        names = item[2].tolist() if isinstance(item[2], np.ndarray) else item[2]
-        if not (isinstance(names, (list, tuple)) and all(isinstance(one, str) for one in names)):
-            reason, hint = f"the third part of {name} is {kind_of(item[2])}", "give (images, labels, ['cat', 'dog', ...])"
-            raise ConfigError("datasets", reason=reason, hint=hint)
-        texts = list(map(normalized, names))
-        if repeated := next((text for text in texts if texts.count(text) > 1), None):
-            reason = f"{name} names two classes {repeated!r}"
-            raise ConfigError("datasets", reason=reason, hint="give each class its own name")
-        return with_names(as_source(item[:2], name), list(names), name)
-    images, labels = np.asarray(item[0]), np.asarray(item[1])
+    items = _array_items(np.asarray(item[0]), np.asarray(item[1]), name)
+    if len(item) == 2:
+        return items
+    names = item[2].tolist() if isinstance(item[2], np.ndarray) else item[2]
+    if not (isinstance(names, (list, tuple)) and all(isinstance(one, str) for one in names)):
+        reason, hint = f"the third part of {name} is {kind_of(item[2])}", "give (images, labels, ['cat', 'dog', ...])"
+        raise ConfigError("datasets", reason=reason, hint=hint)
+    texts = list(map(normalized, names))
+    if repeated := [text for text in texts if texts.count(text) > 1]:
+        reason = f"{name} names two classes {repeated[0]!r}"
+        raise ConfigError("datasets", reason=reason, hint="give each class its own name")
+    return with_names(items, list(names), name)
+
+
+def _array_items(images: np.ndarray, labels: np.ndarray, name: str) -> ArrayItems:
+    """The items of two arrays. Raises ConfigError for other shapes and types than `ArrayItems` has, and for wrong labels."""
     if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         hint = "give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]"
         raise ConfigError("datasets", reason=f"{name} images are {images.dtype} of shape {images.shape}", hint=hint)

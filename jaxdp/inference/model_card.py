@@ -240,7 +240,11 @@ def _data_rows(facts: _Facts) -> list[tuple[str, str]]:
     rows = [("source", data.source), ("training split", data.train_split)]
     rows += [("held-out split", data.eval_split)] if data.eval_split is not None else []
     rows += [(f"{name}, fingerprint", text) for name, text in (facts.manifest.metadata.get("data") or {}).items()]
-    return [*rows, ("labels" if facts.has_labels else "classes", f"{len(facts.classes):,}"), ("image size in training", f"{data.image_size} pixels")]
+    return [
+        *rows,
+        ("labels" if facts.has_labels else "classes", f"{len(facts.classes):,}"),
+        ("image size in training", f"{data.image_size} pixels"),
+    ]
 
 
 def _recipe(config: Config) -> Iterable[str]:

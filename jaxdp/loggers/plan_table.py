@@ -105,7 +105,9 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     if max(phase.devices for phase in plan.phases) > 1:
         first = config.first_metric
         has_first = METRICS[first].of == "images"
-        statistics = f"{'batch statistics, ' * bool(model_summary['statistics'])}loss{f', {metrics.title_of(first)}' * has_first}"
+        statistics = (
+            f"{'batch statistics, ' * bool(model_summary['statistics'])}loss{f', {metrics.title_of(first)}' * has_first}"
+        )
         rows += [
             ("all-reduce", f"{config.reduce.strategy}, {gradient} of gradients in {config.reduce.wire_dtype}"),
             ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} and requests in float32"),
