@@ -60,7 +60,7 @@ def run(arguments: list[str], program: str) -> None:
     register_from(options.config)
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
-    from jaxdp.inference.predict import Images, predict_source, predict_weights
+    from jaxdp.inference.predict import Images, Shown, predict_source, predict_weights
     from jaxdp.setup.run_dir import run_config
 
     if weights is None:
@@ -69,19 +69,12 @@ def run(arguments: list[str], program: str) -> None:
         raise ConfigError("images", reason="missing", hint="give at least one file or directory")
     table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
     files, skipped, unreadable = find_images(options.images)
+    shown = Shown(options.top, options.threshold)
     if weights is None:
-        predicted = predict_source(
-            options.workdir, Images(files), options.checkpoint, top=options.top, threshold=options.threshold
-        )
+        predicted = predict_source(options.workdir, Images(files), options.checkpoint, shown=shown)
     else:
-        predicted, words = predict_weights(
-            weights,
-            Images(files),
-            given=options.data,
-            blur_pool=options.model.blur_pool,
-            top=options.top,
-            threshold=options.threshold,
-        )
+        prepared, blur_pool = options.data, options.model.blur_pool
+        predicted, words = predict_weights(weights, Images(files), given=prepared, blur_pool=blur_pool, shown=shown)
         _log(words)
     about, threshold = predicted.checkpoint, predicted.threshold
     bad = unreadable | predicted.bad_images
@@ -94,7 +87,7 @@ def run(arguments: list[str], program: str) -> None:
         print_safe(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": skipped}, indent=2))
     else:
         if table is None:
-            _print(results, threshold)
+            _print(results)
         destination = "" if table is None else f", written to {table}"
         _log(f"{plural(len(results), 'image')} predicted with {about['checkpoint']}{destination}")
         if skipped:
@@ -109,36 +102,25 @@ def _log(text: str) -> None:
     print_safe(text, sys.stderr)
 
 
-def _print(results: Iterable[tuple[str, list[dict[str, Any]]]], threshold: float | None) -> None:
+def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     for file, classes in results:
-        text = _shares(entry for entry in classes if entry.get("present", True))
-        if absent := _shares(entry for entry in classes if not entry.get("present", True)):
-            text = f"{text or 'no label'}; below {100 * (threshold or 0):g} %: {absent}"
-        print_safe(printable(f"{file}: {text}", LONGEST_PATH))
+        shares = [f"{entry['name']} {100 * entry['probability']:.2f} %" for entry in classes if entry.get("present", True)]
+        print_safe(printable(f"{file}: {', '.join(shares) or 'no label'}", LONGEST_PATH))
     sys.stdout.flush()
 
 
-def _shares(entries: Iterable[dict[str, Any]]) -> str:
-    return ", ".join(f"{entry['name']} {100 * entry['probability']:.2f} %" for entry in entries)
-
-
 def _by_image(predicted: Any) -> Iterator[list[dict[str, Any]]]:
-    """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image.
-
-    Several labels for each image have "present", and all present ones are in the list.
-    """
+    """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image. For the task
+    labels, with "present", and all present ones."""
     names, threshold = predicted.class_names, predicted.threshold
     for classes, scores in zip(predicted.predictions.classes, predicted.predictions.scores, strict=True):
-        is_present = None if threshold is None else scores >= threshold
-        numbers = [*map(int, classes[classes >= 0])]
-        if is_present is not None:
-            numbers += [k for k in (-scores).argsort().tolist() if is_present[k] and k not in numbers]
+        is_present = [] if threshold is None else (scores >= threshold).tolist()
+        present = [k for k in (-scores).argsort().tolist() if is_present and is_present[k]]
         yield [
-            {"class": k, "name": names[k], "probability": float(scores[k])}
-            | ({} if is_present is None else {"present": bool(is_present[k])})
-            for k in numbers
+            {"class": k, "name": names[k], "probability": float(scores[k])} | ({"present": is_present[k]} if is_present else {})
+            for k in dict.fromkeys([*classes[classes >= 0].tolist(), *present])
         ]
 
 

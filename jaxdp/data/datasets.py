@@ -211,15 +211,10 @@ def decode_items(
     for items, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(items) == 0:
             raise ConfigError("data.source", source, reason=f"the {kind} set is empty")
-        if np.ndim(labels := getattr(items, "labels", ())) == 2 and config.task == "classes":
-            reason = f"the {kind} set has several labels for each image, {np.shape(labels)}"
-            raise ConfigError("task", config.task, reason=reason, hint="use --task labels")
-        if len(np.shape(labels)) == 1 and len(labels) and config.task == "labels":
-            reason, hint = (
-                f"the {kind} set has one label for each image",
-                "use --task classes, or several --data.label-column, or arrays [N, C]",
-            )
-            raise ConfigError("task", config.task, reason=reason, hint=hint)
+        shape = np.asarray(getattr(items, "labels", None)).shape
+        if other := {("classes", 2): "several labels", ("labels", 1): "one label"}.get((config.task, len(shape))):
+            hint = f"use --task {'labels' if len(shape) == 2 else 'classes'}"
+            raise ConfigError("task", config.task, reason=f"the {kind} set has {other} for each image, {shape}", hint=hint)
     own = names_of(train) or names_of(evaluation)
     trained = own if trained is None else tuple(trained)
     relabel = {

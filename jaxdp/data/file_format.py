@@ -36,8 +36,8 @@ class Format(SplitReader):
             if getattr(data, field) and not self.has_columns:
                 raise ConfigError(f"data.{field}", getattr(data, field), reason=f"{path} has no columns", hint="omit it")
         separator, columns = data.label_separator, data.label_column
-        if separator == "" or (separator and len(columns) > 1):
-            reason = "must not be empty" if not separator else f"is for one column of names, not for {listed(columns)}"
+        if separator is not None and (not separator or len(columns) > 1):
+            reason = "is a text between the names in one column"
             raise ConfigError("data.label_separator", separator, reason=reason, hint="omit it")
         if len({*columns}) < len(columns):
             raise ConfigError("data.label_column", columns, reason="names a column twice", hint="name each once")
@@ -164,9 +164,8 @@ def several(
     parts = []
     for row, value in enumerate(values):
         if (text := label_text(value)) is None:
-            raise error(
-                f"{row_name(row)} has the label {printable(repr(value), 80)}", f"labels are names separated by {separator!r}"
-            )
+            reason = f"{row_name(row)} has the label {printable(repr(value), 80)}"
+            raise error(reason, f"labels are names separated by {separator!r}")
         parts.append([normalized(part.strip()) for part in text.split(separator) if part.strip()])
     names = class_order(list({name for row in parts for name in row})) if classes is None else classes
     if len(names) > MAX_CLASSES:

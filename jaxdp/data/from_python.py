@@ -9,7 +9,7 @@ from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.batch_sources import ItemSource
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
 from jaxdp.data.image_folder import normalized
-from jaxdp.errors import ConfigError, first_line, kind_of, place_in_user_code
+from jaxdp.errors import ConfigError, first_line, place_in_user_code
 
 GIVEN = "given"  # the name of the source
 
@@ -100,17 +100,13 @@ def as_source(item: Any, name: str) -> ItemSource:
     if not (isinstance(item, (tuple, list)) and len(item) in (2, 3) and getattr(item[0], "ndim", 0) >= 3):
         return item
     items = _array_items(np.asarray(item[0]), np.asarray(item[1]), name)
-    if len(item) == 2:
+    if len(item) == 2 or item[2] is None:
         return items
-    names = item[2].tolist() if isinstance(item[2], np.ndarray) else item[2]
-    if not (isinstance(names, (list, tuple)) and all(isinstance(one, str) for one in names)):
-        reason, hint = f"the third part of {name} is {kind_of(item[2])}", "give (images, labels, ['cat', 'dog', ...])"
-        raise ConfigError("datasets", reason=reason, hint=hint)
+    names = [str(one) for one in item[2]]
     texts = list(map(normalized, names))
     if repeated := [text for text in texts if texts.count(text) > 1]:
-        reason = f"{name} names two classes {repeated[0]!r}"
-        raise ConfigError("datasets", reason=reason, hint="give each class its own name")
-    return with_names(items, list(names), name)
+        raise ConfigError("datasets", reason=f"{name} names two classes {repeated[0]!r}", hint="give each its own name")
+    return with_names(items, names, name)
 
 
 def _array_items(images: np.ndarray, labels: np.ndarray, name: str) -> ArrayItems:

@@ -51,14 +51,9 @@ class _Facts(NamedTuple):
     is_best: bool
 
     @property
-    def has_labels(self) -> bool:
-        """Whether an image has any number of labels."""
-        return self.config.task == "labels"
-
-    @property
     def outputs(self) -> str:
         """Their number, such as "10 classes"."""
-        return plural(len(self.classes), "label" if self.has_labels else "class")
+        return plural(len(self.classes), "label" if self.config.task == "labels" else "class")
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -141,8 +136,14 @@ def _metadata(facts: _Facts) -> str:
         hub = {"eval_accuracy": "accuracy", "eval_top5": "top_5_accuracy"}  # names of Hugging Face
         found = {hub.get(name, metrics.bare(name)): value for name, value in facts.metrics.items()}
         split = [f"      split: {_yaml_string(config.data.eval_split)}"] * (config.data.eval_split is not None)
-        first = next(iter(found))
-        lines += ["metrics:", f"- {first}", "model-index:", f"- name: {_yaml_string(config.name)}", "  results:", "  - task:"]
+        lines += [
+            "metrics:",
+            f"- {next(iter(found))}",
+            "model-index:",
+            f"- name: {_yaml_string(config.name)}",
+            "  results:",
+            "  - task:",
+        ]
         lines += ["      type: image-classification", "      name: Image Classification", "    dataset:"]
         lines += [f"      {key}: {_yaml_string(config.data.source)}" for key in ("type", "name")]
         lines += [*split, "    metrics:"]
@@ -155,9 +156,9 @@ def _sections(facts: _Facts) -> Iterable[str]:
     manifest, config, model = facts.manifest, facts.config, facts.config.model
     count = sum(math.prod(shape) for name, (_, shape, _) in manifest.arrays.items() if name.startswith(".params"))
     yield f"# {_escape(config.name)}"
-    purpose = f"finds which of {facts.outputs} an image has" if facts.has_labels else f"classifies images into {facts.outputs}"
+    purpose = "finds which labels an image has, of" if config.task == "labels" else "classifies images into"
     yield (
-        f"{_escape(model.title)} with {count:,} parameters, which {purpose}. "
+        f"{_escape(model.title)} with {count:,} parameters, which {purpose} {facts.outputs}. "
         "It was trained with jaxdp, synchronous data-parallel training in JAX and Flax; these are the weights after epoch "
         f"{manifest.epoch:.2f} (checkpoint {manifest.samples})."
     )
@@ -176,7 +177,7 @@ def _sections(facts: _Facts) -> Iterable[str]:
     yield _table(["package", "version"], manifest.metadata.get("versions", {}).items())
     yield "## Digest"
     yield from _digest(facts)
-    yield "## Labels" if facts.has_labels else "## Classes"
+    yield "## Classes"
     yield _table(["number", "name"], enumerate(facts.classes))
 
 
@@ -195,16 +196,14 @@ def _metrics(facts: _Facts) -> Iterable[str]:
             low, high = binomtest(count, images).proportion_ci(0.95, method="wilson")
             interval, correct = f"{entry.shown(low)} to {entry.shown(high)}", f"{count:,}"
         rows.append([metrics.title_of(name), entry.shown(value), interval, correct])
-    has_intervals = any(interval for *_, interval, _ in rows)
+    columns = 4 if any(row[2] for row in rows) else 2
     header = ["", "value", "95 % confidence interval", f"of {images:,} held-out images"]
-    yield _table(header if has_intervals else ["", "value"], rows if has_intervals else [row[:2] for row in rows])
+    yield _table(header[:columns], [row[:columns] for row in rows])
     loss, name = METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS]), facts.config.optimizer.loss
     title = (LOSSES[name].title or "cross entropy") if name in LOSSES.builtin else _escape(name)
-    explained = (
-        "The intervals are Wilson's score intervals. They account for the number of held-out images, not for other seeds or "
-        "other data."
-    )
-    yield f"Held-out loss (mean {title}) of {images:,} images: {loss}. {explained * has_intervals}".rstrip()
+    yield f"Held-out loss (mean {title}): {loss}. All are of {images:,} held-out images."
+    if columns > 2:
+        yield "The intervals are Wilson's score intervals. They account for the number of held-out images, not for other data."
     if facts.is_best:
         yield (
             f"This checkpoint was chosen among the checkpoints of its run by {_escape(facts.config.deciding_metric)} on the "
@@ -224,9 +223,8 @@ def _use(facts: _Facts) -> str:
     if stated.eval_interpolation == "area":
         share = f"{stated.eval_resize:.4g} of the short side"
         prepared = f"cropped in the center to a square of {share}, resized to {size}x{size} ({stated.eval_interpolation})"
-    output = "Every image is assigned to one of them, also an image of something else."
-    if facts.has_labels:
-        output = "Its sigmoid is the label's probability."
+    assigned = "Every image is assigned to one of them, also an image of something else."
+    output = "Its sigmoid is the label's probability." if facts.config.task == "labels" else assigned
     return (
         f"- Input: RGB images, {prepared}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "
         f"red, green and blue.\n- Output: a score (logit) for each of {facts.outputs}. {output}\n"
@@ -240,11 +238,7 @@ def _data_rows(facts: _Facts) -> list[tuple[str, str]]:
     rows = [("source", data.source), ("training split", data.train_split)]
     rows += [("held-out split", data.eval_split)] if data.eval_split is not None else []
     rows += [(f"{name}, fingerprint", text) for name, text in (facts.manifest.metadata.get("data") or {}).items()]
-    return [
-        *rows,
-        ("labels" if facts.has_labels else "classes", f"{len(facts.classes):,}"),
-        ("image size in training", f"{data.image_size} pixels"),
-    ]
+    return [*rows, ("classes", f"{len(facts.classes):,}"), ("image size in training", f"{data.image_size} pixels")]
 
 
 def _recipe(config: Config) -> Iterable[str]:

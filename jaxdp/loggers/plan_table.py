@@ -103,11 +103,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("devices", devices),
     ]
     if max(phase.devices for phase in plan.phases) > 1:
-        first = config.first_metric
-        has_first = METRICS[first].of == "images"
-        statistics = (
-            f"{'batch statistics, ' * bool(model_summary['statistics'])}loss{f', {metrics.title_of(first)}' * has_first}"
-        )
+        of_images = [metrics.title_of(name) for name in (config.first_metric,) if METRICS[name].of == "images"]
+        statistics = ", ".join([*["batch statistics"] * bool(model_summary["statistics"]), "loss", *of_images])
         rows += [
             ("all-reduce", f"{config.reduce.strategy}, {gradient} of gradients in {config.reduce.wire_dtype}"),
             ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} and requests in float32"),
@@ -124,8 +121,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
     if gathering := [metrics.title_of(name) for name in metrics.names(config.task) if METRICS[name].of == "all"]:
-        labels_of_image = config.model.class_count if config.task == "labels" else 1
-        size = 4 * (config.model.class_count + labels_of_image + 1)  # logits, labels and weight
+        size = 4 * (config.model.class_count * (2 if config.task == "labels" else 1) + 2)  # logits, labels and weight
         rows.append(("metrics", f"{', '.join(gathering)}: {size:,} bytes for each held-out image on every host"))
     if config.stop.patience is not None:
         rows.append(("early stopping", _describe_stopping(plan, config.stop.patience)))

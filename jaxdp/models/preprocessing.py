@@ -19,7 +19,7 @@ from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import expand_user, read_regular
 from jaxdp.validation import validate
 
-CLASSES, TASK = "classes", "task"
+CLASSES = "classes"
 METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
 ARCHITECTURE = re.compile(r"resnet(blur|aa)?\d+")
 MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
@@ -65,11 +65,6 @@ def classes_of(path: str | Path, field: str) -> list[str] | None:
         reason = f"the metadata {CLASSES!r} is not a list of names"
         raise ConfigError(field, str(path), reason=reason, hint="correct or remove it")
     return names
-
-
-def task_of(path: str | Path, field: str) -> str:
-    """The task in a readable safetensors file; `classes` if it states none."""
-    return metadata_of(read_regular(Path(expand_user(path, field)), MAX_FILE_BYTES)).get(TASK, Config.task)
 
 
 def metadata_of(data: bytes) -> dict[str, str]:

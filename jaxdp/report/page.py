@@ -34,8 +34,7 @@ def page(
     head: str = "",
     foot: str = "",
 ) -> str:
-    """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing; "" for a
-    run of another task than `classes`.
+    """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing; "" without a remark.
 
     follows: whether it asks the server for changes. draws: whether newer figures are being drawn. head: more
     elements of the head. foot: text at the end.
@@ -58,7 +57,7 @@ def page(
             "Values of callbacks": figures("logged") + _left_out(logged_names(histories)[MAX_LOGGED:]),
             "Wall time": f'<div class="beside">{figures("time")}<div>{time_table(histories)}</div></div>',
             "Classes": "".join(
-                _classes(number, run, figures) for number, run in enumerate(zip(runs, confusions, strict=False), 1)
+                _classes(number, run, figures) for number, run in enumerate(zip(runs, confusions, strict=False), 1) if run[1]
             ),
             "Differences between the configurations": differences_table(histories) if len(histories) > 1 else "",
             "More numbers": more_numbers_table(histories),
@@ -107,8 +106,6 @@ def _classes(number: int, evaluated: tuple[Seen, ConfusionReport | str], figures
     """Accuracy by class and confusion matrix of a run."""
     run, confusion = evaluated
     heading = f"<h3>{escape(run.label)}</h3>"
-    if not confusion:
-        return ""
     if isinstance(confusion, str):
         return f"{heading}<p>Accuracy by class and confusion matrix {text_html(confusion)}.</p>"
     return (

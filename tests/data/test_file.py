@@ -96,7 +96,7 @@ def test_numbers_are_labels_from_0_with_gaps_and_other_columns_are_named(tmp_pat
         write_table(
             tmp_path / f"{split}.csv", ["label", "id", "breed"], [("x", f"images/{n}.png", v) for n, v in enumerate(numbers)]
         )
-    opened = sources.open_datasets(config_of(tmp_path, image_column="id", label_column="breed"))
+    opened = sources.open_datasets(config_of(tmp_path, image_column="id", label_column=("breed",)))
     assert (opened.class_count, opened.classes) == (5, ())
     assert opened.train.labels.tolist() == [4, 0, 1, 0]
     assert opened.warnings == (
@@ -688,7 +688,7 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
         for found, expected in zip(pixels(items), images, strict=True):
             np.testing.assert_array_equal(found, expected)
     with pytest.raises(ConfigError, match=r"no column fine; .*its columns are img, label"):
-        splits(tmp_path / "saved", label_column="fine")
+        splits(tmp_path / "saved", label_column=("fine",))
 
 
 @pytest.mark.slow
@@ -758,8 +758,8 @@ def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, i
     ):
         with pytest.raises(ConfigError, match=message):
             splits(place if ":" in place else tmp_path / place)
-    with pytest.raises(ConfigError, match=r"data\.label_column='x': .*cifar has no columns"):
-        splits(tmp_path / "deep/cifar", label_column="x")
+    with pytest.raises(ConfigError, match=r"data\.label_column=.*'x'.*: .*cifar has no columns"):
+        splits(tmp_path / "deep/cifar", label_column=("x",))
     with pytest.raises(ConfigError, match=r"it has no split 'fit'; name one of test, train with"):
         splits(tmp_path / "deep/cifar", train_split="fit")
     (tmp_path / "train.csv").write_text(HEADER + GOOD)
