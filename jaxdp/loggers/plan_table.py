@@ -121,7 +121,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
     if gathering := [metrics.title_of(name) for name in metrics.names(config.task) if METRICS[name].of == "all"]:
-        size = 4 * (config.model.class_count * (2 if config.task == "labels" else 1) + 2)  # logits, labels and weight
+        classes = config.model.class_count
+        size = 4 * (classes + (classes if config.task == "labels" else 1) + 1)  # logits, labels and weight
         rows.append(("metrics", f"{', '.join(gathering)}: {size:,} bytes for each held-out image on every host"))
     if config.stop.patience is not None:
         rows.append(("early stopping", _describe_stopping(plan, config.stop.patience)))
