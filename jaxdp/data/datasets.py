@@ -208,19 +208,25 @@ def decode_items(
     number of classes than the model has, and a class that the training set, or the run's, does not have.
     """
     only_evaluates = may_lack_classes and train is evaluation
+    task = TASKS[config.task].like or config.task
     for items, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(items) == 0:
             raise ConfigError("data.source", source, reason=f"the {kind} set is empty")
-        if np.ndim(labels := getattr(items, "labels", ())) == 2 and (TASKS[config.task].like or config.task) == "classes":
-            reason = f"the {kind} set has several labels for each image, {np.shape(labels)}"
-            raise ConfigError("task", config.task, reason=reason, hint="use --task labels")
+        shape = np.asarray(getattr(items, "labels", None)).shape
+        if other := {("classes", 2): "several labels", ("labels", 1): "one label"}.get((task, len(shape))):
+            hint = f"use --task {'labels' if len(shape) == 2 else 'classes'}"
+            raise ConfigError("task", config.task, reason=f"the {kind} set has {other} for each image, {shape}", hint=hint)
     own = names_of(train) or names_of(evaluation)
     trained = own if trained is None else tuple(trained)
     relabel = {
         kind: matching_labels(names_of(items) or own, trained, error=class_error(config, source, kind))
         for items, kind in ((train, "training"), (evaluation, "evaluation"))[only_evaluates:]
     }
-    if (TASKS[config.task].like or config.task) == "labels" and any(labels is not None for labels in relabel.values()):
+    widths = stated_classes(train), stated_classes(evaluation)
+    if task == "labels" and None not in widths and widths[0] != widths[1]:
+        hint = "give both sets the same labels"
+        raise class_error(config, source, "evaluation")(f"it has {widths[1]} labels, and the training set {widths[0]}", hint)
+    if task == "labels" and any(labels is not None for labels in relabel.values()):
         hint = "give both sets the same names in the same order"
         raise class_error(config, source, "evaluation")("the names of its labels have another order than in training", hint)
     largest = (int(labels.max(initial=-1)) + 1 for labels in relabel.values() if labels is not None)

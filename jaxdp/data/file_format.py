@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp.config import MAX_CLASSES, Data
 from jaxdp.data.datasets import EncodedItems, SplitReader, listed
-from jaxdp.data.from_python import ArrayItems, as_source
+from jaxdp.data.from_python import ArrayItems, as_source, with_names
 from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
 from jaxdp.targets import BadTarget, Target
@@ -36,6 +36,12 @@ class Format(SplitReader):
         for field in ("image_column", "label_column", "label_separator"):
             if getattr(data, field) and not self.has_columns:
                 raise ConfigError(f"data.{field}", getattr(data, field), reason=f"{path} has no columns", hint="omit it")
+        separator, columns = data.label_separator, data.label_column
+        if separator is not None and (not separator or len(columns) > 1):
+            reason = "is a text between the names in one column"
+            raise ConfigError("data.label_separator", separator, reason=reason, hint="omit it")
+        if len({*columns}) < len(columns):
+            raise ConfigError("data.label_column", columns, reason="names a column twice", hint="name each once")
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
         """An error of this place."""
@@ -79,15 +85,13 @@ class Format(SplitReader):
         """
         try:
             items = as_source(pair, split, self.target)
+            if names is not None and isinstance(items, ArrayItems):
+                items = with_names(items, names, split)
         except ConfigError as error:
             raise self.error(error.reason, error.hint) from None
         if not isinstance(items, ArrayItems):
             hint = "store uint8 pixels of shape [N, H, W, 3] or [N, H, W]"
             raise self.error(f"{split} images are {pair[0].dtype} of shape {pair[0].shape}", hint)
-        if names is not None and items.classes > len(names):
-            reason = f"row {items.labels.argmax()} of {split} has the label {items.classes - 1}"
-            raise self.error(reason, f"there are {len(names)} class names, from 0")
-        items.classes = names or items.classes
         return items
 
 
@@ -159,7 +163,12 @@ def several(
                     raise error(reason, "columns of several labels have 0 or 1, or false or true")
                 labels[row, column] = found
         return labels, [normalized(name) for name in columns]
-    parts = [[normalized(part.strip()) for part in str(value or "").split(separator) if part.strip()] for value in values]
+    parts = []
+    for row, value in enumerate(values):
+        if (text := label_text(value)) is None:
+            reason = f"{row_name(row)} has the label {printable(repr(value), 80)}"
+            raise error(reason, f"labels are names separated by {separator!r}")
+        parts.append([normalized(part.strip()) for part in text.split(separator) if part.strip()])
     names = class_order(list({name for row in parts for name in row})) if classes is None else classes
     if len(names) > MAX_CLASSES:
         raise error(

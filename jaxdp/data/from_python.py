@@ -8,6 +8,7 @@ import numpy as np
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.batch_sources import ItemSource
 from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
+from jaxdp.data.image_folder import normalized
 from jaxdp.errors import ConfigError, first_line, place_in_user_code
 from jaxdp.targets import BadTarget, Target, own_target
 
@@ -18,7 +19,7 @@ class ArrayItems:
     """Images and labels of the caller, without a copy.
 
     images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers from 0, or booleans, [N]; or [N, C], each 0 or 1.
-    classes: the largest label plus one, or C.
+    classes: the largest label plus one, or C; or the names of the classes.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
@@ -105,24 +106,36 @@ def check_pair(pair: Any, target: Target | None) -> tuple[ItemSource, ItemSource
 
 
 def as_source(item: Any, name: str, target: Target | None = None) -> ItemSource:
-    """A source of a pair of arrays (images, labels); any other object unchanged. target: of a registered task, whose
-    labels may be a mapping.
+    """A source of arrays (images, labels) or (images, labels, names of the classes); any other object unchanged.
 
-    Raises ConfigError for other shapes and types than `ArrayItems` has, and for labels that are not whole numbers from 0.
+    target: of a registered task, whose labels may be a mapping of arrays.
+
+    Raises ConfigError as `_array_items` and `with_names`, and for a name that stands there twice.
     """
-    if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
+    if not (isinstance(item, (tuple, list)) and len(item) in (2, 3) and getattr(item[0], "ndim", 0) >= 3):
         return item
-    images = np.asarray(item[0])
+    items = _array_items(np.asarray(item[0]), item[1], name, target=target)
+    if len(item) == 2 or item[2] is None:
+        return items
+    names = [str(one) for one in item[2]]
+    texts = list(map(normalized, names))
+    if repeated := [text for text in texts if texts.count(text) > 1]:
+        raise ConfigError("datasets", reason=f"{name} names two classes {repeated[0]!r}", hint="give each its own name")
+    return with_names(items, names, name)
+
+
+def _array_items(images: np.ndarray, labels: Any, name: str, *, target: Target | None) -> ArrayItems:
+    """The items of images and labels. Raises ConfigError for other shapes and types than `ArrayItems` has, and wrong labels."""
     if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         hint = "give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]"
         raise ConfigError("datasets", reason=f"{name} images are {images.dtype} of shape {images.shape}", hint=hint)
     if target is not None:
         try:
-            return TargetItems(images, target.all_of(item[1], len(images)))
+            return TargetItems(images, target.all_of(labels, len(images)))
         except BadTarget as error:
             reason = f"the target of row {error.row} of {name} {error}"
             raise ConfigError("datasets", reason=reason, hint="see `targets` of the registered task") from None
-    labels = np.asarray(item[1])
+    labels = np.asarray(labels)
     if labels.shape == (len(images), 1):  # as Keras has them
         labels = labels[:, 0]
     if labels.dtype.kind not in "iubf" or labels.ndim not in (1, 2) or len(labels) != len(images):
@@ -137,6 +150,18 @@ def as_source(item: Any, name: str, target: Target | None = None) -> ItemSource:
     items = ArrayItems(images, labels.astype(np.int64) if labels.dtype.kind == "f" else labels)
     if images.size and images[0].max() <= 1 and images.max() == 1:
         items.warnings = [f"all pixels of the {name} images are 0 or 1 of 255, which is nearly black; multiply them by 255"]
+    return items
+
+
+def with_names(items: ArrayItems, names: list[str], name: str) -> ArrayItems:
+    """The items with names of their classes. Raises ConfigError if there are fewer than classes, or other than of labels."""
+    if items.labels.ndim == 2 and items.classes != len(names):
+        reason = f"{name} has {items.classes} labels for each image and {len(names)} class names"
+        raise ConfigError("datasets", reason=reason, hint="give as many names as labels")
+    if items.classes > len(names):
+        reason = f"row {items.labels.argmax()} of {name} has the label {items.classes - 1}"
+        raise ConfigError("datasets", reason=reason, hint=f"there are {len(names)} class names, from 0")
+    items.classes = names
     return items
 
 

@@ -50,6 +50,7 @@ class DatasetExamples:
     def __init__(self, place: HuggingFace, split: str, classes: list[str] | None) -> None:
         import datasets
 
+        self.classes: int | list[str]
         self.split, data = split, place.splits[split].with_format(None)
         self.classes: int | list[str]
         self.image = place.column(data.column_names, "image", place.data.image_column)
@@ -65,8 +66,9 @@ class DatasetExamples:
             self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
             return
         inner = getattr(data.features[label], "feature", None)  # of a sequence
-        if more or inner is not None:
-            self.labels, self.classes = self._several(data, [label, *more], getattr(inner, "names", None), place=place)
+        if inner is not None or place.has_several_labels:
+            names = classes if inner is None else getattr(inner, "names", None)
+            self.labels, self.classes = self._several(data, [label, *more], names, place=place)
             self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
             return
         names: list[str] | None = getattr(data.features[label], "names", None)
@@ -84,10 +86,11 @@ class DatasetExamples:
     def _several(
         self, data: Any, columns: list[str], names: list[str] | None, *, place: HuggingFace
     ) -> tuple[np.ndarray, list[str]]:
-        """(labels [N, C] float32, their names) of a sequence of classes, or of columns of 0 and 1."""
-        if len(columns) > 1:
-            rows = list(zip(*(data[column][:] for column in columns), strict=True))
-            return several(rows, None, columns=columns, separator=None, row_name=self.name, error=place.error)
+        """(labels [N, C] float32, their names) of a sequence of classes, of columns of 0 and 1, or of names in a text."""
+        if place.has_several_labels:
+            values = [data[column][:] for column in columns]
+            rows, separator = list(zip(*values, strict=True)) if len(columns) > 1 else values[0], place.data.label_separator
+            return several(rows, names, columns=columns, separator=separator, row_name=self.name, error=place.error)
         if names is None:
             hint = "cast it with cast_column(NAME, datasets.Sequence(datasets.ClassLabel(names=[...])))"
             raise place.error(
@@ -96,7 +99,7 @@ class DatasetExamples:
         labels = np.zeros((len(data), len(names)), np.float32)
         for row, own in enumerate(data[columns[0]][:]):
             for label in own or ():
-                if not 0 <= label < len(names):
+                if label is None or not 0 <= label < len(names):
                     raise place.error(f"{self.name(row)} has the label {label}", f"give it one of the {len(names)} classes")
                 labels[row, label] = 1
         return labels, list(names)

@@ -84,6 +84,7 @@ def _export_weights(loaded: LoadedRun, output: Path, format: str, *, classes: li
     metadata = {
         "config": json.dumps(dataclasses.asdict(config)),
         "model": weights.network_json(config.model),
+        "task": config.task,
         preprocessing.METADATA: json.dumps(preprocessing.as_dict(preprocessing.of_run(config, *pixel_stats(config)))),
         "samples": str(manifest.samples),
         "epoch": f"{manifest.epoch:g}",

@@ -71,7 +71,8 @@ def to_onnx(served: ServedModel) -> bytes:
     named = weights.named_tensors(served.params, served.batch_stats)
     tensors = {torch_name(name): to_torch_layout(tensor) for name, tensor in named.items()}
     logits = ResNetNodes(graph, config.model, tensors).logits(_normalized(graph, served), LOGITS)
-    graph.add("Softmax", logits, axis=-1, output=PROBABILITIES)
+    operator, attributes = ("Sigmoid", {}) if config.task == "labels" else ("Softmax", {"axis": -1})
+    graph.add(operator, logits, output=PROBABILITIES, **attributes)
 
     outputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", config.model.class_count])

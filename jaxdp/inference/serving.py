@@ -59,6 +59,7 @@ def served_model(workdir: str | Path, loaded: LoadedRun, *, format: str, dtype: 
     metadata = {
         "jaxdp_version": __version__,
         "recipe": config.name,
+        "task": config.task,
         "network": config.model.title,
         "class_names": class_names(workdir, config.model.class_count),
         **_preprocessing(config),

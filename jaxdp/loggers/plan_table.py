@@ -103,7 +103,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("devices", devices),
     ]
     if max(phase.devices for phase in plan.phases) > 1:
-        statistics = "batch statistics, loss, accuracy" if model_summary["statistics"] else "loss, accuracy"
+        of_images = [metrics.title_of(name) for name in (config.first_metric,) if METRICS[name].of == "images"]
+        statistics = ", ".join([*["batch statistics"] * bool(model_summary["statistics"]), "loss", *of_images])
         rows += [
             ("all-reduce", f"{config.reduce.strategy}, {gradient} of gradients in {config.reduce.wire_dtype}"),
             ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} and requests in float32"),

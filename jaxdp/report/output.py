@@ -78,12 +78,12 @@ def write_page(
     except OSError as error:
         reason = no_directory_reason(folder, error)
         raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
-    confusions: list[ConfusionReport | str] = ["skipped: --no-evaluate"] * len(runs)
+    confusions: list[ConfusionReport | str] = ["skipped: --no-evaluate" * (run.config.task == "classes") for run in runs]
     if evaluate:
         _check_checkpoint(runs, checkpoint)
-        confusions = [_evaluate(run, checkpoint, datasets) for run in runs]
+        confusions = [of and _evaluate(run, checkpoint, datasets) for run, of in zip(runs, confusions, strict=True)]
         for run, confusion in zip(runs, confusions, strict=True):
-            if isinstance(confusion, str):
+            if isinstance(confusion, str) and confusion:
                 info(f"{run.label}: accuracy by class {confusion}")
     pictures = draw(runs, confusions)
     files = {f"{name}.png": picture.png for name, picture in pictures.items()}
@@ -127,8 +127,6 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     """The run's confusion matrix, or why it is missing."""
     if run.status == "running":
         return "skipped: the run is still training and uses its devices; write the report again when it has finished"
-    if run.config.task != "classes":
-        return f"missing: images of the task {run.config.task} have no single class"
     is_given = SOURCES[run.config.data.source].from_python
     if is_given and datasets is None:
         return "missing: the run was given its images from Python; pass them to jaxdp.report.write as datasets"

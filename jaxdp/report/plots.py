@@ -136,9 +136,10 @@ def metric_figure(runs: list[History], metric: str, against: str) -> PanelFigure
     title = "loss" if metric == LOSS else title_of(metric)
     unit, per_unit = ("epochs", 1.0) if against == "epoch" else _time_unit(runs)
     figure = PanelFigure(f"{title.capitalize()} against {'epochs' if against == 'epoch' else 'time'}")
-    axes, drawn = figure.panel, list[float]()
+    axes, drawn, has_training = figure.panel, list[float](), False
     for run, style in line_styles(runs):
         xs, ys = values(run.training, against, 1 / per_unit), values(run.training, bare(metric), scale)
+        has_training |= len(ys) > 0
         if window(len(ys)) > 1:
             axes.plot(xs, ys, color=style["color"], linestyle="none", marker=".", markersize=3, alpha=0.3)
         thin, thick = style | {"linewidth": 1, "alpha": 0.8}, style | {"linewidth": 2.2, "marker": "o"}
@@ -153,7 +154,8 @@ def metric_figure(runs: list[History], metric: str, against: str) -> PanelFigure
         y_label += " (log scale)"
     axes.set(ylabel=y_label, xlabel="epoch" if against == "epoch" else f"wall time of the run's sessions, {unit}")
     _finish(figure, runs, empty=not drawn)
-    _add_legend(figure, runs, (("training (moving average)", 1, None), (f"held-out images, {HELD_OUT_LABELS}", 2.2, "o")))
+    kinds = (("training (moving average)", 1, None), (f"held-out images, {HELD_OUT_LABELS}", 2.2, "o"))
+    _add_legend(figure, runs, kinds if has_training else kinds[1:])
     return figure
 
 

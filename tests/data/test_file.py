@@ -758,7 +758,7 @@ def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, i
     ):
         with pytest.raises(ConfigError, match=message):
             splits(place if ":" in place else tmp_path / place)
-    with pytest.raises(ConfigError, match=r"data\.label_column=\('x',\): .*cifar has no columns"):
+    with pytest.raises(ConfigError, match=r"data\.label_column=.*'x'.*: .*cifar has no columns"):
         splits(tmp_path / "deep/cifar", label_column=("x",))
     with pytest.raises(ConfigError, match=r"it has no split 'fit'; name one of test, train with"):
         splits(tmp_path / "deep/cifar", train_split="fit")

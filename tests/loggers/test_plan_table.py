@@ -45,6 +45,15 @@ def test_table_says_how_many_epochs_whole_steps_make():
     assert "2 epochs, " in run[1437]
 
 
+def test_plan_names_the_metrics_of_its_task_that_are_gathered():
+    config = load_config("digits", ["--model.depth", "18"])
+    labels = dataclasses.replace(config, task="labels", optimizer=dataclasses.replace(config.optimizer, loss="binary"))
+    shown, of_labels = (rows(make_plan(each, examples=1437, devices=4)) for each in (config, labels))
+    assert "metrics" not in shown
+    gathered = "mean average precision, F1 micro, F1 macro: 84 bytes for each held-out image on every host"
+    assert of_labels["metrics"] == gathered  # logits and labels of ten classes, and a weight
+
+
 @pytest.mark.parametrize(("name", "average_decay"), [*((name, None) for name in OPTIMIZERS), ("sgd", 0.9)])
 def test_state_bytes_equal_those_of_the_arrays_on_a_device(name, average_decay, tiny_resnet):
     optimizer = Optimizer(name=name, average_decay=average_decay)

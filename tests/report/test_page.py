@@ -19,7 +19,7 @@ from helpers.saved_run import save_run
 from helpers.step import with_parts
 
 from jaxdp import models, train
-from jaxdp.config import Data, Phase
+from jaxdp.config import Data, Optimizer, Phase
 from jaxdp.errors import ConfigError
 from jaxdp.inference import evaluate as evaluation
 from jaxdp.inference.evaluate import evaluate
@@ -29,7 +29,7 @@ from jaxdp.report.confusion import ConfusionReport
 from jaxdp.report.run_history import PARTS, read, read_all
 
 SECTIONS = (
-    *("Progress", "Messages", "Results", "Loss and accuracy", "Learning rate, momentum, batch size and speed"),
+    *("Progress", "Messages", "Results", "Loss and metrics", "Learning rate, momentum, batch size and speed"),
     *("Wall time", "Classes", "More numbers"),
 )
 CURVES = {f"{name}.png" for name in ("loss", "loss-time", "accuracy", "accuracy-time")}
@@ -116,6 +116,17 @@ def test_page_says_why_a_run_is_not_evaluated(no_drawing, tmp_path):
     assert "skipped: the run is still training and uses its devices" in text
     write_run(tmp_path, data=Data(source="given", eval_split=None))
     assert "missing: the run was given its images from Python" in write(str(tmp_path)).read_text()
+
+
+def test_page_of_a_run_on_several_labels_has_its_metrics_and_no_classes(no_drawing, tmp_path):
+    shown, task = [], {"task": "labels", "data": Data(source="given"), "optimizer": Optimizer(loss="binary")}
+    run = write_run(tmp_path / "labels", **task)
+    for evaluated in (False, True):
+        html = write(run, evaluate=evaluated, info=shown.append).read_text()
+        assert "Results" in html
+        assert "Classes</h2>" not in html
+        assert "by class" not in html
+    assert shown == []
 
 
 def test_page_of_a_run_with_other_classes_is_written_without_them(no_drawing, tiny, tmp_path):
