@@ -88,7 +88,7 @@ def _how_to_continue(history: History) -> str:
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."
     values = flatten(dataclasses.asdict(history.config))
-    own_parts = any(values[table.field] not in table.builtin for table in REGISTRIES)
+    own_parts = any(values[table.field] not in (*table.builtin, None) for table in REGISTRIES)
     callbacks = any(event["event"] == START and event["text"] for event in history.events)  # their names
     if is_url(history.workdir) or own_parts or callbacks:  # which config.json does not have
         return f"To continue {saved}, repeat its command."
