@@ -93,6 +93,11 @@ class TaskChoice(Choice):
         return "classes" if is_class else "labels"
 
 
+def kind_of_task(name: str) -> str:
+    """The built-in task whose targets and predictions a task has; "" if they are its own."""
+    return TASKS[name].like or (name if name in TASKS.builtin else "")
+
+
 @dataclass(frozen=True)
 class Augmentation(Choice):
     """An augmentation. Its implementation is f(image [S, S, 3], key, size=image_size, ranges=config.augment) of one image.

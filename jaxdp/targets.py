@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.choices import TASKS
+from jaxdp.choices import TASKS, kind_of_task
 from jaxdp.config import Config
 from jaxdp.errors import kind_of, plural
 
@@ -113,7 +113,7 @@ def target_of(config: Config, relabel: np.ndarray | None = None) -> Target:
     if own := own_target(config.task):
         return own
     classes = config.model.class_count
-    if (TASKS[config.task].like or config.task) == "labels":
+    if kind_of_task(config.task) == "labels":
         return LabelVector(np.dtype((np.float32, (classes,))))
     return ClassLabel(classes=classes) if relabel is None else ClassLabel(classes=len(relabel), relabel=relabel)
 

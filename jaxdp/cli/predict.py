@@ -106,7 +106,11 @@ def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     for file, classes in results:
-        shares = [f"{entry['name']} {100 * entry['probability']:.2f} %" for entry in classes if entry.get("present", True)]
+        shares = [
+            entry.get("prediction") or f"{entry['name']} {100 * entry['probability']:.2f} %"
+            for entry in classes
+            if entry.get("present", True)
+        ]
         print_safe(printable(f"{file}: {', '.join(shares) or 'no label'}", LONGEST_PATH))
     sys.stdout.flush()
 
@@ -114,6 +118,9 @@ def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
 def _by_image(predicted: Any) -> Iterator[list[dict[str, Any]]]:
     """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image. For the task
     labels, with "present", and all present ones."""
+    if predicted.predictions.classes.shape[1] == 0:  # of a registered task with targets of its own
+        yield from ([{"prediction": text} for text in texts] for texts in predicted.predictions.names)
+        return
     names, threshold = predicted.class_names, predicted.threshold
     for classes, scores in zip(predicted.predictions.classes, predicted.predictions.scores, strict=True):
         is_present = [] if threshold is None else (scores >= threshold).tolist()
@@ -127,6 +134,10 @@ def _by_image(predicted: Any) -> Iterator[list[dict[str, Any]]]:
 def _as_csv(results: Iterable[tuple[str, list[dict[str, Any]]]], *, has_present: bool) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    results = list(results)
+    if results and "prediction" in results[0][1][0]:
+        writer.writerows([["image", "prediction"], *([file, one["prediction"]] for file, (one,) in results)])
+        return text.getvalue()
     writer.writerow(["image", "rank", "class", "name", "probability", *["present"] * has_present])
     for file, classes in results:
         for rank, entry in enumerate(classes, 1):

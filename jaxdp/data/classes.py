@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.choices import TASKS
+from jaxdp.choices import kind_of_task
 from jaxdp.config import Config
 from jaxdp.data.image_folder import normalized, same_names
 from jaxdp.errors import ConfigError
@@ -76,7 +76,7 @@ def with_class_weights(config: Config, train: Any) -> Config:
         reason = f"data.source={config.data.source!r} has its labels only with the images"
         raise ConfigError(field, "balanced", reason=reason, hint=hint)
     labels, classes = np.asarray(labels), config.model.class_count
-    if (TASKS[config.task].like or config.task) == "labels":
+    if kind_of_task(config.task) == "labels":
         positive = labels.sum(0)
         if not positive.all():
             raise ConfigError(field, "balanced", reason=f"no training image has the label {positive.argmin()}", hint=hint)

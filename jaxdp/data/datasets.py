@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxdp.choices import SOURCES, TASKS
+from jaxdp.choices import SOURCES, kind_of_task
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.batch_sources import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.classes import matching_labels, names_of
@@ -208,7 +208,7 @@ def decode_items(
     number of classes than the model has, and a class that the training set, or the run's, does not have.
     """
     only_evaluates = may_lack_classes and train is evaluation
-    task = TASKS[config.task].like or config.task
+    task = kind_of_task(config.task)
     for items, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(items) == 0:
             raise ConfigError("data.source", source, reason=f"the {kind} set is empty")

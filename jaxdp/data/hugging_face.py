@@ -50,38 +50,35 @@ class DatasetExamples:
     def __init__(self, place: HuggingFace, split: str, classes: list[str] | None) -> None:
         import datasets
 
-        self.classes: int | list[str]
         self.split, data = split, place.splits[split].with_format(None)
-        self.classes: int | list[str]
         self.image = place.column(data.column_names, "image", place.data.image_column)
-        label, *more = place.label_columns(data.column_names)
+        columns = place.label_columns(data.column_names)
         if not isinstance(data.features[self.image], datasets.Image):
             reason = f"the column {self.image!r} has the type {data.features[self.image]}, not Image"
             raise place.error(reason, "cast it with cast_column(NAME, datasets.Image()), and save the data set again")
+        self.labels, self.classes = self._targets(data, columns, classes, place=place)
+        self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
+
+    def _targets(
+        self, data: Any, columns: list[str], classes: list[str] | None, *, place: HuggingFace
+    ) -> tuple[np.ndarray, int | list[str]]:
+        """(labels, classes) of one class, several labels, or the targets of a registered task."""
         if place.target is not None:
-            columns = [data[column][:] for column in (label, *more)]
-            values = list(zip(*columns, strict=True)) if more else columns[0]
-            self.labels = measured(values, place.target, row_name=self.name, error=place.error)
-            self.classes = 0
-            self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
-            return
-        inner = getattr(data.features[label], "feature", None)  # of a sequence
+            cells = [data[column][:] for column in columns]
+            numbers = list(zip(*cells, strict=True)) if len(cells) > 1 else cells[0]
+            return measured(numbers, place.target, row_name=self.name, error=place.error), 0
+        inner = getattr(data.features[columns[0]], "feature", None)  # of a sequence
         if inner is not None or place.has_several_labels:
-            names = classes if inner is None else getattr(inner, "names", None)
-            self.labels, self.classes = self._several(data, [label, *more], names, place=place)
-            self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
-            return
-        names: list[str] | None = getattr(data.features[label], "names", None)
-        values = list(data[label][:])
+            return self._several(data, columns, classes if inner is None else getattr(inner, "names", None), place=place)
+        names: list[str] | None = getattr(data.features[columns[0]], "names", None)
+        values = list(data[columns[0]][:])
         for row, value in enumerate(values):
             if names is not None and value is not None and not 0 <= value < len(names):
                 hint = f"remove the row, or give it one of the {len(names)} classes"
                 raise place.error(f"{self.name(row)} has the label {value}", hint)
         if names is not None:
             values = [None if value is None else names[value] for value in values]
-        known = names if classes is None else classes
-        self.labels, self.classes = numbered(values, known, row_name=self.name, error=place.error)
-        self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
+        return numbered(values, names if classes is None else classes, row_name=self.name, error=place.error)
 
     def _several(
         self, data: Any, columns: list[str], names: list[str] | None, *, place: HuggingFace

@@ -17,7 +17,7 @@ import jax
 
 from jaxdp import metrics
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.choices import LOSSES, SOURCES
+from jaxdp.choices import LOSSES, SOURCES, TASKS, kind_of_task
 from jaxdp.config import Config, Phase
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import plural, printable
@@ -53,7 +53,8 @@ class _Facts(NamedTuple):
     @property
     def outputs(self) -> str:
         """Their number, such as "10 classes"."""
-        return plural(len(self.classes), "label" if self.config.task == "labels" else "class")
+        noun = {"classes": "class", "labels": "label", "": "value"}[kind_of_task(self.config.task)]
+        return plural(len(self.classes), noun)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -156,7 +157,12 @@ def _sections(facts: _Facts) -> Iterable[str]:
     manifest, config, model = facts.manifest, facts.config, facts.config.model
     count = sum(math.prod(shape) for name, (_, shape, _) in manifest.arrays.items() if name.startswith(".params"))
     yield f"# {_escape(config.name)}"
-    purpose = "finds which labels an image has, of" if config.task == "labels" else "classifies images into"
+    purposes = {
+        "classes": "classifies images into",
+        "labels": "finds which labels an image has, of",
+        "": "predicts for an image",
+    }
+    purpose = purposes[kind_of_task(config.task)]
     yield (
         f"{_escape(model.title)} with {count:,} parameters, which {purpose} {facts.outputs}. "
         "It was trained with jaxdp, synchronous data-parallel training in JAX and Flax; these are the weights after epoch "
@@ -177,8 +183,9 @@ def _sections(facts: _Facts) -> Iterable[str]:
     yield _table(["package", "version"], manifest.metadata.get("versions", {}).items())
     yield "## Digest"
     yield from _digest(facts)
-    yield "## Classes"
-    yield _table(["number", "name"], enumerate(facts.classes))
+    if kind_of_task(config.task):
+        yield "## Classes"
+        yield _table(["number", "name"], enumerate(facts.classes))
 
 
 def _metrics(facts: _Facts) -> Iterable[str]:
@@ -201,6 +208,8 @@ def _metrics(facts: _Facts) -> Iterable[str]:
     yield _table(header[:columns], [row[:columns] for row in rows])
     loss, name = METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS]), facts.config.optimizer.loss
     title = (LOSSES[name].title or "cross entropy") if name in LOSSES.builtin else _escape(name)
+    if TASKS[facts.config.task].own or facts.config.task not in TASKS.builtin:
+        title = f"of the task {_escape(facts.config.task)}"
     yield f"Held-out loss (mean {title}): {loss}. All are of {images:,} held-out images."
     if columns > 2:
         yield "The intervals are Wilson's score intervals. They account for the number of held-out images, not for other data."
@@ -223,11 +232,15 @@ def _use(facts: _Facts) -> str:
     if stated.eval_interpolation == "area":
         share = f"{stated.eval_resize:.4g} of the short side"
         prepared = f"cropped in the center to a square of {share}, resized to {size}x{size} ({stated.eval_interpolation})"
-    assigned = "Every image is assigned to one of them, also an image of something else."
-    output = "Its sigmoid is the label's probability." if facts.config.task == "labels" else assigned
+    said = {
+        "classes": "a score (logit) for each of {}. Every image is assigned to one of them, also an image of something else.",
+        "labels": "a score (logit) for each of {}. Its sigmoid is the label's probability.",
+        "": "{} of the registered task " + _escape(facts.config.task) + ".",
+    }
+    output = said[kind_of_task(facts.config.task)].format(facts.outputs)
     return (
         f"- Input: RGB images, {prepared}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "
-        f"red, green and blue.\n- Output: a score (logit) for each of {facts.outputs}. {output}\n"
+        f"red, green and blue.\n- Output: {output}\n"
         f"- The metrics were measured on the held-out images of {_escape(source)} only.{remark} Other data, calibration, "
         "robustness and bias were not measured."
     )

@@ -3,16 +3,16 @@
 import dataclasses
 import os
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
-from jaxdp.choices import TASKS
+from jaxdp.choices import TASKS, kind_of_task
 from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
 from jaxdp.data.batch_sources import DecodedImages
@@ -41,12 +41,15 @@ class Predictions(NamedTuple):
     classes: int32 [N, top]. names: N lists of `top` class names. probabilities: float32 [N, top]. scores: the probabilities of
     all classes in their order, float32 [N, C]. present: for the task labels, N lists of the names of the labels whose
     probability reaches the threshold, most likely first; else None.
+
+    Of a registered task with targets of its own, `scores` are the outputs, [N, ...] or a tree; `names` has N lists of one text,
+    the output as people see it; the others are empty.
     """
 
     classes: np.ndarray
     names: list[list[str]]
     probabilities: np.ndarray
-    scores: np.ndarray
+    scores: Any
     present: list[list[str]] | None
 
 
@@ -187,12 +190,18 @@ def _checked(config: Config, source: Any, names: list[str], *, shown: Shown) -> 
     """What is shown, with defaults. Raises ConfigError for a value out of range, for a threshold where images have one class
     each, and for a source without images."""
     top, threshold = shown
+    if not kind_of_task(config.task):
+        TASKS.check(config.task)
+        for flag, value in (("--top", top), ("--threshold", threshold)):
+            if value is not None:
+                raise ConfigError(flag, value, reason=f"not possible with task={config.task!r}", hint="omit it")
+        return shown
     top = min(DEFAULT_TOP, len(names)) if top is None else top
     if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
         raise ConfigError("--top", top, reason=f"must be an integer from 1 to {len(names)}, the number of classes")
     if not len(source):
         raise ConfigError("images", reason="no images given", hint="give at least one")
-    if config.task == "labels":
+    if kind_of_task(config.task) == "labels":
         threshold = THRESHOLD if threshold is None else threshold
     elif threshold is not None:
         raise ConfigError("--threshold", threshold, reason=f"not possible with task={config.task!r}", hint="omit it")
@@ -207,11 +216,15 @@ def _predict_source(
     """Predictions of (params, batch_stats) on the devices. shown: of `_checked`. Raises ConfigError if they are not finite."""
     loader, (top, threshold) = prediction_loader(config, source), shown
     scores, usable = _scores(config, evaluated, loader)
-    if not np.isfinite(scores[usable]).all():
+    if not all(np.isfinite(part[usable]).all() for part in jax.tree.leaves(scores)):
         path = Path(about["checkpoint"])
         reason = f"the probabilities predicted by {path} are not finite"
         raise ConfigError("--checkpoint", path.name, reason=reason, hint="use another checkpoint")
-    scores[~usable] = np.nan
+    for part in jax.tree.leaves(scores):
+        part[~usable] = np.nan
+    if not kind_of_task(config.task):
+        return SourcePredictions(_own(config, scores, usable), loader.bad_images, about, names, threshold)
+    assert top is not None
     order = np.argsort(-scores, axis=-1, kind="stable").astype(np.int32)
     classes = np.where(usable[:, None], order[:, :top], -1)
     probabilities = np.take_along_axis(scores, order[:, :top], axis=-1)
@@ -223,25 +236,34 @@ def _predict_source(
     return SourcePredictions(predictions, loader.bad_images, about, names, threshold)
 
 
+def _own(config: Config, outputs: Any, usable: np.ndarray) -> Predictions:
+    """Predictions of a registered task with targets of its own."""
+    show, empty = TASKS.implementation(config.task).shown, np.zeros((len(usable), 0))
+    texts = [[show(jax.tree.map(itemgetter(row), outputs))] if ok else [] for row, ok in enumerate(usable)]
+    return Predictions(empty.astype(np.int32), texts, empty.astype(np.float32), outputs, None)
+
+
 def make_prediction_step(
     config: Config, model: Network, mesh: jax.sharding.Mesh, *, pixel_stats: PixelStats
 ) -> jax.stages.Wrapped:
-    """step(params, batch_stats, batch) -> probabilities float32 [B, C]. batch: as for `make_evaluation_step`."""
+    """step(params, batch_stats, batch) -> probabilities float32 [B, C], or the outputs of a registered task.
+
+    batch: as for `make_evaluation_step`.
+    """
     task = TASKS.implementation(config.task)
 
-    def step(params: dict, batch_stats: dict, batch: Batch) -> jax.Array:
-        logits = evaluation_logits(
-            config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
+    def step(params: dict, batch_stats: dict, batch: Batch) -> Any:
+        return task.probabilities(
+            evaluation_logits(config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats)
         )
-        return task.probabilities(logits.astype(jnp.float32))
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, replicated, sharded)
     return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=sharded))
 
 
-def _scores(config: Config, evaluated: tuple[dict, dict], loader: DecodedImages) -> tuple[np.ndarray, np.ndarray]:
-    """(probabilities float32 [N, C], usable bool [N]: whether the image could be decoded)."""
+def _scores(config: Config, evaluated: tuple[dict, dict], loader: DecodedImages) -> tuple[Any, np.ndarray]:
+    """(probabilities float32 [N, C], or outputs of a registered task; usable bool [N]: whether the image could be decoded)."""
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh
@@ -254,8 +276,7 @@ def _scores(config: Config, evaluated: tuple[dict, dict], loader: DecodedImages)
         for start, batch in zip(starts, iter(prefetcher.next, None), strict=True):
             count = min(images, len(loader) - start)
             scores = jax.device_get(step(params, batch_stats, prefetch.to_global(batch, mesh)))
-            parts.append([array[:count] for array in (scores, batch["weights"] > 0)])
+            parts.append(jax.tree.map(lambda array, count=count: array[:count], (scores, batch["weights"] > 0)))
     finally:
         prefetcher.close()
-    scores, usable = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return scores, usable
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)

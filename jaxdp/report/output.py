@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
-from jaxdp.choices import SOURCES
+from jaxdp.choices import SOURCES, kind_of_task
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
@@ -78,7 +78,9 @@ def write_page(
     except OSError as error:
         reason = no_directory_reason(folder, error)
         raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
-    confusions: list[ConfusionReport | str] = ["skipped: --no-evaluate" * (run.config.task == "classes") for run in runs]
+    confusions: list[ConfusionReport | str] = [
+        "skipped: --no-evaluate" * (kind_of_task(run.config.task) == "classes") for run in runs
+    ]
     if evaluate:
         _check_checkpoint(runs, checkpoint)
         confusions = [of and _evaluate(run, checkpoint, datasets) for run, of in zip(runs, confusions, strict=True)]

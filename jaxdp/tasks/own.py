@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp.choices import TASKS
 from jaxdp.config import Optimizer
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, printable
 from jaxdp.losses import Mix, soft_targets
 from jaxdp.task import Task
 
@@ -50,12 +50,23 @@ class OwnTask:
         return TASKS.implementation(self.task.like).predicted(outputs, targets) if self.task.like else outputs
 
     def probabilities(self, outputs: Any) -> Any:
-        """The probability of each class of a task like `classes` or `labels`."""
-        return TASKS.implementation(self.task.like).probabilities(outputs)
+        """The probability of each class of a task like `classes` or `labels`; else the outputs."""
+        return TASKS.implementation(self.task.like).probabilities(outputs) if self.task.like else outputs
+
+    def shown_target(self, target: Any) -> str:
+        """The target of an image, for people."""
+        return as_text(target)
+
+    def shown(self, output: Any) -> str:
+        """The output for an image, for people."""
+        return printable(str(self.task.show(output))) if self.task.show else as_text(output)
 
 
-def shown(value: Any) -> str:
-    """A target or an output of an image, for people."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {shown(part)}" for name, part in value.items())
+def as_text(value: Any) -> str:
+    """A target or an output of an image, for people: numbers, with their names if they have some."""
+    names = value.dtype.names if isinstance(value, np.void) else value if isinstance(value, Mapping) else None
+    if names is not None:
+        return ", ".join(f"{name} {as_text(value[name])}" for name in names)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(as_text, value))
     return np.array2string(np.asarray(value), precision=4, separator=", ", threshold=8)

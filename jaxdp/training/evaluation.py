@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp import metrics
-from jaxdp.choices import TASKS
+from jaxdp.choices import TASKS, kind_of_task
 from jaxdp.config import Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
@@ -204,9 +205,13 @@ def _local_rows(rows: Any) -> Any:
 
 
 class ExampleCollector:
-    """An `Observer` that keeps up to `limit` images, evenly spread over all `total`."""
+    """An `Observer` that keeps up to `limit` images, evenly spread over all `total`.
 
-    def __init__(self, total: int, limit: int = 16) -> None:
+    task: of the run. Labels and predictions of a registered task with targets of its own are kept as texts.
+    """
+
+    def __init__(self, total: int, limit: int = 16, *, task: str = "classes") -> None:
+        self.own = None if kind_of_task(task) else TASKS.implementation(task)
         self.selected = np.unique(np.linspace(0, total - 1, min(limit, total)).round().astype(np.int64))
         self.collected: dict[int, tuple[np.ndarray, Any, Any]] = {}  # position -> (image, target, prediction)
 
@@ -216,15 +221,13 @@ class ExampleCollector:
 
         def add_predictions(predicted: np.ndarray) -> None:
             for index, row in enumerate(rows):
-                one = jax.tree.map(lambda rows, row=row: rows[row], predicted)
-                self.collected[int(positions[index])] = images[index], labels[index], one
+                label, prediction = labels[index], jax.tree.map(itemgetter(row), predicted)
+                if self.own:
+                    label, prediction = self.own.shown_target(label), self.own.shown(prediction)
+                self.collected[int(positions[index])] = images[index], label, prediction
 
         return add_predictions if len(rows) else None
 
-    def arrays(self) -> list[Any]:
-        """[images uint8 [E, H, W, 3], targets [E], predictions [E]], ordered by position; [] if empty.
-
-        Predictions of a registered task may be a list of trees.
-        """
-        columns = [list(column) for column in zip(*(self.collected[p] for p in sorted(self.collected)), strict=True)]
-        return [column if isinstance(column[0], dict) else np.array(column) for column in columns]
+    def arrays(self) -> list[np.ndarray]:
+        """[images uint8 [E, H, W, 3], labels [E], predictions [E]], ordered by position; [] if empty."""
+        return [np.array(column) for column in zip(*(self.collected[p] for p in sorted(self.collected)), strict=True)]

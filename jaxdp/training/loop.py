@@ -177,7 +177,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     with run.clock.paused("evaluation"):
         processes.barrier("evaluation")
         signals.raise_if_stop_agreed()  # before the collectives that gather the parameters
-        examples = ExampleCollector(len(source))
+        examples = ExampleCollector(len(source), task=run.config.task)
         found = evaluate(
             program,
             *run.eval_variables,
