@@ -1,5 +1,4 @@
 import faulthandler
-import itertools
 import os
 import re
 import signal
@@ -83,15 +82,6 @@ def test_the_signal_for_stacks_prints_them_while_native_code_holds_the_gil():
     assert re.search(r'File "<string>", line [67] in computes', err)  # 6: it has printed, and not yet called
 
 
-def test_the_reason_of_another_process_is_printed_on_one_line():
-    hostile = 'Verdict("a\\nb\\x1b[2J" + "c" * 10_000, 1, "node")'
-    completed = run(f"from jaxdp.distributed.watchdog import *\ncurrent().resume_hint = 'do this'\ncurrent().end({hostile})")
-    last = completed.stderr.splitlines()[-1]
-    assert last.startswith(r"jaxdp: rank 1 on node failed: a\nb\x1b[2Jccc")
-    assert last.endswith("ccc...; do this")
-    assert completed.stderr.count("\n") < 20
-
-
 def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(monkeypatch):
     asked = []
     monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: asked.append(cluster.rank))
@@ -167,30 +157,6 @@ class FailingBoard:
         if self.fails is True:
             raise PermissionError(13, "Permission denied")
         return self.texts.get(name)
-
-
-def test_a_process_is_not_silent_while_the_directory_does_not_answer():
-    watchdog, board, counts = Watchdog(Limits(silence_seconds=15.0)), FailingBoard(), itertools.count()
-    watchdog.status = ProcessStatus()
-    watchdog.stop()  # its threads end at once
-    follower = Follower(watchdog, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
-
-    def looks(seconds, is_writing=False):
-        """The rank that is blamed after that many seconds, with a look in each."""
-        for _ in range(seconds):
-            if is_writing:
-                rank1 = replace(watchdog.record, rank=1, machine="another", count=next(counts))
-                board.texts["1.json"] = rank1.to_json()
-            watchdog.status.tick(1.0)
-            follower._follow()
-        return follower._verdict and follower._verdict.rank
-
-    assert looks(5, is_writing=True) is None
-    board.fails = True
-    assert looks(60) is None
-    board.fails = False
-    assert looks(13) is None
-    assert looks(4) == 1
 
 
 class Processes:
