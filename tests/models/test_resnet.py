@@ -189,21 +189,6 @@ def test_fewest_values_are_those_of_the_last_map(depth, stem):
         assert fewest_values(dataclasses.replace(config, finetune=Finetune(frozen_stages=frozen)), phase_of(4, 1)) == values
 
 
-@pytest.mark.parametrize(
-    ("devices", "accumulation", "hint"),
-    [
-        (1, 1, "use --batch.1.global-batch 2 --batch.1.per-worker-batch 2"),
-        (1, 4, "use --batch.1.per-worker-batch 2"),
-        (2, 1, "use --batch.1.global-batch 4 --batch.1.per-worker-batch 2, or --model.norm synchronized"),
-        (2, 2, "use --batch.1.per-worker-batch 2, or --model.norm synchronized"),
-    ],
-)
-def test_hint_of_one_value_keeps_the_global_batch_where_workers_can_be_joined(devices, accumulation, hint):
-    with pytest.raises(ConfigError, match=r"^batch.1.per_worker_batch=1: the last map has one value .* 16x16") as refused:
-        fewest_values(Config(model=Model(depth=18, classes=6)), phase_of(1, 16, devices, accumulation))
-    assert str(refused.value).endswith(f"; {hint}")
-
-
 class Products:
     """Multiply-adds by hand: of a batched product, of one inside a compiled function, and of a convolution in two groups."""
 
