@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdp.distributed import status
-from jaxdp.distributed.status import Directory, Failure, Heartbeat, ProcessStatus, Record, Verdict, read_record
+from jaxdp.distributed.status import MIN_DURATIONS, Directory, Failure, Heartbeat, ProcessStatus, Record, Verdict, read_record
 
 
 def test_heartbeat_of_a_suspended_process_reports_no_idle_time():
@@ -21,6 +21,25 @@ def test_heartbeat_of_a_suspended_process_reports_no_idle_time():
     assert status.heartbeat().idle_seconds == 1.0
     status.record_progress()
     assert status.heartbeat().idle_seconds == 0.0
+
+
+def test_heartbeat_after_several_iterations_reports_their_typical_duration(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    status = ProcessStatus()
+    for step in range(MIN_DURATIONS + 1):
+        status.begin_iteration("step")
+        status.set_activity("step", step)
+        assert (status.heartbeat().typical_seconds is None) == (step < MIN_DURATIONS)
+        status.set_activity("load", step + 1)
+        now[0] += 2.0
+    status.set_activity("save")
+    now[0] += 100.0
+    status.begin_iteration("step")  # the save in between is not part of a step
+    status.set_activity("step", 9)
+    now[0] += 2.0
+    status.begin_iteration("step")
+    assert (status.heartbeat().typical_seconds, status.heartbeat().longest_seconds) == (2.0, 2.0)
 
 
 def test_a_duration_is_kept_for_the_last_twenty_iterations_of_its_kind_and_five_are_typical(monkeypatch):

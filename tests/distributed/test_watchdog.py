@@ -1,4 +1,5 @@
 import faulthandler
+import itertools
 import os
 import re
 import signal
@@ -157,6 +158,30 @@ class FailingBoard:
         if self.fails is True:
             raise PermissionError(13, "Permission denied")
         return self.texts.get(name)
+
+
+def test_a_process_is_not_silent_while_the_directory_does_not_answer():
+    watchdog, board, counts = Watchdog(Limits(silence_seconds=15.0)), FailingBoard(), itertools.count()
+    watchdog.status = ProcessStatus()
+    watchdog.stop()  # its threads end at once
+    follower = Follower(watchdog, Cluster("jax", "node0", 1, rank=0, num_processes=2), board)
+
+    def looks(seconds, is_writing=False):
+        """The rank that is blamed after that many seconds, with a look in each."""
+        for _ in range(seconds):
+            if is_writing:
+                rank1 = replace(watchdog.record, rank=1, machine="another", count=next(counts))
+                board.texts["1.json"] = rank1.to_json()
+            watchdog.status.tick(1.0)
+            follower._follow()
+        return follower._verdict and follower._verdict.rank
+
+    assert looks(5, is_writing=True) is None
+    board.fails = True
+    assert looks(60) is None
+    board.fails = False
+    assert looks(13) is None
+    assert looks(4) == 1
 
 
 class Processes:
