@@ -83,6 +83,15 @@ def test_the_signal_for_stacks_prints_them_while_native_code_holds_the_gil():
     assert re.search(r'File "<string>", line [67] in computes', err)  # 6: it has printed, and not yet called
 
 
+def test_the_reason_of_another_process_is_printed_on_one_line():
+    hostile = 'Verdict("a\\nb\\x1b[2J" + "c" * 10_000, 1, "node")'
+    completed = run(f"from jaxdp.distributed.watchdog import *\ncurrent().resume_hint = 'do this'\ncurrent().end({hostile})")
+    last = completed.stderr.splitlines()[-1]
+    assert last.startswith(r"jaxdp: rank 1 on node failed: a\nb\x1b[2Jccc")
+    assert last.endswith("ccc...; do this")
+    assert completed.stderr.count("\n") < 20
+
+
 def test_a_process_finds_out_once_when_it_is_overdue_whether_it_reaches_rank_0(monkeypatch):
     asked = []
     monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: asked.append(cluster.rank))
