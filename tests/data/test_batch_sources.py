@@ -100,17 +100,6 @@ def test_batch_with_pixels_of_another_kind_says_what_to_return(shape, dtype):
         source.batch(np.array([0]), np.array([0]))
 
 
-def test_batch_skipping_damaged_images_takes_next_and_lists_them(pictures):
-    for name in ("3", "4"):
-        (pictures / f"train/dog/{name}.JPEG").write_bytes(b"broken")
-    source = sources.open_datasets(folder_config(pictures, on_bad_image="skip")).train
-    images, labels = source.batch(np.array([10, 11, 12]), np.array([5, 5, 5]))
-    np.testing.assert_array_equal(images[0], images[2])
-    np.testing.assert_array_equal(images[1], images[2])
-    assert labels.tolist() == [1, 1, 1]
-    assert sorted(name[-10:] for name in source.bad_images) == ["dog/3.JPEG", "dog/4.JPEG"]
-
-
 def test_batch_without_any_good_image_raises_even_if_skipping():
     source = DecodedImages([(b"broken", 0)] * 5, transform=center, size=8, target=2, on_bad_image="skip")
     reasons = "; ".join(["not an image of a known format"] * 3)

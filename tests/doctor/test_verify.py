@@ -1,8 +1,6 @@
 """`jaxdp doctor --verify` as a whole: its record and its command."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -45,43 +43,6 @@ main.main(["doctor", "--verify", "--mesh.cpu-devices", "1", *{SMALL!r}, "--json"
         "exact resume": 1,
     }
     assert not list((tmp_path / "runs").glob("*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "phase"), [(signal.SIGINT, "gradients:"), (signal.SIGTERM, "exact resume:")])
-def test_verify_when_interrupted_keeps_the_proofs_so_far(tmp_path, number, phase):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    script = f"""
-import os, threading
-from jaxdp.cli import main
-from jaxdp.doctor import verify_gradients
-from jaxdp.loggers.console import Screen
-from jaxdp.strategies import STRATEGIES
-
-for name in {{*STRATEGIES}} - {{"psum", "torus"}}:
-    del STRATEGIES.entries[name]
-verify_gradients.mesh_shapes = lambda _: [(1, 2)]
-info = Screen.info
-
-def info_and_interrupt(self, text):
-    info(self, text)
-    if text.startswith({phase!r}):
-        threading.Timer(3, os.kill, (os.getpid(), {int(number)})).start()
-
-Screen.info = info_and_interrupt
-main.main(["doctor", "--verify", "--mesh.cpu-devices", "2", "--json"])
-"""
-    environment = os.environ | {"TMPDIR": str(temporary), "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "jaxdp: interrupted"
-    assert "Traceback" not in done.stderr
-    record = json.loads(done.stdout)
-    assert (record["stopped"], record["failed"]) == (True, [])
-    if phase == "exact resume:":
-        assert [proof["name"] for proof in record["proofs"]][:2] == ["gradient: psum on 1x2", "same bits: psum on 1x2"]
-    assert not list(temporary.iterdir())
 
 
 def test_proofs_are_on_the_mesh_of_the_recipe_and_with_thorough_on_all(tiny, monkeypatch):

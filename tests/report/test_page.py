@@ -23,7 +23,6 @@ from jaxdp.config import Data, Optimizer, Phase
 from jaxdp.errors import ConfigError
 from jaxdp.inference import evaluate as evaluation
 from jaxdp.inference.evaluate import evaluate
-from jaxdp.loggers.events import EventLog
 from jaxdp.report import plots, write
 from jaxdp.report.confusion import ConfusionReport
 from jaxdp.report.run_history import PARTS, read, read_all
@@ -167,16 +166,6 @@ def test_names_of_classes_and_of_values_that_are_not_unicode_are_escaped(tmp_pat
     assert r'alt="recall\udcff"' in text
     assert "\x1b" not in text
     assert (run / "report/classes-1.csv").read_text().splitlines()[1] == r"a\udcff,4,3,0.75,b\x1b,1"
-
-
-def test_flags_in_the_texts_of_a_page_do_not_break(no_drawing, tmp_path):
-    run = write_run(tmp_path)
-    log = EventLog(run)
-    log.write("message", "<slow>: raise --data.read-ahead, see a--b")
-    log.close()
-    text = write([run], evaluate=False).read_text()
-    assert "&lt;slow&gt;: raise <code><span>--data.read-ahead</span></code>, see a--b" in text
-    assert "confusion matrix skipped: <code><span>--no-evaluate</span></code>." in text
 
 
 def test_write_on_a_full_disk_keeps_the_earlier_report(no_drawing, tmp_path, monkeypatch):
