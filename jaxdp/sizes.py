@@ -18,12 +18,12 @@ def model_summary(config: Config) -> dict[str, Any]:
     messages: of gradients, then statistics_messages. gathered_messages: bytes of the parameters that a sharded update gathers,
     by message. norms_messages: of its messages of sums of squares.
     """
-    from jaxdp import registered_augmentations
     from jaxdp.models.summary import check_image_size, summary
     from jaxdp.optim.checks import check_loss
+    from jaxdp.registration import check_augmentation
 
     check_loss(config.optimizer, config.model.class_count)  # before a run begins, as every run prints this
-    registered_augmentations.check(config)
+    check_augmentation(config)
     size = config.data.image_size
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):

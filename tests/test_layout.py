@@ -40,7 +40,7 @@ CORE = [
 RINGS = {
     "what a run is, without JAX": ["core"],
     "parts of a step, each usable alone": [
-        "xla losses network registered_augmentations",
+        "xla losses network",
         "registration optim",
         "parallel",
         "models data",
