@@ -73,15 +73,15 @@ def run(arguments: list[str], program: str) -> None:
 
 def _check(config: Config, url: str | None, *, images: bool, as_json: bool) -> None:
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
-        from jaxdp.doctor import dataset, runner
+        from jaxdp.doctor import checks
     from jaxdp.doctor.check_result import ERROR, ResultBuilder, any_running, summarize, to_dict
     from jaxdp.loggers.console import Screen
 
-    results = runner.run_checks(config, url)
+    results = checks.run_checks(config, url)
     if images:
         builder = ResultBuilder("images")
         try:
-            dataset.check_images(builder, config, Screen(sys.stderr).info)
+            checks.check_images(builder, config, Screen(sys.stderr).info)
         except (ConfigError, StorageError) as error:
             builder.error(str(error), "see docs/data.md for the layout of a data set")
         results.append(builder.build())
@@ -90,7 +90,7 @@ def _check(config: Config, url: str | None, *, images: bool, as_json: bool) -> N
     else:
         screen = Screen()
         screen.info(f"checks for the recipe {config.name}")
-        screen.table(runner.make_table(results))
+        screen.table(checks.make_table(results))
         screen.info(summarize(results))
     code = EXIT_FAILURE if any(result.status == ERROR for result in results) else 0
     if any_running():

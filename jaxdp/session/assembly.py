@@ -6,24 +6,33 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from jaxdp.callbacks.build import callbacks_of
-from jaxdp.callbacks.early_stopping import too_few_evaluations
+from jaxdp.callbacks.audit import Audit
+from jaxdp.callbacks.checks import StepChecks
+from jaxdp.callbacks.early_stopping import EarlyStopping, too_few_evaluations
+from jaxdp.callbacks.run_files import CheckpointInterval, RunFiles, Uploads
 from jaxdp.checkpoint.manager import CheckpointManager
-from jaxdp.config import Finetune
+from jaxdp.config import Config, Finetune
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.files import CHECKPOINTS, RESULT, write_atomically
+from jaxdp.loggers.default import Console, MetricsFile, TrainingPlot
 from jaxdp.loggers.events import EventLog
+from jaxdp.loggers.mlflow_logger import MlflowLogger
 from jaxdp.loggers.plan_table import start_table
+from jaxdp.loggers.profile import Profile
+from jaxdp.loggers.tensorboard import TensorBoard
+from jaxdp.loggers.wandb_logger import WandbLogger
+from jaxdp.loggers.warnings import InputAdvice, StragglerWarnings
 from jaxdp.planning import small_worker_warning
 from jaxdp.run_records import MESSAGE, to_json
 from jaxdp.session.directory import RunDirectory, show_and_check
+from jaxdp.session.job import Session, stops_before_training
 from jaxdp.session.preparation import Preparation
-from jaxdp.session.processes import Session, stops_before_training
 from jaxdp.setup.prepare import changed_batches_warning, make_compiler, out_of_memory_as_config_error
 from jaxdp.setup.strategy_check import check_reduction
+from jaxdp.training.callback import Callback, Callbacks
 from jaxdp.training.loop import saves_at_the_end
 from jaxdp.training.run import Run
 
@@ -72,15 +81,6 @@ def _make_run(
         uploader=session.mirror,
         metric=plan.config.stop.metric,
     )
-    callbacks = callbacks_of(
-        plan.config,
-        job.callbacks,
-        processes=group.num_processes,
-        is_rank0=group.is_rank0,
-        screen=screen,
-        events=events,
-        mirror=session.mirror,
-    )
     return Run(
         make_compiler(plan, prepared.devices, prepared.datasets),
         prepared.datasets,
@@ -89,12 +89,39 @@ def _make_run(
         location=session.location,
         signals=session.signals,
         checkpoints=checkpoints,
-        callbacks=callbacks,
+        callbacks=_callbacks(session, plan.config, events),
         info=info,
         status=screen.status,
         resume_action=screen.resume_action,
         started=job.started,
     )
+
+
+def _callbacks(session: Session, config: Config, events: EventLog) -> Callbacks:
+    """The callbacks of a run, in the order of their calls."""
+    guard, logging, is_rank0 = config.guard, config.logging, session.group.is_rank0
+    own: list[Callback | None] = [
+        RunFiles() if is_rank0 else None,
+        StepChecks(),
+        Uploads(session.mirror) if session.mirror else None,
+        StragglerWarnings() if session.group.num_processes > 1 else None,
+        InputAdvice() if is_rank0 else None,
+        Audit(guard.audit_every_steps) if guard.audit_every_steps else None,
+        EarlyStopping(),
+        CheckpointInterval(),
+        Profile(logging.profiled_steps) if logging.profiled_steps and is_rank0 else None,
+    ]
+    loggers: list[Callback | None] = [
+        WandbLogger(logging.wandb) if logging.wandb else None,  # they send the plot
+        MlflowLogger(logging.mlflow) if logging.mlflow else None,
+        TrainingPlot(),  # drawn when the log is closed: `on_end` is called in the reverse order
+        MetricsFile(),
+        TensorBoard() if logging.tensorboard else None,
+        events,
+        Console(session.screen),
+    ]
+    present = [callback for callback in loggers if callback] if is_rank0 else []
+    return Callbacks([callback for callback in own if callback], session.job.callbacks, present)
 
 
 def _warnings(prepared: Preparation, group: ProcessGroup) -> list[str]:

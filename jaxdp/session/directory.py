@@ -9,8 +9,8 @@ from jaxdp.checkpoint.retention import Retention
 from jaxdp.errors import TrainingError
 from jaxdp.files import CHECKPOINTS
 from jaxdp.loggers.summary import show_result
+from jaxdp.session.job import Session
 from jaxdp.session.preparation import Preparation
-from jaxdp.session.processes import Session
 from jaxdp.setup import consistency, run_dir
 from jaxdp.training.result import TrainResult
 

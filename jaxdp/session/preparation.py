@@ -16,8 +16,9 @@ from jaxdp.files import CHECKPOINTS
 from jaxdp.loggers.tracker import check_packages
 from jaxdp.models import finetune
 from jaxdp.planning import Plan
-from jaxdp.session.processes import Session
-from jaxdp.setup import consistency, continued, run_dir
+from jaxdp.session import origin as continued
+from jaxdp.session.job import Session
+from jaxdp.setup import consistency, run_dir
 from jaxdp.setup.prepare import SavedBatches, check_fits, data_fingerprint
 from jaxdp.setup.prepare import prepare as open_data_and_plan
 from jaxdp.sizes import model_summary

@@ -13,7 +13,7 @@ import pytest
 from helpers.report import write_run
 from rich.table import Table
 
-from jaxdp.doctor import runner
+from jaxdp.doctor import checks
 from jaxdp.doctor.check_result import CheckResult
 from jaxdp.loggers import console, notebook
 
@@ -35,7 +35,7 @@ def with_header():
     return table
 
 
-TABLES = {"with a header": with_header(), "without": runner.make_table(CHECKS)}
+TABLES = {"with a header": with_header(), "without": checks.make_table(CHECKS)}
 WORDS = {  # that a terminal of 80 columns does not break
     "with a header": ["state", "accuracy", "97.00 %", "valid", "corrupt:", *SHOWN.split()],
     "without": ["ok", "error", "control", "network", "3.12.1,", "fix:", *SHOWN.split()],
@@ -91,7 +91,7 @@ def test_tables_with_no_color_have_none(monkeypatch, shown):
 
 def test_rows_are_lines_where_there_is_no_terminal(shown):
     path = "/long" * 40
-    table = runner.make_table([CheckResult("disk", "error", f"no space in {path}", "delete it")])
+    table = checks.make_table([CheckResult("disk", "error", f"no space in {path}", "delete it")])
     assert shown(table, io.StringIO()).splitlines() == [f"error  disk  no space in {path}", 13 * " " + "fix: delete it"]
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 import jaxdp
 from jaxdp import models
 from jaxdp.config import Finetune, Phase
-from jaxdp.doctor import cuda
+from jaxdp.doctor import checks
 from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
@@ -216,7 +216,7 @@ def test_run_and_doctor_name_the_options_without_effect(tiny, tmp_path):
     screen = Recorder()
     with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
         train_shown(tiny, tmp_path, screen=screen)
-        message = run_check(cuda.check_variables).message
+        message = run_check(checks.check_variables).message
     line = "these options of JAX have no effect on a run: jax_enable_x64=True, jax_numpy_rank_promotion=raise"
     assert screen.lines.count(line) == 1
     assert line in message
