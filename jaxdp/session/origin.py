@@ -86,12 +86,18 @@ class Continued(NamedTuple):
     classes: list[str] | None
 
 
-def read_continued(workdir: Path, origin: Manifest | None, *, verified: bool) -> Continued:
-    """What the run in a directory continues: its newest checkpoint, or else `origin`. verified: the newest that is intact."""
-    folder = workdir / CHECKPOINTS
-    manifest = (latest_valid(folder) if verified else next(read_manifests(folder), None)) or origin
+def read_continued(session: Session, origin: Manifest | None) -> Continued:
+    """What the run of a session continues: its newest checkpoint, or else `origin`. All processes call this."""
+    found = _found(session, origin) if session.group.is_rank0 else None
+    return Continued(*session.group.broadcast_object("what the run continues", found))
+
+
+def _found(session: Session, origin: Manifest | None) -> Continued:
+    folder = session.workdir / CHECKPOINTS
+    is_intact = session.job.schedule_from_now  # a new schedule begins at a checkpoint that can be restored
+    manifest = (latest_valid(folder) if is_intact else next(read_manifests(folder), None)) or origin
     try:
-        saved = to_json(run_config(workdir))
+        saved = to_json(run_config(session.workdir))
     except ConfigError:  # there is no run, or `prepare_run_dir` reports the error
         saved = None
     if manifest is None:
@@ -100,6 +106,12 @@ def read_continued(workdir: Path, origin: Manifest | None, *, verified: bool) ->
     ended = [(batch, end) for batch, end in ends if end is not None and end <= manifest.epoch]
     place = manifest.path.parent.parent if manifest.url is None else manifest.url.rsplit("/", 2)[0]
     return Continued(manifest.samples, saved, ended, trained_classes(place))
+
+
+def adjusted(config: Config, examples: int, *, run: Continued, schedule_from_now: bool) -> Config:
+    """The config with what a run takes from the checkpoint that it continues. examples: number of training images."""
+    config = with_ended_phases(config, run.ended)
+    return with_new_schedule(config, examples, run=run) if schedule_from_now else config
 
 
 def with_ended_phases(config: Config, ended: list[tuple[int, float]]) -> Config:
