@@ -1,12 +1,18 @@
 """The checks of `jaxdp doctor`: versions, devices, CUDA, variables, object storage and images; and their table."""
 
+import json
 import os
 import platform
 import re
 import secrets
 import shutil
+import subprocess
+import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,12 +29,14 @@ from jaxdp.data.batch_sources import DataError, DecodedImages
 from jaxdp.data.datasets import stated_classes
 from jaxdp.data.sources import source_of
 from jaxdp.distributed.runtime import nvidia_gpu_present
-from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, output_of, run_concurrently
-from jaxdp.doctor.devices import check_devices
-from jaxdp.errors import StorageError, plural
+from jaxdp.errors import StorageError, first_line, plural
+from jaxdp.validation import to_json
 from jaxdp.xla import jax_options
 
-TIMEOUT_SECONDS = 120.0  # of all checks together
+OK, WARNING, ERROR = "ok", "warning", "error"
+WORST_FIRST = (ERROR, WARNING, OK)
+THREAD_PREFIX = "check: "
+TIMEOUT_SECONDS, DEVICES_SECONDS = 120.0, 100.0  # of all checks together, and for JAX to start
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 OLDEST_DRIVERS = {"12": 525, "13": 580}  # by CUDA's major version, from JAX's installation page
 NVIDIA_SMI_SECONDS = 20.0
@@ -38,6 +46,46 @@ SLOW_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
 SLOW_REQUEST_SECONDS = 1.0
 IMAGES_HINT = "replace or remove what cannot be read, or train with --data.on-bad-image skip"
 IMAGES_AT_A_TIME, LISTED = 4096, 100
+
+
+@dataclass
+class CheckResult:
+    """Outcome of one check. status: the worst of its messages, ok, warning or error. fixes: what to do about them."""
+
+    check: str
+    status: str = OK
+    messages: list[str] = field(default_factory=list)
+    fixes: list[str] = field(default_factory=list)
+
+    def ok(self, message: str) -> None:
+        self.add(OK, message)
+
+    def warning(self, message: str, fix: str) -> None:
+        self.add(WARNING, message, fix)
+
+    def error(self, message: str, fix: str) -> None:
+        self.add(ERROR, message, fix)
+
+    def add(self, status: str, message: str, fix: str = "") -> None:
+        """Add a message. fix: unused if the status is ok."""
+        self.status = min(self.status, status, key=WORST_FIRST.index)
+        self.messages.append(message)
+        if status != OK:
+            self.fixes.append(fix)
+
+    @property
+    def message(self) -> str:
+        return "; ".join(self.messages)
+
+    @property
+    def fix(self) -> str | None:
+        return "; ".join(dict.fromkeys(self.fixes)) or None
+
+    def to_dict(self) -> dict[str, str | None]:
+        return {"check": self.check, "status": self.status, "message": self.message, "fix": self.fix}
+
+
+Check = Callable[[CheckResult], None]
 
 
 def run_checks(config: Config, url: str | None) -> list[CheckResult]:
@@ -53,9 +101,71 @@ def run_checks(config: Config, url: str | None) -> list[CheckResult]:
     return run_concurrently(checks, TIMEOUT_SECONDS)
 
 
-def _check_versions(result: ResultBuilder) -> None:
+def _check_versions(result: CheckResult) -> None:
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     result.ok(f"Python {platform.python_version()}, jaxdp {__version__}, {packages}")
+
+
+def run_concurrently(checks: dict[str, Check], timeout_seconds: float) -> list[CheckResult]:
+    """Run every check in a thread and return the results in the order of `checks`, a dict from name to function.
+
+    A check that raises gets a warning; one that does not return within `timeout_seconds` gets an error, and its thread is left
+    running: the caller must end the process by `os._exit` if `any_running()`.
+    """
+    results: dict[str, CheckResult] = {}
+
+    def run(name: str) -> None:
+        result = CheckResult(name)
+        try:
+            checks[name](result)
+        except Exception as error:  # depends on the machine
+            result.warning(f"check failed: {type(error).__name__}: {first_line(error)}", "check this manually")
+        results[name] = result
+
+    threads = {name: threading.Thread(target=run, args=(name,), name=THREAD_PREFIX + name, daemon=True) for name in checks}
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + timeout_seconds
+    for name, thread in threads.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if name not in results:
+            results[name] = CheckResult(name)
+            results[name].error(f"no answer in {timeout_seconds:g} s", "check this manually: a run may hang too")
+    return [results[name] for name in checks]
+
+
+def any_running() -> bool:
+    """Whether the thread of a check that timed out is still running."""
+    return any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate())
+
+
+def output_of(command: list[str], timeout_seconds: float, *, stdin: str | None = None) -> str:
+    """The stdout of a command. Raises OSError with a one-line reason if it is missing, fails or times out."""
+    try:
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, errors="replace", timeout=timeout_seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{command[0]}: no answer in {timeout_seconds:g} s") from None
+    if done.returncode:
+        output = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        raise OSError(f"{command[0]} failed with exit code {done.returncode}: {output[-1]}")
+    return done.stdout
+
+
+def to_dict(results: list[CheckResult], recipe: str) -> dict:
+    """The report as one JSON document: {"recipe", "checks": [...]} and the number of results by status."""
+    counts = {status: sum(result.status == status for result in results) for status in reversed(WORST_FIRST)}
+    return {"recipe": recipe, "checks": [result.to_dict() for result in results], **counts}
+
+
+def summarize(results: list[CheckResult]) -> str:
+    """The names of the checks with errors and warnings, in one line."""
+    lines = []
+    for status in (ERROR, WARNING):
+        if checks := [result.check for result in results if result.status == status]:
+            lines.append(f"{len(checks)} {status}{'s' * (len(checks) > 1)}: {', '.join(checks)}")
+    return "; ".join(lines) or "no problems found"
 
 
 def make_table(results: list[CheckResult]) -> Table:
@@ -66,6 +176,20 @@ def make_table(results: list[CheckResult]) -> Table:
         if result.fix:
             table.add_row("", "", Text(f"fix: {result.fix}", "bold"))
     return table
+
+
+def check_devices(result: CheckResult, config: Config) -> None:
+    """A run would start on the devices of this machine. JAX starts in a subprocess, which may crash, and then frees them."""
+    command = [sys.executable, "-m", "jaxdp.doctor.devices"]
+    try:
+        output = output_of(command, DEVICES_SECONDS, stdin=to_json(Config(mesh=config.mesh)))
+        found = json.loads(output.splitlines()[-1])
+    except (OSError, ValueError, LookupError) as error:
+        found = {"kinds": [], "problem": f"JAX does not start: {first_line(error).replace(sys.executable, 'python')}"}
+    if found["kinds"]:
+        result.ok(", ".join(f"{count} x {kind}" for kind, count in Counter(found["kinds"]).items()))
+    if found["problem"]:
+        result.error(found["problem"], "run `python -c 'import jax; jax.devices()'` for details")
 
 
 def installed_version(package: str) -> str | None:
@@ -82,7 +206,7 @@ def installed_plugins() -> dict[str, str]:
     return {major: plugin for major, plugin in found.items() if plugin}
 
 
-def check_cuda(result: ResultBuilder) -> None:
+def check_cuda(result: CheckResult) -> None:
     """Driver, plugin and JAX match, and the GPUs are free."""
     gpu_present, plugins = nvidia_gpu_present(), installed_plugins()
     _check_driver(result, gpu_present, plugins)
@@ -96,7 +220,7 @@ def check_cuda(result: ResultBuilder) -> None:
         result.error("the GPU cannot be used without a plugin", "pip install jaxdp with its extra cuda13, or cuda12")
 
 
-def _check_driver(result: ResultBuilder, gpu_present: bool, plugins: dict[str, str]) -> None:
+def _check_driver(result: CheckResult, gpu_present: bool, plugins: dict[str, str]) -> None:
     if shutil.which("nvidia-smi") is None:
         if gpu_present:
             result.warning("nvidia-smi not found, although a GPU is present", "add nvidia-smi to the PATH")
@@ -127,7 +251,7 @@ def _check_driver(result: ResultBuilder, gpu_present: bool, plugins: dict[str, s
         result.warning(", ".join(busy), "end the processes that nvidia-smi lists before a run")
 
 
-def check_variables(result: ResultBuilder) -> None:
+def check_variables(result: CheckResult) -> None:
     """List the variables that configure JAX, XLA, CUDA and NCCL, and options of JAX that have no effect on a run.
 
     Warns of variables that disable NCCL's fast transports, and of an LD_LIBRARY_PATH that may hide the plugin's CUDA.
@@ -145,7 +269,7 @@ def check_variables(result: ResultBuilder) -> None:
         result.warning(path, "unset LD_LIBRARY_PATH unless JAX finds its GPUs: it may load another CUDA than the plugin's")
 
 
-def check_storage(result: ResultBuilder, url: str) -> None:
+def check_storage(result: CheckResult, url: str) -> None:
     """Objects can be written, read, listed and removed at the URL of a run, and created only once. Raises ConfigError."""
     from jaxdp.cloud.retry import open_patiently
 
@@ -173,7 +297,7 @@ def check_storage(result: ResultBuilder, url: str) -> None:
         result.ok(message)
 
 
-def check_images(result: ResultBuilder, config: Config, info: Callable[[str], None]) -> None:
+def check_images(result: CheckResult, config: Config, info: Callable[[str], None]) -> None:
     """Decode every image of the training and the evaluation split with the threads of training.
 
     info: receives progress. Raises ConfigError or StorageError for a data set that cannot be opened.

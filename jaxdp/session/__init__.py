@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; the same names as in the table below
     from jaxdp.planning import PlannedPhase as PlannedPhase
+    from jaxdp.session.assembly import open_directory as open_directory
     from jaxdp.session.assembly import open_run as open_run
-    from jaxdp.session.directory import open_directory as open_directory
     from jaxdp.session.job import Job as Job
     from jaxdp.session.job import join_processes as join_processes
     from jaxdp.session.origin import open_origin as open_origin
@@ -31,7 +31,7 @@ _MODULE_OF = {
     "join_processes": "jaxdp.session.job",
     "open_origin": "jaxdp.session.origin",
     "prepare": "jaxdp.session.preparation",
-    "open_directory": "jaxdp.session.directory",
+    "open_directory": "jaxdp.session.assembly",
     "open_run": "jaxdp.session.assembly",
     "restore_or_initialize": "jaxdp.training.restore",
     "begin": "jaxdp.training.loop",

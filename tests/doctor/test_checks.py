@@ -4,20 +4,27 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.doctor import run_check
 
 import jaxdp
 from jaxdp.cli import main
 from jaxdp.config import Config, Data, Model
 from jaxdp.doctor import checks
-from jaxdp.doctor.check_result import output_of
+from jaxdp.doctor.checks import CheckResult, output_of
 
 ROOT = Path(__file__).parents[2]
+
+
+def run_check(check, *args, **kwargs) -> CheckResult:
+    """The result of one check."""
+    result = CheckResult("check")
+    check(result, *args, **kwargs)
+    return result
 
 
 @pytest.fixture
@@ -167,3 +174,39 @@ def test_doctor_starts_jax_and_reports_its_devices(tmp_path):
     assert done.stdout.splitlines()[0] == "checks for the recipe digits"
     assert "\x1b" not in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_result_with_several_messages_keeps_the_worst_status():
+    result = CheckResult("disk")
+    result.ok("10 GiB free")
+    result.error("full", "free space")
+    result.warning("slow", "use another disk")
+    assert (result.status, result.message) == ("error", "10 GiB free; full; slow")
+    assert result.fix == "free space; use another disk"
+
+
+def test_run_concurrently_with_a_raising_and_a_hanging_check_returns_every_result():
+    until = threading.Event()
+
+    def raising(result):
+        raise RuntimeError("no such device\nand more")
+
+    working = {"raising": raising, "hanging": lambda result: until.wait(), "working": lambda result: result.ok("fine")}
+    raised, hung, worked = checks.run_concurrently(working, 1.0)
+    assert checks.any_running()
+    until.set()
+    assert (raised.status, raised.message) == ("warning", "check failed: RuntimeError: no such device")
+    assert (hung.status, hung.message) == ("error", "no answer in 1 s")
+    assert (worked.status, worked.message, worked.fix) == ("ok", "fine", None)
+
+
+def test_summaries_name_the_checks_with_problems():
+    disk, data, cores = CheckResult("disk"), CheckResult("data"), CheckResult("cores")
+    disk.error("full", "free space")
+    data.error("missing", "download it")
+    cores.warning("few", "use more")
+    results = [disk, data, cores]
+    assert checks.summarize(results) == "2 errors: disk, data; 1 warning: cores"
+    report = checks.to_dict(results, "digits")
+    assert (report["recipe"], report["ok"], report["warning"], report["error"]) == ("digits", 0, 1, 2)
+    assert report["checks"][0] == {"check": "disk", "status": "error", "message": "full", "fix": "free space"}

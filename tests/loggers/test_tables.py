@@ -14,7 +14,7 @@ from helpers.report import write_run
 from rich.table import Table
 
 from jaxdp.doctor import checks
-from jaxdp.doctor.check_result import CheckResult
+from jaxdp.doctor.checks import CheckResult
 from jaxdp.loggers import console, notebook
 
 UNTRUSTED = "\x1b[31mred\x1b[0m [bold]a[/nope] :smile:"
@@ -22,8 +22,8 @@ SHOWN = r"\x1b[31mred\x1b[0m [bold]a[/nope] :smile:"
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 COLOR = re.compile(r"\x1b\[(?:\d+;)*3\dm")
 CHECKS = [
-    CheckResult("control network", "ok", "Python 3.12.1, jaxdp 0.1.0, jax 0.10.2"),
-    CheckResult("disk", "error", UNTRUSTED, "mount it"),
+    CheckResult("control network", "ok", ["Python 3.12.1, jaxdp 0.1.0, jax 0.10.2"]),
+    CheckResult("disk", "error", [UNTRUSTED], ["mount it"]),
 ]
 
 
@@ -91,7 +91,7 @@ def test_tables_with_no_color_have_none(monkeypatch, shown):
 
 def test_rows_are_lines_where_there_is_no_terminal(shown):
     path = "/long" * 40
-    table = checks.make_table([CheckResult("disk", "error", f"no space in {path}", "delete it")])
+    table = checks.make_table([CheckResult("disk", "error", [f"no space in {path}"], ["delete it"])])
     assert shown(table, io.StringIO()).splitlines() == [f"error  disk  no space in {path}", 13 * " " + "fix: delete it"]
 
 
