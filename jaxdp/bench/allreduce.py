@@ -1,10 +1,8 @@
 """`jaxdp bench allreduce`: time of every strategy by message size and dtype on a mesh, and a recommendation."""
 
-import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +20,6 @@ from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config
-from jaxdp.loggers.plot import COLORS, use_log_scale
 from jaxdp.network import Network
 from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce, timing
@@ -245,27 +242,3 @@ def render(record: dict) -> Iterator[Table | str]:
     yield advice(record)
     if record["virtual"]:
         yield VIRTUAL_NOTE
-
-
-def draw(record: dict, path: str | Path) -> None:
-    """Plot the median time of every strategy, from the fastest to the slowest call, against the size of the message."""
-    from matplotlib.figure import Figure
-
-    strategies, dtypes = (list(dict.fromkeys(row[name] for row in record["rows"])) for name in ("strategy", "dtype"))
-    figure = Figure(figsize=(max(6.4, 3.8 * len(dtypes)), 3.2), layout="constrained")
-    panels = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
-    for axes, dtype in zip(panels, dtypes, strict=True):
-        for color, name in zip(itertools.cycle(COLORS), strategies, strict=False):
-            rows = [row for row in record["rows"] if (row["strategy"], row["dtype"]) == (name, dtype)]
-            sizes, medians = [row["bytes"] for row in rows], [1e3 * row["seconds"] for row in rows]
-            axes.plot(sizes, medians, "o-", color=color, markersize=4, label=name)
-            axes.vlines(sizes, [1e3 * row["fastest"] for row in rows], [1e3 * row["slowest"] for row in rows], color=color)
-        axes.set(xlabel=f"bytes of the message, {dtype}", xscale="log")
-        axes.grid(True, color="#e6e6e6")
-        axes.spines[["top", "right"]].set_visible(False)
-    scale = use_log_scale(panels, [1e3 * row["seconds"] for row in record["rows"]])
-    panels[0].set_ylabel("milliseconds (log scale)" if scale else "milliseconds")
-    vertical, horizontal = record["mesh"]
-    figure.suptitle(f"all-reduce on {vertical}x{horizontal} {'virtual ' * record['virtual']}devices", fontsize="medium")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    figure.savefig(path, dpi=100)

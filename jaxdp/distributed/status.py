@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -314,6 +313,25 @@ class Record:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """Raises ValueError, TypeError or KeyError for text that is not a record."""
+        fields: dict[str, Any] = json.loads(text)
+        beat, failure, verdict, (number, lines) = (fields[name] for name in ("beat", "failure", "verdict", "report"))
+        steps, seconds, waited_seconds = fields["step_times"]
+        fields |= {
+            "beat": Heartbeat(**beat | {"position": tuple(map(int, beat["position"])), "detail": str(beat["detail"])}),
+            "stacks": tuple(map(str, fields["stacks"])),
+            "report": (int(number), tuple(map(str, lines))),
+            "failure": failure and Failure(**failure),
+            "verdict": verdict and Verdict(**verdict),
+            "step_times": StepTimes(int(steps), float(seconds), float(waited_seconds)),
+        }
+        record = cls(**fields)
+        if not (isinstance(record.count, int) and isinstance(record.rank, int)):
+            raise TypeError("count and rank must be integers")
+        return record
+
 
 class Board(Protocol):
     """A place for short texts between the processes of a run. Methods raise OSError if the board does not answer.
@@ -367,14 +385,7 @@ class Directory:
 def read_record(board: Board, rank: int) -> Record | None:
     """The record of a process of any run; None if there is none, or while it is being written."""
     try:
-        record: Record = _reader_of_records().validate_json(board.read(f"{rank}.json") or "")
-    except ValueError:
+        record = Record.from_json(board.read(f"{rank}.json") or "")
+    except (ValueError, TypeError, KeyError):
         return None
     return record if record.rank == rank else None
-
-
-@cache
-def _reader_of_records() -> Any:
-    from pydantic import TypeAdapter  # a single process reads none
-
-    return TypeAdapter(Record)

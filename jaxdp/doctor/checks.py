@@ -24,13 +24,14 @@ from rich.text import Text
 from jaxdp import __version__
 from jaxdp.bench.environment import PACKAGES
 from jaxdp.choices import SOURCES
-from jaxdp.config import MAX_CLASSES, Config
+from jaxdp.config import MAX_CLASSES, Config, Mesh
 from jaxdp.data.batch_sources import DataError, DecodedImages
 from jaxdp.data.datasets import stated_classes
 from jaxdp.data.sources import source_of
+from jaxdp.distributed import runtime
 from jaxdp.distributed.runtime import nvidia_gpu_present
-from jaxdp.errors import StorageError, first_line, plural
-from jaxdp.validation import to_json
+from jaxdp.errors import ConfigError, StorageError, first_line, plural, print_safe
+from jaxdp.validation import from_json, to_json
 from jaxdp.xla import jax_options
 
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -180,7 +181,7 @@ def make_table(results: list[CheckResult]) -> Table:
 
 def check_devices(result: CheckResult, config: Config) -> None:
     """A run would start on the devices of this machine. JAX starts in a subprocess, which may crash, and then frees them."""
-    command = [sys.executable, "-m", "jaxdp.doctor.devices"]
+    command = [sys.executable, "-m", "jaxdp.doctor.checks"]
     try:
         output = output_of(command, DEVICES_SECONDS, stdin=to_json(Config(mesh=config.mesh)))
         found = json.loads(output.splitlines()[-1])
@@ -190,6 +191,18 @@ def check_devices(result: CheckResult, config: Config) -> None:
         result.ok(", ".join(f"{count} x {kind}" for kind, count in Counter(found["kinds"]).items()))
     if found["problem"]:
         result.error(found["problem"], "run `python -c 'import jax; jax.devices()'` for details")
+
+
+def start_devices(mesh: Mesh) -> dict:
+    """Start JAX in this process, as a run does. kinds: of each device; problem: why a run would not start there, or None."""
+    try:
+        devices = runtime.start(mesh)
+    except ConfigError as error:
+        return {"kinds": [], "problem": str(error)}
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
+    memory = [f", {limit / 2**30:,.1f} GiB for JAX" if limit else "" for limit in limits]
+    kinds = [f"{device.device_kind} ({device.platform}{text})" for device, text in zip(devices, memory, strict=True)]
+    return {"kinds": kinds, "problem": None}
 
 
 def installed_version(package: str) -> str | None:
@@ -332,3 +345,7 @@ def check_images(result: CheckResult, config: Config, info: Callable[[str], None
             report(f"{len(bad)} of {total} of {name} cannot be used: {', '.join(listed)}", IMAGES_HINT)
         else:
             result.ok(f"{total} of {name} decoded")
+
+
+if __name__ == "__main__":  # for `check_devices`: reads a config from stdin, and prints what `start_devices` returns
+    print_safe(json.dumps(start_devices(from_json(sys.stdin.read()).mesh)))

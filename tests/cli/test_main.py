@@ -202,7 +202,7 @@ from jaxdp.cli import main
 from jaxdp.session import train
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
-        if name == "jaxdp.doctor.devices":
+        if name == "jaxdp.doctor.checks":
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Interrupted())
 main.main(["doctor"])
