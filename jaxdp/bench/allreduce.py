@@ -15,7 +15,7 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 from jaxdp import models
-from jaxdp.analysis import cost_model
+from jaxdp.analysis import network_model
 from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.choices import OPTIMIZERS
@@ -38,7 +38,7 @@ def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[in
     smallest residual is kept. Errors are relative to the measured times, so that small messages weigh as much as large ones. A
     parameter whose best value would be negative is left out of the fit: latency 0, or bandwidth None.
     """
-    costs = cost_model.cost_terms(strategy, *mesh_shape)
+    costs = network_model.cost_terms(strategy, *mesh_shape)
     designs = np.array([[(cost.rounds / seconds, cost.volume * size / seconds) for size, seconds in points] for cost in costs])
     fits = [_non_negative(design) for design in designs]
     latency, inverse_bandwidth = min(fits, key=lambda values: float(np.sum(((designs @ values).min(0) - 1) ** 2)))

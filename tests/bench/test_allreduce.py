@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from helpers.strategies import set_stages, without_device_three
 
-from jaxdp.analysis.cost_model import Links, allreduce_seconds, cost_terms
+from jaxdp.analysis.network_model import Links, allreduce_seconds, cost_terms
 from jaxdp.bench import allreduce as bench_allreduce
 from jaxdp.cli import bench as bench_command
 from jaxdp.parallel.mesh import make_mesh
