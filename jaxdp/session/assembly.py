@@ -34,7 +34,8 @@ from jaxdp.run_records import MESSAGE, to_json
 from jaxdp.session.job import Session, stops_before_training
 from jaxdp.session.preparation import Preparation
 from jaxdp.setup import consistency, run_dir
-from jaxdp.setup.prepare import changed_batches_warning, check_reduction, make_compiler, out_of_memory_as_config_error
+from jaxdp.setup.prepare import changed_batches_warning, make_compiler, out_of_memory_as_config_error
+from jaxdp.setup.strategy_check import check_reduction
 from jaxdp.training.callback import Callback, Callbacks
 from jaxdp.training.loop import saves_at_the_end
 from jaxdp.training.result import TrainResult
