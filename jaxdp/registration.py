@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, TASKS, Loss, SourceChoice, TaskChoice, UpdateRule
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.fields import LARGEST
 from jaxdp.metrics import COUNT, METRICS, PREFIX, MetricChoice
@@ -16,6 +17,9 @@ from jaxdp.strategies import STRATEGIES, Stage, Strategy
 from jaxdp.task import Metric, Task
 
 TASK_HINT = 'for example jaxdp.Task(loss=..., targets=numpy.zeros(2, "float32")), or jaxdp.Task(loss=..., like="classes")'
+
+if TYPE_CHECKING:  # registering needs no JAX
+    import jax
 
 
 def _check_function(register: str, name: str, function: object, *, example: str) -> None:
@@ -211,10 +215,41 @@ def register_augmentation(name: str, change: Callable[[Any, Any], Any]) -> None:
     `functools.partial`. Resuming a run requires the same registration. A repeated name replaces the function.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
-    from jaxdp.registered_augmentations import apply  # needs JAX
-
     _check_function("register_augmentation", name, change, example="lambda image, key: 1 - image")
-    AUTO_AUGMENTS.register(name, Choice(""), partial(apply, name=name, change=change))
+    AUTO_AUGMENTS.register(name, Choice(""), partial(_change_images, name=name, change=change))
+
+
+def _change_images(images: "jax.Array", keys: "jax.Array", *, name: str, change: Callable[[Any, Any], Any]) -> "jax.Array":
+    """The function `change`, registered as `name`, on images [B, S, S, 3]: float32, both on the 0-255 scale. keys: [B].
+
+    Raises ConfigError if the function fails, or returns an image of another shape or dtype.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    invalid = partial(ConfigError, "data.auto_augment", name)
+    images = images.astype(jnp.float32) * jnp.float32(1 / 255)
+    try:
+        changed = jax.vmap(change)(images, keys)
+        shape, dtype = changed.shape[1:], changed.dtype
+    except Exception as error:
+        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
+        raise invalid(reason=reason, hint="it takes (image [S, S, 3] float32, key) and returns such an image") from error
+    if (shape, dtype) != (images.shape[1:], images.dtype):
+        reason = f"the registered function returned {dtype} {shape}; must be float32 {images.shape[1:]}, as its image"
+        raise invalid(reason=reason, hint="keep shape and dtype of the image")
+    return 255 * changed
+
+
+def check_augmentation(config: Config) -> None:
+    """Trace a registered `data.auto_augment` on an image. Raises ConfigError if it fails, or changes shape or dtype."""
+    import jax
+
+    name, size = config.data.auto_augment, config.data.image_size
+    if name in AUTO_AUGMENTS.registered:
+        image = jax.ShapeDtypeStruct((1, size, size, 3), "float32")
+        change = AUTO_AUGMENTS.implementation(name)
+        jax.eval_shape(lambda image: change(image, jax.random.split(jax.random.key(0), 1)), image)
 
 
 def model_hint(name: str) -> str:

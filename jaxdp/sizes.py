@@ -22,13 +22,13 @@ def model_summary(config: Config) -> dict[str, Any]:
     """
     import jax
 
-    from jaxdp import registered_augmentations
     from jaxdp.models.summary import check_image_size, summary
     from jaxdp.optim.checks import check_loss
+    from jaxdp.registration import check_augmentation
     from jaxdp.tasks.checks import check_outputs
 
     check_loss(config.optimizer, config.model.class_count)  # before a run begins, as every run prints this
-    registered_augmentations.check(config)
+    check_augmentation(config)
     size = config.data.image_size
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):

@@ -23,7 +23,7 @@ from jaxdp.fields import LARGEST
 from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
 from jaxdp.inference.export import export
 from jaxdp.models.summary import summary
-from jaxdp.optim.weight_decay import add_weight_decay
+from jaxdp.optim.rules import add_weight_decay
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.registry import Choice, Choices, LazyModule
 from jaxdp.schedules import SCHEDULES, Position

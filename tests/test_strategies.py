@@ -5,7 +5,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from jaxdp.analysis.cost_model import cost_terms
+from jaxdp.analysis.network_model import cost_terms
 from jaxdp.config import Reduce
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import WIRE_BYTES

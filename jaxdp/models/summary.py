@@ -14,7 +14,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.models import create, initial_shapes
 from jaxdp.models.batch_norm import OneValue
 from jaxdp.models.resnet import BLOCKS
-from jaxdp.optim.weight_decay import is_matrix_or_larger
+from jaxdp.optim.rules import is_matrix_or_larger
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 
 if TYPE_CHECKING:

@@ -64,12 +64,11 @@ def test_contenders_of_a_call_exist(commands, call):
     assert {*names} <= known
 
 
-@pytest.mark.parametrize("call", ["position", "start"])
-def test_flags_of_a_call_exist(commands, call, capsys):
+def test_flags_of_a_call_exist(commands, capsys):
     with pytest.raises(SystemExit):
         main.main(["bench", "step", "--help", "all"])
     offered = capsys.readouterr().out
-    for words in commands(call):
+    for words in commands("position"):
         flags = [word for word in words if re.match(r"--[a-z]", word)]
         assert [flag for flag in flags if flag.replace("batch.0", "batch.N") not in offered and flag not in offered] == []
 
@@ -105,9 +104,7 @@ def tables(gpu, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "calls", ["run verify", "best", "folded", "position", "start", "changes"], ids=lambda calls: calls.split()[0]
-)
+@pytest.mark.parametrize("calls", ["run verify", "best", "folded", "position", "changes"], ids=lambda calls: calls.split()[0])
 def test_calls_write_records_for_the_tables(gpu, tables, monkeypatch, tmp_path, calls):
     """On a CPU, with two small images and a small network, but for ResNet-50 beside PyTorch, which may not be installed.
 
@@ -129,10 +126,10 @@ def test_calls_write_records_for_the_tables(gpu, tables, monkeypatch, tmp_path, 
     records = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert records.keys() == {f"gpu_{call}" for call in calls}
     made = {"run": tables.gpu_run, "best": tables.speed_on_gpu, "folded": tables.speed_on_gpu}
-    made |= {"position": tables.MEASUREMENTS["gpu_kernels"], "start": lambda: str(records["gpu_start"]["first_steps"])}
+    made |= {"position": tables.MEASUREMENTS["gpu_kernels"]}
     shown = made.get(calls[0], lambda: step_vs_pytorch.table(records[f"gpu_{calls[0]}"]))()
     if calls[0] not in gpu.COMPARED:
-        assert {"run": "0 failed", "position": "weight gradient", "start": "cold"}[calls[0]] in shown
+        assert {"run": "0 failed", "position": "weight gradient"}[calls[0]] in shown
         return
     [case] = records[f"gpu_{calls[0]}"]["cases"]
     missing = {name for name in gpu.COMPARED[calls[0]] if name.startswith("torch")} if not find_spec("torch") else set()

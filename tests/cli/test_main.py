@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -181,7 +182,7 @@ from jaxdp.cli import main
 from jaxdp.session import train
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
-        if name == "jaxdp.doctor.devices":
+        if name == "jaxdp.doctor.checks":
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Interrupted())
 main.main(["doctor"])
@@ -249,3 +250,20 @@ def test_command_with_a_missing_run_or_program_exits_with_one_line(failing, insi
         (inside / name).mkdir()
         (inside / name / "config.json").write_bytes(content)
     assert message in failing(*arguments.split())
+
+
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("std::bad_alloc"), RuntimeError("can't start new thread")])
+def test_out_of_memory_or_threads_exits_with_1_and_one_line_with_the_limits(capsys, monkeypatch, error):
+    limits = {resource.RLIMIT_AS: 2**31, resource.RLIMIT_NPROC: 7}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], resource.RLIM_INFINITY))
+
+    def fails(arguments):
+        raise error
+
+    monkeypatch.setattr(main, "_with_help_last", fails)
+    with pytest.raises(SystemExit) as exit_:
+        main.main([])
+    assert exit_.value.code == 1
+    reason = str(error) or "out of memory"
+    expected = f"jaxdp: {reason}; limits: address space 2,147,483,648 bytes (ulimit -v), 7 threads (ulimit -u)\n"
+    assert capsys.readouterr().err == expected

@@ -11,8 +11,7 @@ from helpers.remote_data import at_url
 
 from jaxdp.cloud import read_ahead
 from jaxdp.cloud import source as remote
-from jaxdp.cloud.location import Location, ObjectNotFoundError
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import Location, ObjectInfo, ObjectNotFoundError
 from jaxdp.cloud.remote_folder import RemoteFolder
 from jaxdp.config import Config, Data, Model, Storage
 from jaxdp.data import prefetch, sources

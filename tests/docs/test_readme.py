@@ -21,7 +21,6 @@ from jaxdp.cli import main
 from jaxdp.cli import plan as plan_command
 from jaxdp.config import Config, Model
 from jaxdp.data import sources
-from jaxdp.doctor import devices
 from jaxdp.models import resnet
 from jaxdp.recipes import load_config
 from jaxdp.validation import to_json
@@ -150,8 +149,6 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
     )
     monkeypatch.setattr(allreduce, "run", lambda config, mesh, *_, **__: planned.append(mesh) or {"wrong_sums": []})
     monkeypatch.setattr(step, "run", lambda config, mesh, *_, **__: planned.append(mesh))
-    monkeypatch.setattr(step, "time_first_steps", lambda *_: None)
-    monkeypatch.setattr(devices, "count_devices", lambda *_: 1)
     monkeypatch.setattr(lr, "run", lambda config, **_: planned.append(config))
     monkeypatch.setattr(bench_command, "_bench_result", lambda *_, **__: None)
     if flags[:1] == ["input"]:

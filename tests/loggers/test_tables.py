@@ -6,16 +6,16 @@ import re
 import pytest
 from rich.table import Table
 
-from jaxdp.doctor import runner
-from jaxdp.doctor.check_result import CheckResult
+from jaxdp.doctor import checks
+from jaxdp.doctor.checks import CheckResult
 from jaxdp.loggers import console, notebook
 
 UNTRUSTED = "\x1b[31mred\x1b[0m [bold]a[/nope] :smile:"
 SHOWN = r"\x1b[31mred\x1b[0m [bold]a[/nope] :smile:"
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 CHECKS = [
-    CheckResult("control network", "ok", "Python 3.12.1, jaxdp 0.1.0, jax 0.10.2"),
-    CheckResult("disk", "error", UNTRUSTED, "mount it"),
+    CheckResult("control network", "ok", ["Python 3.12.1, jaxdp 0.1.0, jax 0.10.2"]),
+    CheckResult("disk", "error", [UNTRUSTED], ["mount it"]),
 ]
 
 
@@ -27,7 +27,7 @@ def with_header():
     return table
 
 
-TABLES = {"with a header": with_header(), "without": runner.make_table(CHECKS)}
+TABLES = {"with a header": with_header(), "without": checks.make_table(CHECKS)}
 WORDS = {  # that a terminal of 80 columns does not break
     "with a header": ["state", "accuracy", "97.00 %", "valid", "corrupt:", *SHOWN.split()],
     "without": ["ok", "error", "control", "network", "3.12.1,", "fix:", *SHOWN.split()],
@@ -67,7 +67,7 @@ def test_tables_fit_the_terminal_and_lose_nothing(shown, name, columns):
 
 def test_rows_are_lines_where_there_is_no_terminal(shown):
     path = "/long" * 40
-    table = runner.make_table([CheckResult("disk", "error", f"no space in {path}", "delete it")])
+    table = checks.make_table([CheckResult("disk", "error", [f"no space in {path}"], ["delete it"])])
     assert shown(table, io.StringIO()).splitlines() == [f"error  disk  no space in {path}", 13 * " " + "fix: delete it"]
 
 
