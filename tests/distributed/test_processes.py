@@ -65,12 +65,34 @@ def trains():
     time.sleep(600)
 trains()
 """
+FAULT = """
+from jaxdp.distributed import verdict
+def breaks(*arguments):
+    raise KeyError("a bug")
+def fails():
+    verdict.report = breaks
+    time.sleep(1.2)
+    verdict.report = lambda *arguments: []
+threading.Thread(target=fails).start()
+"""
+READ_ONLY = """
+def refuse(name, text):
+    raise PermissionError(13, "Permission denied", name)
+write, group.follower.board.write = group.follower.board.write, refuse
+while group.status.clock < 12:
+    group.status.record_progress()
+    time.sleep(0.1)
+group.follower.board.write = write
+group.close()
+os._exit(0)
+"""
 STUCK = "def reads_its_data():\n    time.sleep(600)\nreads_its_data()"
 HOLDS_THE_GIL = "import ctypes\ndef computes():\n    ctypes.PyDLL(None).sleep(600)\ncomputes()"
 
 
 HIT_BY = "time.sleep(2); os.kill(os.getpid(), signal."
 LIVES_ON = "print('joined', flush=True)" + WAIT.replace("True", "group.status.clock < 8") + "group.close(); os._exit(0)"
+LATE_START = {"START": "20"}
 # Runs that are started together, for they mostly wait: their processes, and options of `Run`.
 RUNS = {
     "stuck": ({0: STUCK, 1: "group.broadcast_object('x', 1)"}, {}),
@@ -78,7 +100,13 @@ RUNS = {
     "suspended": ({0: WAIT, 1: HIT_BY + "SIGSTOP)"}, {}),
     "holds the GIL": ({0: WAIT, 1: HOLDS_THE_GIL}, {}),
     "without network": ({0: WAIT, 1: CUT_OFF}, {}),
+    "fault of the watching thread": ({0: FAULT + WAIT, 1: "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT}, {}),
+    "faults of the watching thread": ({0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT}, {}),
+    "read-only directory": ({0: READ_ONLY, 1: READ_ONLY}, {}),
     "suspended as a whole": ({0: LIVES_ON, 1: LIVES_ON}, {}),
+    "rank 0 alone": ({0: WAIT}, {"processes": 2, "environment": LATE_START}),
+    "rank 1 alone": ({1: WAIT}, {"processes": 2, "environment": LATE_START}),
+    "rank 1 does not start": ({0: WAIT, 2: WAIT}, {"processes": 3, "environment": LATE_START}),
 }
 
 
@@ -116,6 +144,10 @@ def faulty(tmp_path_factory):
     runs = {
         name: Run(tmp_path_factory.mktemp("run"), reserved_port(), codes, **options) for name, (codes, options) in RUNS.items()
     }
+    folder, port = tmp_path_factory.mktemp("run"), reserved_port()
+    for rank, host in enumerate(("127.0.0.1", "localhost")):
+        environment = LATE_START | {"JAX_COORDINATOR_ADDRESS": f"{host}:{port}"}
+        runs[host] = Run(folder, port, {rank: WAIT}, processes=2, environment=environment)
     suspended = runs["suspended as a whole"]
     for process in suspended.running:
         assert process.stdout.readline() == "joined\n", process.communicate()
@@ -175,6 +207,14 @@ FAILED = r"jaxdp: rank 1 on \S+ failed in step 7: "
         ("killed", [f"{FAILED}exited without a message"]),
         ("suspended", [f"{FAILED}sent no sign of life for 4 s"]),
         ("holds the GIL", [r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes"]),
+        (
+            "fault of the watching thread",  # supervision continues
+            [
+                r"the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all",
+                f"{FAILED}exited without a message",
+            ],
+        ),
+        ("faults of the watching thread", [r"rank 0 on \S+ failed in step 7: the thread status-files raised KeyError"]),
     ],
 )
 def test_rank_0_names_the_process_that_has_failed(faulty, name, patterns):
@@ -188,6 +228,22 @@ def test_rank_0_names_the_process_that_has_failed(faulty, name, patterns):
 def test_a_run_that_is_suspended_as_a_whole_continues(faulty):
     results = faulty["suspended as a whole"].wait()
     assert [code for code, _ in results] == [0, 0], results
+
+
+def test_processes_that_do_not_start_are_named_by_those_that_do(faulty):
+    for code, line in faulty["rank 1 does not start"].wait():
+        assert code == 1
+        assert re.fullmatch(
+            r"jaxdp: 1 of 3 processes did not start within 20 s: rank 1 \(started: rank 0 on \S+, rank 2 on \S+\); .*", line
+        ), line
+
+
+@pytest.mark.parametrize("name", ["rank 0 alone", "rank 1 alone"])
+def test_a_process_without_others_is_told_how_to_train_alone(faulty, name):
+    """The variables of a launcher that has not started it: of a shell, or left over."""
+    ((code, line),) = faulty[name].wait()
+    assert code == 1
+    assert re.search(r" did not start .*; if nothing has started more processes, .* use --cluster none$", line), line
 
 
 def test_two_processes_of_the_same_rank_are_refused(start):
@@ -210,6 +266,23 @@ def test_two_runs_that_start_together_in_the_same_directory_are_not_mixed(start,
     ((code, line),) = refused.wait()
     assert code == 2
     assert re.search(r"rank 0 on \S+ failed.*: a run that 127.0.0.1:\d+ coordinates uses this directory", line), line
+
+
+def test_processes_that_name_the_coordinator_differently_are_told_so(faulty):
+    for rank, own, other in ((0, "127.0.0.1", "localhost"), (1, "localhost", "127.0.0.1")):
+        ((code, line),) = faulty[own].wait()
+        hint = rf"rank {1 - rank} on \S+ names the coordinator {other}:\d+, and this process {own}:\d+"
+        assert code == 1
+        assert re.search(rf"did not start .*; {hint}: give all processes the same HOST:PORT", line), line
+
+
+def test_a_directory_that_can_only_be_read_ends_no_run_and_is_reported_once(faulty):
+    for process in faulty["read-only directory"].running:
+        _, err = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, err
+        (line,) = [line for line in err.splitlines() if "status files" in line]
+        reason = r"status files cannot be .* for \d+ s: Permission denied; training continues"
+        assert re.match(rf"jaxdp: \S+/processes: {reason}", line)
 
 
 def test_a_stop_ends_waiting_for_others_before_the_first_step_and_at_barriers_only(start):
@@ -251,6 +324,51 @@ def test_a_taken_port_is_a_config_error_on_every_process(start, free_port):
         for code, line in start({0: START_JAX, 1: START_JAX}, environment={"STUCK": "60"}).wait():
             assert code == 2
             assert f"coordinator port={free_port}: rank 0 cannot listen on 127.0.0.1" in line
+
+
+HEALTHY = """
+import numpy
+from jax.experimental import multihost_utils
+print("started", flush=True)
+while not Path(sys.argv[1]).with_name("others have ended").exists():
+    group.status.record_progress()
+    time.sleep(0.05)
+assert multihost_utils.process_allgather(numpy.array(rank)).tolist() == [0, 1]
+group.close()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_names_the_port_of_another_one_does_not_end_it(start, tmp_path, free_port):
+    """Its rank 0 is refused, and no other rank of it connects to the service that it finds at the port."""
+    patient = {"STUCK": "60"}
+    healthy = start({0: START_JAX + HEALTHY, 1: START_JAX + HEALTHY}, environment=patient)
+    for process in healthy.running:
+        assert process.stdout.readline() == "started\n", process.communicate()
+    other = Run(tmp_path / "other", free_port, {0: START_JAX, 1: START_JAX}, environment=patient)
+    for code, line in other.wait():
+        assert code == 2
+        assert f"coordinator port={free_port}: rank 0 cannot listen on 127.0.0.1" in line
+    (tmp_path / "others have ended").touch()
+    assert [code for code, _ in healthy.wait()] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_proxy_of_the_environment_is_not_asked_for_rank_0(start, free_port):
+    """It would not answer: it listens, and accepts no connection."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        names = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+        environment = dict.fromkeys([*names, *map(str.upper, names)], address) | {"no_proxy": "example.org", "STUCK": "60"}
+        run = start({rank: START_JAX + "group.close(); os._exit(0)" for rank in (0, 1)}, environment=environment)
+        for process in run.running:
+            _, err = process.communicate(timeout=TIMEOUT)
+            assert process.returncode == 0, err
+            assert "detected proxy variable" not in err  # JAX's warning
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from helpers import tiny_run
 from helpers.processes import (
+    CACHE_EVERYTHING,
     LONG,
     ONE_PHASE,
     ROOT,
@@ -30,6 +32,7 @@ from helpers.processes import (
 )
 
 from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
 from jaxdp.run_records import read_log
 
@@ -124,6 +127,37 @@ def test_schedule_from_now_on_two_processes_keeps_the_log(pair, tmp_path):
     assert (run / "events.jsonl").read_text().startswith(events)
 
 
+def test_audit_of_a_wrong_sum_ends_all_processes_and_names_the_missing_rank(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        import jax.numpy as jnp
+        from jax import lax
+        import jaxdp
+        from jaxdp.cli.main import run
+        from jaxdp.parallel.allreduce import stages_of
+        from jaxdp.parallel.mesh import AXES
+
+        def losing(vector):  # of gradients, not of the integers that check a strategy at the start
+            return jnp.where((lax.axis_index(AXES) == 5) & jnp.any(vector != jnp.round(vector)), 0 * vector, vector)
+
+        jaxdp.register_strategy("losing", losing, *stages_of("torus"))
+        run("train", sys.argv[1:], "train.py")
+        """)
+    )
+    more = ["--mesh.cpu-devices", "4", "--reduce.strategy", "losing", "--guard.audit-every-steps", "10"]
+    command = [str(script), "--workdir", str(tmp_path / "run"), *ONE_PHASE, *more]
+    _, err = wait_for_exit(launch(2, tmp_path / "run", command=command), 1)
+    pattern = r"the audit of step 10 failed: bucket \d+ of \d+ \(.*reduced by losing on a 2x4 mesh.* on all 8 devices"
+    assert re.search(pattern, err)
+    assert re.search(r"the contribution of the device in row 1, column 1 of the mesh \(rank 1 on \S+\) is missing", err)
+    ends = r"jaxdp: .*the checkpoints after that are now \S+/checkpoints/128.suspect.* starts over"
+    assert {rank for rank in "01" if re.search(rf"\[{rank}\] {ends}", err)} == {"0", "1"}
+    assert latest_valid(tmp_path / "run/checkpoints") is None
+
+
 def test_sigterm_to_one_rank_saves_on_all_at_the_same_step_and_resumes_bitwise(long_pair, tmp_path):
     process = launch(2, tmp_path / "cut", *LONG)
     pids = pids_of(process, 2)
@@ -176,6 +210,37 @@ def test_a_killed_rank_0_is_named_and_a_restart_resumes_bitwise(long_pair, tmp_p
     assert outcome(tmp_path / "cut") == outcome(long_pair)
 
 
+def test_a_suspended_process_is_named_by_the_others_and_killed_by_the_launcher(tmp_path):
+    victim = 0  # rank 1: tests/distributed/test_processes.py
+    process = launch(2, tmp_path / "run", *LONG, "--guard.silence-seconds", "4")
+    pids = pids_of(process, 2)
+    wait_for_lines(tmp_path / "run", 5, process)
+    os.kill(pids[victim], signal.SIGSTOP)
+    _, err = wait_for_exit(process, 1)
+    assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*sent no sign of life for", err)
+    assert f"rank {victim} is still running or suspended; killing it" in err
+
+
+def test_a_different_command_on_one_process_ends_all_and_is_shown_field_by_field(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, sys
+        other = ["--optimizer.momentum", "0.8", "--resume", "never"]
+        sys.argv += other if os.environ["JAX_PROCESS_ID"] == "1" else []
+        sys.path.insert(0, {str(ROOT)!r})
+        from jaxdp.cli.main import run
+        run("train", sys.argv[1:], "train.py")
+        """)
+    )
+    command = [str(script), "--workdir", str(tmp_path / "run"), *TINY, "--mesh.cpu-devices", "4"]
+    _, err = wait_for_exit(launch(2, tmp_path / "run", command=command), 2)
+    assert re.search(r"rank 1 on \S+ differs from rank 0 on ", err)
+    assert "optimizer.momentum: 0.9 on rank 0, 0.8 on rank 1" in err
+    assert re.search(r"--resume: \w+ on rank 0, never on rank 1", err)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["processes"]
+
+
 SLOW = """
 import dataclasses, os, sys, time
 import numpy as np
@@ -215,6 +280,47 @@ def test_a_straggler_is_named_in_the_result_and_the_log(tmp_path):
     assert 0 < result["waiting_share"] < 1
     lines = read_log(tmp_path / "run/metrics.jsonl")
     assert 1 in [line["slowest_rank"] for line in lines if "slowest_rank" in line]
+
+
+def test_resume_without_the_weights_file_of_a_rank_continues_on_all(pair, tmp_path):
+    recipe, run, files = tmp_path / "own_paths.py", tmp_path / "run", [tmp_path / f"{rank}.safetensors" for rank in (0, 1)]
+    recipe.write_text(
+        "import dataclasses, os, sys\n"
+        f"sys.path.insert(0, {str(Path(tiny_run.__file__).parent)!r})\n"
+        "import one_phase_run\n"
+        "from jaxdp.config import Finetune\n"
+        f"path = {str(tmp_path)!r} + '/' + os.environ['JAX_PROCESS_ID'] + '.safetensors'\n"
+        "def config():\n    return dataclasses.replace(one_phase_run.config(), finetune=Finetune(weights=path))\n"
+    )
+    command = ["train.py", "--workdir", str(run), "--config", str(recipe), "--mesh.cpu-devices", "4"]
+    tiny_run.config()  # registers its network
+    for file in files:
+        export(pair.workdir, file)
+    wait_for_exit(launch(2, None, command=command))
+    whole = outcome(run)
+    files[0].unlink()
+    (run / "result.json").unlink()
+    shutil.rmtree(latest_valid(run / "checkpoints").path)
+    out, _ = wait_for_exit(launch(2, None, command=command))
+    assert outcome(run) == whole
+    assert "no longer exists; the run does not need it to resume" in re.sub(r"\s+(\[0\] )?", " ", out)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed (Debian: openmpi-bin)")
+def test_mpirun_trains_like_a_single_process(single, tmp_path):
+    flags = ["--allow-run-as-root", "--oversubscribe"]
+    command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY, "--mesh.cpu-devices", "4"]
+    environment = os.environ | CACHE_EVERYTHING
+    completed = subprocess.run(
+        ["mpirun", *flags, "-np", "2", *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert "\x1b" not in completed.stdout  # no progress bar, although mpirun gives each process a terminal
+    if os.cpu_count() > 1:
+        assert f"mpirun binds this process to 1 of {os.cpu_count()} cores" in completed.stdout
+    assert json.loads((tmp_path / "run/result.json").read_text())["processes"] == 2
+    first, second = parameters(single), parameters(tmp_path / "run")
+    assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed (Debian: openmpi-bin)")
@@ -268,6 +374,49 @@ def test_a_save_that_fails_in_one_process_ends_all_and_names_the_last_checkpoint
     )
 
 
+def test_a_data_source_that_sleeps_during_the_start_is_reported_and_ends_the_run(tmp_path):
+    """Small images are decoded before the first step."""
+    body = f"""
+        from jaxdp.config import Guard
+        from jaxdp.distributed import watchdog
+        class Small(Images):
+            def __getitem__(self, index):
+                time.sleep(10_000 if rank == 1 and index == 40 else 0)
+                return np.full((16, 16, 3), index, np.uint8), index % 10
+        watchdog.LATE_SECONDS = 4.0
+        config = dataclasses.replace(
+            config, data=dataclasses.replace(config.data, image_size=16), guard=Guard(step_minutes=0.3)
+        )
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Small(), Small()))
+    """
+    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 1)
+    reason = r"stuck: no progress for \d+ s; .*script.py:\d+ in __getitem__"
+    for rank in range(2):
+        assert re.search(rf"\[{rank}\] jaxdp: no progress for \d+ s: .*while loading", err), err
+        assert re.search(rf"\[{rank}\] jaxdp: rank 1 on \S+ failed while loading, [^:]*: {reason}", err), err
+
+
+def test_sigterm_while_one_process_opens_its_data_stops_all(tmp_path):
+    body = f"""
+        from jaxdp.setup import prepare
+        opened = prepare.open_datasets
+        def slow(*arguments, **options):
+            print("opening", flush=True)
+            time.sleep(3600 * rank)
+            return opened(*arguments, **options)
+        prepare.open_datasets = slow
+        from jaxdp.cli.main import main
+        main(["train", "--workdir", {str(tmp_path / "run")!r}, *{TINY!r}, "--mesh.cpu-devices", "2"])
+    """
+    process = launch(2, None, command=script_of(tmp_path, body))
+    seen = ""
+    while seen.count("opening") < 2:
+        seen += (line := process.stdout.readline())
+        assert line, process.communicate()
+    os.kill(pids_of(process, 2)[1], signal.SIGTERM)
+    wait_for_exit(process, 75)
+
+
 def test_an_error_between_two_runs_of_a_program_ends_all_processes(tmp_path):
     body = f"""
         for name in ("first", "second"):
@@ -319,3 +468,31 @@ def test_train_after_a_failure_of_the_group_raises_and_a_configuration_that_diff
     assert "seed: 0 on rank 0, 1 on rank 1" in out
     assert "the processes of this run have failed before" in err
     assert "restarting" not in err
+
+
+def test_a_process_with_a_full_output_pipe_exits_after_a_failure(tmp_path, free_port):
+    """Its pipe is full, so that printing blocks."""
+    (script,) = script_of(tmp_path, f"jaxdp.train(config, {str(tmp_path / 'run')!r}, datasets=(Images(), Images()))")
+    Path(script).write_text(Path(script).read_text().replace("epochs=3.0", "epochs=400.0"))
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = [
+        subprocess.Popen(
+            [sys.executable, script],
+            env=os.environ | place(rank, 2, free_port),
+            cwd=ROOT,
+            **({"stdout": write, "stderr": write} if rank == 0 else quiet),
+        )
+        for rank in range(2)
+    ]
+    wait_for_lines(tmp_path / "run", 3, running[0])
+    try:
+        while True:
+            os.write(write, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    running[1].kill()
+    assert running[0].wait(TIMEOUT) != 0
+    running[1].wait()
+    os.close(read), os.close(write)

@@ -43,6 +43,27 @@ def test_traffic_torus_has_the_three_messages_of_the_paper():
     )
 
 
+def test_traffic_ring_has_2_n_minus_1_permutes():
+    part = 4 * math.ceil(ELEMENTS / 1024)
+    assert traffic("ring", (32, 32)).collectives == (Collective("collective-permute", AXES, 1024, "float32", part, 2 * 1023),)
+
+
+def test_traffic_hierarchical_sends_the_vector_along_both_axes():
+    hierarchical = traffic("hierarchical", (4, 8))
+    size = 4 * ELEMENTS
+    assert hierarchical.collectives == (
+        Collective("all-reduce", ("horizontal",), 8, "float32", size, 1),
+        Collective("all-reduce", ("vertical",), 4, "float32", size, 1),
+    )
+
+
+def test_traffic_parameter_server_sends_as_much_as_all_workers():
+    server = traffic("parameter_server", (2, 4))
+    sent = server.sent_bytes
+    assert sent[0] == 7 * 4 * ELEMENTS
+    assert sent[1:] == [4 * ELEMENTS] * 7
+
+
 GROUPS = {"axis_index_groups": [[0, 1], [2]]}
 EXCHANGES = {
     "one row to another": lambda x: lax.ppermute(x, "vertical", [(2, 0)]),
@@ -172,6 +193,14 @@ def test_step_traffic_gradients_use_wire_dtype_and_statistics_float32(strategy):
     assert [name for _, name in messages] == ["float16", "float32"]  # one of gradients, one of the smaller statistics
 
 
+def test_step_traffic_smaller_buckets_make_more_messages_of_the_same_bytes():
+    own = {"norm": "per_worker"}
+    one, many = (sent_by(model=own, reduce={"bucket_bytes": size, "overlap": False}) for size in (None, 1))
+    assert sum(c.count for c in one) == 2
+    assert sum(c.count for c in many) > 10
+    assert sum(c.count * c.operand_bytes for c in one) == sum(c.count * c.operand_bytes for c in many)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -199,6 +228,14 @@ def test_synchronized_normalization_uses_psum_for_every_strategy(strategy):
     found = [one for one in sent_by(reduce=change) if one.operation == "all-reduce" and one.axes == AXES]
     sent = [one.operand_bytes for one in found for _ in range(one.count)]
     assert sorted(sent) == sorted(normalization_messages(plan_of(reduce=change)))
+
+
+@pytest.mark.slow
+def test_normalization_messages_resnet50_has_four_per_layer():
+    """Mean and squared mean forward, the means of two sums backward: 4 x 53 messages, 2 x 212,480 bytes."""
+    config = load_config("imagenet_sony_exp2", ["--model.norm", "synchronized"])
+    messages = normalization_messages(make_plan(config, examples=1_281_167, devices=3456))
+    assert (len(messages), sum(messages)) == (212, 424_960)
 
 
 QUICK = ("torus", "psum")

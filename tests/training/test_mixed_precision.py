@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.runs import read_records
 from helpers.step import (
     BATCH,
     PER_WORKER,
@@ -27,10 +28,12 @@ from jaxdp.callbacks import checks
 from jaxdp.config import Model, Optimizer
 from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
+from jaxdp.errors import ConfigError
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.modes.average import include
 from jaxdp.training.state import Average, TrainState, create_state
+from jaxdp.validation import from_json, to_json
 
 
 def run(config, steps=1, rate=0.1, change=lambda state: state, mesh_shape=(2, 2)):
@@ -78,6 +81,15 @@ def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     error = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(expected), strict=True)))
     assert 1e-5 < error / whole < bound
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=0.02)
+
+
+@pytest.mark.slow
+def test_loss_scale_in_float32_does_not_change_the_gradient():
+    update, metrics = update_of(with_parts(linear_config(), optimizer={"loss_scale": 2.0**12}))
+    expected, expected_metrics = exact(linear_config())
+    assert_close(update, expected, 1e-6)
+    assert metrics["gradient_norm"] == pytest.approx(expected_metrics["gradient_norm"], rel=1e-6)
+    assert metrics["skipped_steps"] == 0
 
 
 def test_loss_scale_with_a_float16_wire_prevents_underflow():
@@ -153,6 +165,33 @@ def test_static_scale_that_overflows_is_named_in_the_error(tiny, tmp_path):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
+def test_log_counts_skipped_steps(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**24)
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, optimizer={"loss_scale": "dynamic"})
+    result = train(config, tmp_path)
+    steps = read_records(tmp_path)
+    counts = [r["skipped_steps"] for r in steps if "skipped_steps" in r]
+    assert len(counts) == 15
+    assert counts == sorted(counts)
+    assert 0 < counts[-1] < 15
+    assert result.skipped_steps == counts[-1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"model": {"dtype": "float16"}}, "model.dtype='float16': requires loss scaling"),
+        ({"reduce": {"wire_dtype": "float16"}}, "reduce.wire_dtype='float16': requires loss scaling"),
+        ({"optimizer": {"loss_scale": 0.0}}, "optimizer.loss_scale=0.0: must be none, dynamic or a number from 2\\^-100"),
+        ({"optimizer": {"loss_scale": "static"}}, "optimizer.loss_scale='static': must be 'none' or 'dynamic'"),
+    ],
+)
+def test_invalid_loss_scale_raises(parts, message):
+    with pytest.raises(ConfigError, match=message):
+        from_json(to_json(with_parts(step_config(), model={"depth": 18, **parts.pop("model", {})}, **parts)))
+
+
 def test_clipping_scales_the_gradient_to_the_norm():
     expected, metrics = exact(linear_config())
     bound = metrics["gradient_norm"] / 4
@@ -161,6 +200,16 @@ def test_clipping_scales_the_gradient_to_the_norm():
     assert clipped["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-6)  # the log has the norm before clipping
     loose, _ = update_of(with_parts(linear_config(), optimizer={"clip_norm": 2 * metrics["gradient_norm"]}))
     assert_close(loose, expected, 1e-6)
+
+
+def averages(values, **options):
+    """The average after each step."""
+    zero = np.zeros((), np.float32)
+    average, found = Average({"w": zero}, {}, zero), []
+    for value in values:
+        average = include(average, {"w": np.float32(value)}, {}, optimizer=Optimizer(**options))
+        found.append(float(TrainState({"w": zero}, {}, (), average, ()).eval_variables[0]["w"]))
+    return found
 
 
 @pytest.mark.parametrize(("decay", "steps"), [(0.99, 1200), (0.99998, 300_000)])
@@ -189,6 +238,33 @@ def test_average_over_many_steps_equals_float64(start, decay, steps):
     _, found = jax.lax.scan(step, Average({"w": jnp.zeros(2)}, {}, jnp.zeros(())), pairs)
     np.testing.assert_allclose(found[:, 0], expected, rtol=2e-6 if steps < 10_000 else 2e-5)
     np.testing.assert_array_equal(found[:, 1], np.float32(0.7))
+
+
+@pytest.mark.parametrize("use_warmup", [False, True])
+def test_average_equals_timms(use_warmup):
+    torch, timm = pytest.importorskip("torch"), pytest.importorskip("timm.utils")
+    module, values = torch.nn.Linear(1, 1, bias=False), 3 + np.random.default_rng(1).normal(size=50)
+    peer, expected = timm.ModelEmaV3(module, decay=0.9, use_warmup=use_warmup), []
+    for number, value in enumerate(values):
+        torch.nn.init.constant_(module.weight, value)
+        peer.update(module, step=number + 1)  # as timm's train.py counts
+        expected.append(peer.module.weight.item())
+    start = "warmup" if use_warmup else "initial"
+    np.testing.assert_allclose(averages(values, average_decay=0.9, average_start=start), expected, rtol=2e-6)
+
+
+@pytest.mark.slow
+def test_average_is_the_bias_corrected_mean_of_all_steps():
+    """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
+    decay, steps = 0.75, 3
+    config = with_parts(linear_config(), optimizer={"average_decay": decay})
+    states = [run(config, steps=n + 1)[1] for n in range(steps)]
+    weights = np.array([decay ** (steps - 1 - k) * (1 - decay) for k in range(steps)])
+    weights /= weights.sum()
+    for place, name in enumerate(("params", "batch_stats")):
+        seen = [jax.tree.map(lambda p: np.asarray(p, np.float64), getattr(state, name)) for state in states]
+        expected = jax.tree.map(lambda *values: sum(w * v for w, v in zip(weights, values, strict=True)), *seen)
+        assert_close(states[-1].eval_variables[place], expected, 1e-5)
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@ refused."""
 
 import dataclasses
 import json
+import shutil
 from functools import partial
 
+import jax
 import numpy as np
 import pytest
 from helpers.runs import (
     Recorder,
+    damage,
     outcome,
     outcome_of_whole_run,
     read_records,
@@ -26,8 +29,10 @@ from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.checkpoint.orbax_io import load_state
 from jaxdp.config import Data, Mesh, Phase, Stop
+from jaxdp.data.batch_sources import DataError
 from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.inference.checkpoints import choose_checkpoint
+from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
@@ -68,12 +73,40 @@ def in_phases(config, *, epochs, first_end):
     return dataclasses.replace(config, epochs=epochs, batch=batch, mesh=Mesh(cpu_devices=1))
 
 
+@pytest.mark.slow
+def test_more_epochs_keep_the_ends_of_phases_before_the_checkpoint(tiny, tmp_path):
+    """`--epochs` scales them in the config. The second time the ratio to the first run is another one."""
+    train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
+    for epochs, samples in ((4.0, 200), (6.0, 300)):
+        screen, longer = Recorder(), in_phases(tiny, epochs=epochs, first_end=epochs / 2)
+        assert train_shown(longer, tmp_path, screen=screen, accept_changes=True).samples == samples
+        assert "batch.0 has ended before the checkpoint: it keeps its end, epoch 1" in screen.lines
+        train(longer, tmp_path)  # finished: the same config
+    batches = {record["samples"]: record["global_batch"] for record in read_records(tmp_path) if "loss" in record}
+    assert {batch for samples, batch in batches.items() if samples > 50} == {25}
+
+
 def test_more_epochs_scale_the_end_of_a_phase_that_has_not_ended(tiny, tmp_path):
     train_until(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, step=3)
     train(in_phases(tiny, epochs=4.0, first_end=2.0), tmp_path, accept_changes=True)
     batches = {record["samples"]: record["global_batch"] for record in read_records(tmp_path) if "loss" in record}
     assert {batch for samples, batch in batches.items() if samples <= 100} == {10}
     assert batches[125] == 25
+
+
+def test_epochs_that_end_a_phase_before_one_that_has_ended_are_refused(tiny, tmp_path):
+    train_until(in_phases(tiny, epochs=3.0, first_end=1.5), tmp_path, step=9)
+    with pytest.raises(ConfigError, match=r"^epochs=1\.2: batch\.0 has ended at epoch 1\.5, .*; give more epochs"):
+        train(in_phases(tiny, epochs=1.2, first_end=0.6), tmp_path, accept_changes=True)
+
+
+@pytest.mark.slow
+def test_phases_of_another_recipe_are_those_of_the_recipe(tiny, tmp_path):
+    train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
+    other = dataclasses.replace(tiny, epochs=4.0, batch=(Phase(5, until_epoch=3.0), Phase(25)), mesh=Mesh(cpu_devices=1))
+    train(other, tmp_path, accept_changes=True)
+    batches = {record["samples"]: record["global_batch"] for record in read_records(tmp_path) if "loss" in record}
+    assert [batches[105], batches[150], batches[175]] == [5, 5, 25]
 
 
 class SavesFirst(jaxdp.Callback):
@@ -148,6 +181,30 @@ def test_resume_restores_averages_loss_scale_and_counts(tiny_resnet, tmp_path, m
     train(config, tmp_path / "cut")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert outcome(tmp_path / "cut")[1]["skipped_steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [Mesh(cpu_devices=2), Mesh(1, 4, 4), Mesh(4, 1, 8)])
+def test_resume_on_another_mesh_keeps_the_schedule_and_agrees_in_parameters(tiny, tmp_path, mesh):
+    """Batch normalization over workers of 2 images; at least 20 steps after the resume, in float32."""
+    batch = (Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2))
+    config = dataclasses.replace(tiny, epochs=8.0, batch=batch)
+    train_until(config, tmp_path / "here", step=12)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    train(config, tmp_path / "here")
+    train(dataclasses.replace(config, mesh=mesh), tmp_path / "there")
+    exact = ("step", "samples", "epoch", "phase", "learning_rate", "momentum", "global_batch")
+
+    def schedule_of(name):
+        lines = read_log(tmp_path / name / "metrics.jsonl")
+        return [{field: line[field] for field in exact} for line in lines if "loss" in line]
+
+    here, there = schedule_of("here"), schedule_of("there")
+    assert here == there
+    assert len(here) - 10 >= 20
+    expected, resumed = (load_run(tmp_path / name, config=config)[0].params for name in ("here", "there"))
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_allclose(np.linalg.norm(a - b), 0, atol=1e-4 * max(np.linalg.norm(a), 1e-3))
 
 
 def test_resume_with_a_changed_config_raises_unless_accepted(tiny, tmp_path):
@@ -297,6 +354,16 @@ def test_resume_from_an_invalid_origin_raises_one_line(tiny, tmp_path):
 # damage
 
 
+def test_resume_with_a_damaged_checkpoint_equals_an_uninterrupted_run(tiny, tmp_path):
+    train_until(tiny, tmp_path / "run", step=13)
+    newest = checkpoint_paths(tmp_path / "run/checkpoints")[0]
+    damage(newest)
+    screen = Recorder()
+    train_shown(tiny, tmp_path / "run", screen=screen)
+    assert any("skipped the checkpoint" in text for text in screen.lines)
+    assert outcome(tmp_path / "run") == outcome_of_whole_run(tiny)
+
+
 def test_load_state_of_changed_arrays_with_matching_files_raises(tiny, tmp_path):
     """Array checksums are independent of file checksums: these files belong to another run, with matching file checksums."""
     for seed in (0, 1):
@@ -327,6 +394,20 @@ class OneBroken:
         if index == 7 and self.broken:
             return b"broken", 0
         return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
+
+
+@pytest.mark.slow
+def test_resume_after_a_bad_image_equals_an_uninterrupted_run(tiny, tmp_path):
+    config = dataclasses.replace(tiny, batch=(Phase(8),), data=Data(image_size=80, augmentation="none"))
+    source = OneBroken()
+    with pytest.raises(
+        DataError, match=r"training image 7 cannot be used: .*; (the last valid checkpoint|there is no checkpoint)"
+    ):
+        train(config, tmp_path / "cut", datasets=(source, source))
+    source.broken = False
+    train(config, tmp_path / "cut", datasets=(source, source))
+    train(config, tmp_path / "whole", datasets=(source, source))
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
 def test_resume_with_skipped_images_keeps_their_list(tiny, tmp_path):
