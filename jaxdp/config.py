@@ -417,15 +417,6 @@ class Adam(EveryOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxLoss(Section):
-    """Cross entropy of the softmax."""
-
-    class_weights: Annotated[tuple[float, ...] | Literal["balanced"], FromList] = ()
-    """A number for each class, its factor in the training loss as `weight` of PyTorch's cross_entropy (softmax). balanced:
-    images / (classes * images of the class), from the training labels (empty: none)"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class BinaryLoss(Section):
     """Binary cross entropy."""
 
@@ -434,10 +425,14 @@ class BinaryLoss(Section):
 
 
 @dataclass(frozen=True)
-class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
+class Optimizer(BinaryLoss, Lars, Adam):
     """Parameter updates and regularization."""
 
     loss: Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")] = "softmax"
+    class_weights: Annotated[tuple[float, ...] | Literal["balanced"], FromList] = ()
+    """A number for each class, its factor in the training loss as `weight` of PyTorch's cross_entropy (softmax), or for each
+    label of the task labels, the factor of its positive targets as `pos_weight` (binary, binary_sum). balanced: images /
+    (classes * images of the class), or images without the label / images with it, from the training labels (empty: none)"""
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     loss_scale: Literal["none", "dynamic"] | float = "none"
@@ -676,7 +671,7 @@ class Config(Section):
 # The records of the choices: what they read besides the fields that all choices read; an entry may name a choice whose record
 # it reads too. A registered choice reads every field.
 OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam)
-LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss)
+LOSSES.read("optimizer", binary=BinaryLoss)
 AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
 AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, trivial_augment=TrivialAugment)
 MIXES.read("data", mixup=Mixed)

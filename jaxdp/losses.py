@@ -63,12 +63,15 @@ def _shares(labels: jax.Array, *, classes: int) -> jax.Array:
     return jax.nn.one_hot(labels, classes, dtype=jnp.float32) if labels.ndim == 1 else labels
 
 
-def of_targets(loss: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The loss of labels, see `jaxdp.choices.Loss`, of `loss(logits [B, K] float32, targets [B, K] float32) -> [B]`."""
+def of_targets(loss: Callable[..., jax.Array], *, takes_weights: bool = False) -> Callable[..., jax.Array]:
+    """The loss of labels, see `jaxdp.choices.Loss`, of `loss(logits [B, K] float32, targets [B, K] float32) -> [B]`.
+
+    takes_weights: whether it also takes the weights of positive targets, [K].
+    """
 
     def of_labels(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
         targets = soft_targets(optimizer, labels, logits.shape[-1], mix=mix)
-        options = {"weights": _class_weights(optimizer)} if optimizer.class_weights else {}  # of several labels for each image
+        options = {"weights": _class_weights(optimizer)} if takes_weights and optimizer.class_weights else {}
         return loss(logits.astype(jnp.float32), targets, **options)
 
     return of_labels
@@ -109,9 +112,9 @@ def of_config(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix
 
 
 LabelLoss = Callable[..., jax.Array]  # see `jaxdp.choices.Loss`
-binary: LabelLoss = of_targets(binary_cross_entropy)
+binary: LabelLoss = of_targets(binary_cross_entropy, takes_weights=True)
 binary_sum: LabelLoss = of_targets(
-    lambda logits, *targets, **weights: logits.shape[-1] * binary_cross_entropy(logits, *targets, **weights)
+    lambda logits, *targets, **weights: logits.shape[-1] * binary_cross_entropy(logits, *targets, **weights), takes_weights=True
 )
 
 
