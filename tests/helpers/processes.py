@@ -53,7 +53,7 @@ def outcome(workdir) -> tuple:
     """What a finished run leaves that does not depend on time: its log, first metric, array digests and loss."""
     log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
     result = json.loads((workdir / "result.json").read_text())
-    return log, next(iter(result["metrics"].values())), latest_valid(workdir / "checkpoints").arrays, result["loss"]
+    return log, next(iter(result.values())), latest_valid(workdir / "checkpoints").arrays, result["loss"]
 
 
 def pids_of(launcher, processes) -> list[int]:
