@@ -248,6 +248,8 @@ def decode_items(
     both = (evaluation,) if train is evaluation else (train, evaluation)
     has_own_labels = not only_evaluates and relabel["training"] is None
     warnings = _label_warnings(train, evaluation, new_labels) if has_own_labels else []
+    if task == "labels":
+        warnings += _labels_without_images(evaluation, trained)
     warnings += [text for items in both for text in getattr(items, "warnings", ())]
     return Datasets(
         held_out if only_evaluates else open_training(config),
@@ -341,6 +343,15 @@ def _label_warnings(train: ItemSource, evaluation: ItemSource, new_labels: np.nd
     if isinstance(held_out, np.ndarray) and len(unseen := np.setdiff1d(held_out, labels)):
         warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
     return warnings
+
+
+def _labels_without_images(evaluation: ItemSource, names: Sequence[str]) -> list[str]:
+    """A warning that names the labels of no held-out image, if they are in memory."""
+    held_out = getattr(evaluation, "labels", None)
+    if not (isinstance(held_out, np.ndarray) and held_out.ndim == 2) or held_out.any(0).all():
+        return []
+    without = [names[label] if names else str(label) for label in np.flatnonzero(~held_out.any(0)).tolist()]
+    return [f"no held-out image has {listed(without)}: labels that count as 0 in mean average precision and F1"]
 
 
 def class_error(config: Config, source: str, kind: str) -> Callable[[str, str], ConfigError]:
