@@ -146,7 +146,7 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
     signals, received = list[int](), StopSignals()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if received.is_forced(number) or not signals:
+        if received.is_forced(number, time.monotonic()) or not signals:
             signals.append(number)
 
     with handled_by(on_signal), Guardian() as guardian:

@@ -44,15 +44,14 @@ class StopSignals:
     def __init__(self) -> None:
         self._received, self._first = 0, 0.0
 
-    def is_forced(self, number: int) -> bool:
-        """Count a signal, from its handler: Python calls it after the main thread's current C call, such as a long step."""
+    def is_forced(self, number: int, arrived: float) -> bool:
+        """Count a signal. arrived: its time in seconds, always by the same clock."""
         if number in REPEATED:
             return False
         self._received += 1
-        now = time.monotonic()
         if self._received == 1:
-            self._first = now
-        return self._received > 2 or (self._received == 2 and now - self._first >= COPY_SECONDS)
+            self._first = arrived
+        return self._received > 2 or (self._received == 2 and arrived - self._first >= COPY_SECONDS)
 
 
 @contextlib.contextmanager
@@ -104,6 +103,35 @@ def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Future
     return future
 
 
+class _ArrivalTime:
+    """When the last signal arrived. Its handler runs later: only after the main thread's current C call, such as a long step.
+
+    Python writes a signal's number to the wake-up descriptor at once. Here the descriptor is a file in memory, so the time of
+    its last change is the arrival time of the signal.
+    """
+
+    def __init__(self) -> None:
+        self._file = -1
+
+    def open(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # Linux only; without it, signals arrive when their handlers run
+            self._file = os.memfd_create("signals")
+            os.set_blocking(self._file, False)
+            if (other := signal.set_wakeup_fd(self._file, warn_on_full_buffer=False)) != -1:  # an event loop needs its own
+                signal.set_wakeup_fd(other)
+                self.close()
+
+    def close(self) -> None:
+        if self._file != -1:
+            if (other := signal.set_wakeup_fd(-1)) != self._file:
+                signal.set_wakeup_fd(other)
+            os.close(self._file)
+            self._file = -1
+
+    def __call__(self) -> float:
+        return os.fstat(self._file).st_mtime if self._file != -1 else time.time()
+
+
 class SignalHandler:
     """Context manager for the main thread: records the first of `STOP_SIGNALS`; a forced one ends the process at once.
 
@@ -115,18 +143,21 @@ class SignalHandler:
         self.stop_reason: str | None = None
         self.group: ProcessGroup = ProcessGroup()
         self.on_forced_signal = on_forced_signal or self._exit_at_once
-        self._signals = StopSignals()
+        self._signals, self._arrival_time = StopSignals(), _ArrivalTime()
         self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> "SignalHandler":
-        self._entered.enter_context(handled_by(self._on_signal))
+        if threading.current_thread() is threading.main_thread():
+            self._arrival_time.open()
+            self._entered.callback(self._arrival_time.close)
+            self._entered.enter_context(handled_by(self._on_signal))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._entered.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signals.is_forced(number):
+        if self._signals.is_forced(number, self._arrival_time()):
             failure = watchdog.current().record.failure
             if failure is not None and failure.code == EXIT_STOPPED:
                 os._exit(EXIT_STOPPED)  # the other processes know; when one exits, its launcher signals the rest

@@ -66,11 +66,10 @@ def _checked(job: Job) -> tuple[Job, NamedTensors | None]:
         given = finetune.from_tree(config, job.initial_params)
         config = finetune.with_digest(config, given.digest)
     resume, screen = expand_user(job.resume, "--resume"), job.screen or default_screen()
-    config, callbacks = validate(config), _checked_callbacks(job.callbacks)
-    return replace(job, config=config, callbacks=callbacks, resume=resume, screen=screen), given
+    return replace(job, config=validate(config), callbacks=_callbacks(job.callbacks), resume=resume, screen=screen), given
 
 
-def _checked_callbacks(callbacks: Sequence[Callback]) -> list[Callback]:
+def _callbacks(callbacks: Sequence[Callback]) -> list[Callback]:
     found: list[Any] = [*callbacks] if isinstance(callbacks, (list, tuple)) else [callbacks]
     for each in found:
         if not isinstance(each, Callback):

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from helpers.processes import RESNET, ROOT, TIMEOUT, TINY, log_lines, outcome, place, popen, wait_for_lines
 
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.distributed import signal_handler, watchdog
+from jaxdp.distributed import watchdog
 from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.distributed.status import Failure
 from jaxdp.distributed.verdict import Limits
@@ -83,13 +82,14 @@ def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path):
         ([0, 1.999], [False, False]),  # as of a launcher that forwards Ctrl-C which the terminal has sent too
         ([0, 2], [False, True]),
         ([0, 0, 0, 0], [False, False, True, True]),
+        ([0, -3600], [False, False]),  # the system's clock was set
     ],
 )
 @pytest.mark.parametrize("numbers", list(itertools.permutations(ASKED_BY_HAND, 3)))
 def test_a_signal_is_forced_if_it_is_the_second_after_two_seconds_or_the_third(monkeypatch, arrivals, forced, numbers):
     seen, later = [False], iter(arrivals)
     with SignalHandler(lambda: seen.append(True)) as signals:
-        monkeypatch.setattr(signal_handler, "time", SimpleNamespace(monotonic=lambda: 1e5 + next(later)))
+        monkeypatch.setattr(signals, "_arrival_time", lambda: 1e9 + next(later))
         for number, expected in zip([*numbers, numbers[0]], forced, strict=False):
             seen[:] = [False]
             signal.raise_signal(number)
@@ -106,7 +106,7 @@ def test_a_closed_terminal_and_a_limit_of_cpu_time_stop_a_run_and_are_never_forc
     """
     forced, clock = [], itertools.count(0, 10)
     with SignalHandler(lambda: forced.append(True)) as signals:
-        monkeypatch.setattr(signal_handler, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(signals, "_arrival_time", lambda: next(clock))
         for number in (first, first, signal.SIGHUP, signal.SIGXCPU, signal.SIGTERM, first):
             signal.raise_signal(number)
         assert (signals.stop_reason, forced) == (first.name, [])
@@ -130,12 +130,27 @@ def test_a_late_signal_of_a_launcher_to_a_process_whose_stop_the_others_know_exi
     exits, arrivals, reporting = [], iter([0, 3]), watchdog.Watchdog(Limits())
     monkeypatch.setattr(watchdog, "_current", reporting)
     monkeypatch.setattr(os, "_exit", exits.append)
-    with SignalHandler(lambda: exits.append("forced")):
-        monkeypatch.setattr(signal_handler, "time", SimpleNamespace(monotonic=lambda: next(arrivals)))
+    with SignalHandler(lambda: exits.append("forced")) as signals:
+        monkeypatch.setattr(type(signals._arrival_time), "__call__", lambda self: next(arrivals))
         signal.raise_signal(signal.SIGINT)
         reporting.update(failure=Failure("SIGINT", EXIT_STOPPED))
         signal.raise_signal(signal.SIGTERM)
     assert exits[0] == EXIT_STOPPED
+
+
+def test_the_wake_up_descriptor_of_an_event_loop_is_kept():
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        with SignalHandler() as signals:
+            signal.raise_signal(signal.SIGTERM)
+        assert os.read(reader, 10) == bytes([signal.SIGTERM])
+        assert signals.stop_reason == "SIGTERM"
+    finally:
+        assert signal.set_wakeup_fd(-1) == writer
+        os.close(reader)
+        os.close(writer)
 
 
 WAITS_IN_A_THREAD = """
