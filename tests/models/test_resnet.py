@@ -123,6 +123,7 @@ def test_summary_of_resnet_50_equals_published_parameters_and_macs():
     assert (sum(map(len, sizes.values())), sum(map(sum, sizes.values()))) == (161, 25_557_032)
     assert sorted(name for segment in segments for name in segment) == sorted(sizes)
     assert counted.pop("shapes") == counted.pop("trainable_shapes")
+    assert counted.pop("outputs").shape == (1, 1000)
     assert counted == {
         "parameters": 25_557_032,
         "statistics": 53_120,

@@ -53,7 +53,7 @@ def run(*, samples=96, patience=None, report=None):
         clock=SimpleNamespace(wall_seconds=20.0),
         datasets=SimpleNamespace(bad_images={"a.png": "empty"}),
         compiler=SimpleNamespace(shown_strategy=lambda phase: "none" if phase.devices == 1 else "torus"),
-        config=SimpleNamespace(stop=SimpleNamespace(patience=patience)),
+        config=SimpleNamespace(task="classes", stop=SimpleNamespace(patience=patience)),
         checkpoints=SimpleNamespace(last_error="No space left on device"),
         **{"epoch": 1.5, "devices": [SimpleNamespace(device_kind="cpu")], "location": "s3://bucket/run"},
         stop_reason="it is good enough",
@@ -62,10 +62,8 @@ def run(*, samples=96, patience=None, report=None):
 
 SHARED = {
     **{
-        "accuracy": 0.75,
-        "top5": 0.875,
+        "metrics": {"accuracy": 0.75, "top5": 0.875},
         "loss": 0.5,
-        "metrics": {},
         "eval_examples": 37,
         "steps": 12,
         "samples": 96,
