@@ -45,7 +45,6 @@ def test_command_with_wrong_sums_names_them_and_exits_with_1(tiny_resnet, tmp_pa
     out = " ".join(capsys.readouterr().out.split())
     assert "WRONG SUMS: torus, float32, 4,096 B: 3 of 3 calls; torus, full gradient: 3 of 3 calls." in out
     record = json.loads((tmp_path / "allreduce.json").read_text())
-    assert (tmp_path / "allreduce.png").read_bytes().startswith(b"\x89PNG")
     assert record["wrong_sums"] == ["torus"]
     assert record["recommended"] != "torus"
     assert {row["strategy"]: row["wrong_calls"] for row in record["rows"]} == {
