@@ -146,7 +146,12 @@ def _register_metric(name: str, metric: Metric, task: str) -> None:
         raise ConfigError("of", metric.of, reason='must be "images" or "all"')
     sign = 1 if metric.higher_is_better else -1
     entry = MetricChoice("", sign=sign, of=metric.of, task=task, title=metric.title, is_share=metric.is_share)
-    METRICS.register(f"{PREFIX}{name}", entry, metric.function)
+    field = f"{PREFIX}{name}"
+    if field in METRICS.registered and METRICS[field].task != task:
+        reason = f"a metric of the task {METRICS[field].task!r}"
+        raise ConfigError("name", name, reason=reason, hint="choose a different name")
+    own = TASKS[task].own
+    METRICS.register(field, entry, TASKS.implementation(task).metric(metric.function) if own else metric.function)
 
 
 def register_task(name: str, task: Task) -> None:

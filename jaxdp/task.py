@@ -29,6 +29,7 @@ class Task:
     loss: f(outputs, targets) -> [B] float32, the loss of each image, traced by JAX. outputs: what the model returns, float32
     with leading B: an array or a tree. If the function has a parameter `images`, it gets the images as the model saw them, [B,
     H, W, 3] float32; a parameter `constants` gets `constants`, such as the parameters of a teacher.
+    Outputs of one array with as many values as `targets` get its shape, as [B] of a network's [B, 1].
     targets: what the data give for an image: an array, or a mapping of names to arrays, of which only shape and type count;
     float32 or int32 in a batch. like: "classes" or "labels" in place of `targets`: data, metrics and predictions of this task;
     the loss then gets its smoothed and mixed labels, the share of each class [B, C] float32.

@@ -13,11 +13,13 @@ from helpers.runs import Recorder, train_shown, train_until
 from helpers.step import BATCH, PER_WORKER, PIXELS, distributed_gradients, initial_params, make_batch, step_config, with_parts
 
 import jaxdp
-from jaxdp.config import Data, Model, Phase
+from jaxdp.choices import TASKS
+from jaxdp.config import Data, Model, Optimizer, Phase
 from jaxdp.data.augment import augment, normalize
 from jaxdp.data.batch_sources import DataError
 from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError
+from jaxdp.metrics import METRICS
 from jaxdp.run_records import read_log
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
@@ -339,3 +341,21 @@ def test_targets_come_from_columns_of_a_table(tmp_path, columns):
     )
     with pytest.raises(ConfigError, match=r"row 1 has the target .*None.*; targets are numbers"):
         open_datasets(dataclasses.replace(jaxdp.Config(), task="numbers", data=data))
+
+
+def test_outputs_have_the_shape_of_targets_of_equally_many_numbers():
+    """A network's [B, 1] against targets [B] would broadcast to [B, B]."""
+    error = jaxdp.Metric(lambda outputs, targets: outputs - targets)
+    jaxdp.register_task("number", jaxdp.Task(loss=lambda o, t: (o - t) ** 2, targets=np.float32(0), metrics={"error": error}))
+    outputs, targets = np.array([[1.0], [3.0]], np.float32), np.array([0.0, 1.0], np.float32)
+    loss = TASKS.implementation("number").loss(Optimizer(), outputs, targets)
+    np.testing.assert_array_equal(loss, [1.0, 4.0])
+    np.testing.assert_array_equal(METRICS.implementation("eval_error")(outputs, targets), [1.0, 2.0])
+
+
+def test_a_metric_belongs_to_one_task():
+    metrics = {"error": lambda outputs, targets: (outputs - targets).mean(-1)}
+    jaxdp.register_task("one", plain(metrics=metrics))
+    jaxdp.register_task("one", plain(metrics=metrics))
+    with pytest.raises(ConfigError, match="name='error': a metric of the task 'one'; choose a different name"):
+        jaxdp.register_task("two", plain(metrics=metrics))

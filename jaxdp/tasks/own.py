@@ -1,7 +1,8 @@
 """Tasks of `jaxdp.register_task`, with the functions of a built-in task."""
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ class OwnTask:
 
     def loss(self, optimizer: Optimizer, outputs: Any, targets: Any, *, mix: Mix | None = None, **more: Any) -> jax.Array:
         """The loss of each image, [B]. more: images and constants."""
+        outputs = self.arranged(outputs)
         found = self.task.loss(
             outputs, self._training_targets(optimizer, outputs, targets, mix=mix), **{name: more[name] for name in self.added}
         )
@@ -45,13 +47,25 @@ class OwnTask:
             targets = self.task.smooth(targets, optimizer.label_smoothing)
         return targets
 
+    def arranged(self, outputs: Any) -> Any:
+        """Outputs in the shape of the targets, if both are one array of equally many numbers, as [B] of a network's [B, 1]."""
+        shape = getattr(self.task.targets, "shape", None)
+        if shape is None or not hasattr(outputs, "shape") or math.prod(outputs.shape[1:]) != math.prod(shape):
+            return outputs
+        return outputs.reshape(len(outputs), *shape)
+
     def predicted(self, outputs: Any, targets: Any) -> Any:
         """What the model predicts for each image: its outputs, or what the task that it is like makes of them."""
-        return TASKS.implementation(self.task.like).predicted(outputs, targets) if self.task.like else outputs
+        like = self.task.like
+        return TASKS.implementation(like).predicted(outputs, targets) if like else self.arranged(outputs)
 
     def probabilities(self, outputs: Any) -> Any:
         """The probability of each class of a task like `classes` or `labels`; else the outputs."""
-        return TASKS.implementation(self.task.like).probabilities(outputs) if self.task.like else outputs
+        return TASKS.implementation(self.task.like).probabilities(outputs) if self.task.like else self.arranged(outputs)
+
+    def metric(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """A metric of the task's targets, of the outputs of a model."""
+        return lambda outputs, targets: function(self.arranged(outputs), targets)
 
     def shown_target(self, target: Any) -> str:
         """The target of an image, for people."""
