@@ -356,8 +356,8 @@ def check_stop(config: Config) -> None:
 
 
 def _check_task(config: Config) -> None:
-    """The loss, the source and the number of classes of a task."""
-    entry, source = TASKS[config.task], SOURCES[config.data.source]
+    """The loss and the number of classes of a task."""
+    entry = TASKS[config.task]
     if entry.own is not None:
         _check_own_task(config, entry.own)
     elif entry.losses and config.optimizer.loss in LOSSES.builtin and config.optimizer.loss not in entry.losses:
@@ -365,11 +365,6 @@ def _check_task(config: Config) -> None:
         raise ConfigError("optimizer.loss", config.optimizer.loss, reason=reason, hint=hint)
     if entry.targets is None and config.model.classes == 1:
         raise ConfigError("model.classes", 1, reason=f"task={config.task!r} needs at least two", hint="omit it")
-    data = entry.data or config.task
-    if data not in source.tasks and config.data.source in SOURCES.builtin:
-        able = ", ".join(name for name in SOURCES.builtin if data in SOURCES[name].tasks)
-        reason = f"its images have one class each, and task={config.task!r}"
-        raise ConfigError("data.source", config.data.source, reason=reason, hint=f"use {able}")
 
 
 def _check_own_task(config: Config, task: Task) -> None:

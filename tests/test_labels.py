@@ -19,6 +19,7 @@ from jaxdp import label_metrics, models
 from jaxdp.choices import LOSSES
 from jaxdp.config import Data, Optimizer
 from jaxdp.data.augment import augment, normalize
+from jaxdp.data.sources import inspect
 from jaxdp.errors import ConfigError
 from jaxdp.run_records import read_log
 from jaxdp.validation import validate
@@ -137,7 +138,7 @@ def test_run_on_several_labels_is_evaluated_exactly_and_resumes_bitwise(several,
 def test_what_several_labels_cannot_have_is_refused(tiny, changes, reason):
     several = with_parts(dataclasses.replace(tiny, task="labels"), data=Data(source="file"), optimizer={"loss": "binary"})
     with pytest.raises(ConfigError, match=reason):
-        validate(with_parts(several, **changes))
+        inspect(validate(with_parts(several, **changes)))
 
 
 def test_wrong_labels_are_named_with_row_and_value(several, tmp_path):
