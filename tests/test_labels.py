@@ -128,7 +128,7 @@ def test_run_on_several_labels_is_evaluated_exactly_and_resumes_bitwise(several,
             {"optimizer": {"loss": "softmax"}},
             r"optimizer\.loss='softmax': not possible with task='labels'; use binary",
         ),
-        ({"data": {"source": "digits"}}, r"data\.source='digits': its images have one class each"),
+        ({"data": {"source": "digits"}, "model": {"classes": None}}, r"data\.source='digits': its images have one class each"),
         (
             {"stop": {"metric": "eval_accuracy"}},
             r"stop\.metric='eval_accuracy': not a metric of the task 'labels'",
