@@ -135,23 +135,28 @@ def register_metric(
     Raises ConfigError for an invalid or reserved name, for something that cannot be called, and for another value of `of`.
     """
     TASKS.check(task)
-    _register_metric(name, Metric(function, higher_is_better=higher_is_better, of=of), task)
+    metric = Metric(function, higher_is_better=higher_is_better, of=of)
+    _check_metric(name, metric, task)
+    _register_metric(name, metric, task)
 
 
-def _register_metric(name: str, metric: Metric, task: str) -> None:
+def _check_metric(name: str, metric: Metric, task: str) -> None:
     _check_function("register_metric", name, metric.function, example="lambda logits, labels: logits.argmax(-1) == labels")
-    if f"{PREFIX}{name}" == COUNT:
-        raise ConfigError("name", name, reason="reserved", hint="choose a different name")
-    if metric.of not in ("images", "all"):
-        raise ConfigError("of", metric.of, reason='must be "images" or "all"')
-    sign = 1 if metric.higher_is_better else -1
-    entry = MetricChoice("", sign=sign, of=metric.of, task=task, title=metric.title, is_share=metric.is_share)
     field = f"{PREFIX}{name}"
+    if field == COUNT or field in METRICS.builtin:
+        raise ConfigError("name", name, reason="reserved", hint="choose a different name")
     if field in METRICS.registered and METRICS[field].task != task:
         reason = f"a metric of the task {METRICS[field].task!r}"
         raise ConfigError("name", name, reason=reason, hint="choose a different name")
-    own = TASKS[task].own
-    METRICS.register(field, entry, TASKS.implementation(task).metric(metric.function) if own else metric.function)
+    if metric.of not in ("images", "all"):
+        raise ConfigError("of", metric.of, reason='must be "images" or "all"')
+
+
+def _register_metric(name: str, metric: Metric, task: str) -> None:
+    sign = 1 if metric.higher_is_better else -1
+    entry = MetricChoice("", sign=sign, of=metric.of, task=task, title=metric.title, is_share=metric.is_share)
+    function = TASKS.implementation(task).metric(metric.function) if TASKS[task].own else metric.function
+    METRICS.register(f"{PREFIX}{name}", entry, function)
 
 
 def register_task(name: str, task: Task) -> None:
@@ -175,13 +180,16 @@ def register_task(name: str, task: Task) -> None:
         raise ConfigError("like", task.like, reason="must be a built-in task", hint=f"use {' or '.join(TASKS.builtin)}")
     for target in task.targets.values() if isinstance(task.targets, Mapping) else () if task.like else (task.targets,):
         if not (hasattr(target, "shape") and hasattr(target, "dtype") and np.dtype(target.dtype).kind in "iubf"):
-            reason = f"{kind_of(target)} is no array of numbers"
+            reason = f"must be arrays of numbers, not {kind_of(target)}"
             raise ConfigError("targets", reason=reason, hint="give an array for one image, or a mapping of names to arrays")
+    metrics = {metric: each if isinstance(each, Metric) else Metric(each) for metric, each in task.metrics.items()}
+    for metric, each in metrics.items():
+        _check_metric(metric, each, name)
     TASKS.register(name, TaskChoice("", like=task.like, own=task), OwnTask(name, task))
     for metric in [metric for metric in METRICS.registered if METRICS[metric].task == name]:
         METRICS.remove(metric)
-    for metric, about in task.metrics.items():
-        _register_metric(metric, about if isinstance(about, Metric) else Metric(about), name)
+    for metric, each in metrics.items():
+        _register_metric(metric, each, name)
 
 
 def register_schedule(name: str, rate: Callable[[float], Any]) -> None:

@@ -53,8 +53,8 @@ class Target:
         if numbers.shape[1] != (wanted := len(names) if names else math.prod(self.dtype.shape)):
             raise BadTarget(f"has {plural(numbers.shape[1], 'number')}, and not {wanted}")
         if not names:
-            return self.all_of(_whole(numbers.reshape(count, *self.dtype.shape), self.dtype.base), count)
-        return self.all_of({name: _whole(numbers[:, k], self.dtype[name]) for k, name in enumerate(names)}, count)
+            return self.all_of(numbers.reshape(count, *self.dtype.shape), count)
+        return self.all_of({name: numbers[:, k] for k, name in enumerate(names)}, count)
 
     def all_of(self, targets: Any, count: int) -> np.ndarray:
         """The targets of `count` images, given as arrays with leading `count`. Raises BadTarget."""
@@ -63,16 +63,19 @@ class Target:
             given = f"has {', '.join(map(str, targets))}" if isinstance(targets, Mapping) else f"is {kind_of(targets)}"
             raise BadTarget(f"{given}, and not a mapping with {', '.join(self.dtype.names)}")
         for name, part in zip(self.dtype.names or ("",), _parts(found), strict=True):
-            values = as_array(targets[name] if self.dtype.names else targets)
-            kinds = "iub" if part.dtype.kind == "i" else "iubf"
-            if values.shape != part.shape or values.dtype.kind not in kinds:
-                has = f"has {values.dtype} of shape {values.shape[1:]}" + f" as {name!r}" * bool(name)
-                raise BadTarget(f"{has}, and not {part.dtype} of shape {part.shape[1:]}")
-            usable = np.isfinite(values) if kinds == "iubf" else (values > UNUSABLE) & (values <= -(UNUSABLE + 1))
+            values, of_name = as_array(targets[name] if self.dtype.names else targets), f" as {name!r}" * bool(name)
+            if values.shape == (count, 1) and part.ndim == 1:
+                values = values[:, 0]
+            if values.shape != part.shape or values.dtype.kind not in "iubf":
+                given = f"{values.dtype} of shape {values.shape[1:]}{of_name}"
+                raise BadTarget(f"has {given}, and not {part.dtype} of shape {part.shape[1:]}")
+            with np.errstate(over="ignore", invalid="ignore"):
+                part[...] = values
+            usable = np.isfinite(part) if part.dtype.kind == "f" else (part == values) & (part > UNUSABLE)
             if not usable.all():
                 index = np.unravel_index((~usable).argmax(), usable.shape)
-                raise BadTarget(f"has {values[index]}" + f" as {name!r}" * bool(name), int(index[0]))
-            part[...] = values
+                kind = "finite float32" if part.dtype.kind == "f" else "whole number of 32 bits"
+                raise BadTarget(f"has {values[index]}{of_name}, and not a {kind}", int(index[0]))
         return found
 
 
@@ -146,11 +149,6 @@ def as_array(label: Any) -> np.ndarray:
         return np.asarray(label)
     except Exception:
         return np.array(None)
-
-
-def _whole(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers as integers, if the target has integers and they are whole."""
-    return numbers.astype(np.int64) if dtype.kind == "i" and np.array_equal(numbers, np.trunc(numbers)) else numbers
 
 
 def _tree_map(function: Any, target: Any) -> Any:

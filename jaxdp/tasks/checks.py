@@ -20,7 +20,7 @@ IMAGES = 3
 def check_outputs(config: Config, outputs: Any) -> None:
     """Trace the loss of a registered task, its gradient, and registered metrics. outputs: shapes for one image.
 
-    Raises ConfigError if they fail or do not return [B], and for a tree of outputs where the task takes logits.
+    Raises ConfigError if they fail, if the loss is not [B], and for a tree of outputs where the task takes logits.
     """
     own, size = TASKS[config.task].own, config.data.image_size
     if (own is None or own.like) and not hasattr(outputs, "shape"):
