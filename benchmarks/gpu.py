@@ -1,6 +1,6 @@
 """Measurements on one GPU, in calls of less than ten minutes each, in the recommended order.
 
-    python benchmarks/gpu.py first | changes | flags | batches | modes | start      (with a GPU; extra peers)
+    python benchmarks/gpu.py first | changes | flags | batches | modes      (with a GPU; extra peers)
 
 - first: the following calls, in about five minutes and at most ten. Together: run, the default training run; and verify, the
   proofs of `jaxdp doctor --verify`. Then best, the step of jaxdp alternately with two modes of PyTorch; folded, the folded form
@@ -9,7 +9,6 @@
   1 % and more than the spread. Includes the cost of `--compile.deterministic`
 - batches: jaxdp and PyTorch with other batch sizes
 - modes: PyTorch's other modes; max-autotune compiles for minutes
-- start: time to the first step, with and without cached programs
 
 Each writes gpu_NAME.json to benchmarks/results or --results, case by case, and prints a table. At most four steps of 256 images
 are in the memory of the GPU at once, about 65 GB. Compiled programs are stored for the next call (JAX_COMPILATION_CACHE_DIR).
@@ -37,7 +36,7 @@ from jaxdp.xla import options
 
 STEP = ["-m", "jaxdp", "bench", "step", "--config", "imagenet_goyal_256", "--model.dtype", "bfloat16"]
 STEP += ["--optimizer.label-smoothing", "0.1"]
-MORE = {"position": ["--kernels", "--no-starts", "--repeats", "5"], "start": ["--repeats", "1"]}
+MORE = {"position": ["--kernels", "--repeats", "5"]}
 VERIFY = ["-m", "jaxdp", "doctor", "--verify", "--json"]
 SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--seconds", "3"]
 ONE = "224:imagenet:256"

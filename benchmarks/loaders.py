@@ -73,7 +73,7 @@ def by_jaxdp(folder, interpolation="unfiltered", repeats=1, batches=WARM_UP + CO
     def crop(pixels, out, position):
         random_resized_crop(pixels, out, ranges=ranges, random=random_numbers(0, position))
 
-    loader = DecodedImages(ImageFolder.open(folder), transform=crop, size=SIZE, classes=2, threads=default_threads())
+    loader = DecodedImages(ImageFolder.open(folder), transform=crop, size=SIZE, target=2, threads=default_threads())
     positions = np.arange(BATCH * batches).reshape(-1, BATCH)
 
     def load(positions):

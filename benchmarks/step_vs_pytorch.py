@@ -27,7 +27,7 @@ from pathlib import Path
 import turns
 from common import RESULTS, markdown
 
-from jaxdp.distributed import memory
+from jaxdp.distributed import runtime
 from jaxdp.distributed.runtime import nvidia_gpu_present
 
 CLASSES, SMOOTHING, RATE, MOMENTUM, DECAY, MEAN, STD = 1000, 0.1, 0.01, 0.9, 5e-5, 120.0, 58.0
@@ -85,7 +85,6 @@ def ours(size: int, stem: str, batch: int, changes: dict):
     """(step(count), environment): jaxdp's step on one device. changes: fields by group."""
     from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
     from jaxdp.config import Mesh as MeshConfig
-    from jaxdp.distributed import runtime
     from jaxdp.xla.options import compiler_options
 
     one_device = MeshConfig(cpu_devices=1)
@@ -236,7 +235,7 @@ def pytorch(size: int, stem: str, batch: int, mode: str):
 
 def kept(*case):
     """PyTorch in a process that keeps freed memory."""
-    memory.keep_freed()
+    runtime.keep_freed_memory()
     return pytorch(*case)
 
 

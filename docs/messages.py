@@ -31,7 +31,7 @@ HEADINGS = {  # of the page -> folders of the package; the modules at its top co
     "Data": ["data"],
     "Models and optimizers": ["models", "optim"],
     "Devices and processes": ["distributed", "parallel", "xla"],
-    "Runs and checkpoints": ["session", "setup", "training", "callbacks", "checkpoint", "loggers"],
+    "Runs and checkpoints": ["session", "setup", "training", "tasks", "callbacks", "checkpoint", "loggers"],
     "Object storage": ["cloud"],
     "Other commands": ["inference", "report", "bench", "analysis"],
 }

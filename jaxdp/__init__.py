@@ -35,7 +35,10 @@ if TYPE_CHECKING:  # what type checkers see; the names of the table below and `p
     from jaxdp.registration import register_optimizer as register_optimizer
     from jaxdp.registration import register_schedule as register_schedule
     from jaxdp.registration import register_strategy as register_strategy
+    from jaxdp.registration import register_task as register_task
     from jaxdp.session.train import train as train
+    from jaxdp.task import Metric as Metric
+    from jaxdp.task import Task as Task
     from jaxdp.training.callback import Callback as Callback
     from jaxdp.training.own_loop import create_state as create_state
     from jaxdp.training.result import TrainResult as TrainResult
@@ -56,6 +59,7 @@ _MODULE_OF = {
     "load_params": "jaxdp.inference.load_run",
     "make_mesh": "jaxdp.parallel.mesh",
     "make_train_step": "jaxdp.training.step",
+    "Metric": "jaxdp.task",
     "predict": "jaxdp.inference.predict",
     "Predictions": "jaxdp.inference.predict",
     "register_augmentation": "jaxdp.registration",
@@ -66,7 +70,9 @@ _MODULE_OF = {
     "register_optimizer": "jaxdp.registration",
     "register_schedule": "jaxdp.registration",
     "register_strategy": "jaxdp.registration",
+    "register_task": "jaxdp.registration",
     "Stopped": "jaxdp.distributed.signal_handler",
+    "Task": "jaxdp.task",
     "train": "jaxdp.session.train",
     "TrainingError": "jaxdp.errors",
     "TrainResult": "jaxdp.training.result",

@@ -7,20 +7,24 @@ when it is chosen. The tables of schedules and strategies are in `schedules.py` 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxdp.registry import Choice, Choices, LazyModule
+from jaxdp.task import Task
 
 if TYPE_CHECKING:  # for editors and type checkers
     from jaxdp import losses, models
     from jaxdp.data import augment, digits, file, folder, from_python, policies, synthetic, tfds
     from jaxdp.optim import optimizer
+    from jaxdp.tasks import classes, labels
 else:
     augment = LazyModule("jaxdp.data.augment")
+    classes = LazyModule("jaxdp.tasks.classes")
     digits = LazyModule("jaxdp.data.digits")
     file = LazyModule("jaxdp.data.file")
     folder = LazyModule("jaxdp.data.folder")
     from_python = LazyModule("jaxdp.data.from_python")
+    labels = LazyModule("jaxdp.tasks.labels")
     losses = LazyModule("jaxdp.losses")
     models = LazyModule("jaxdp.models")
     optimizer = LazyModule("jaxdp.optim.optimizer")
@@ -38,7 +42,8 @@ class SourceChoice(Choice):
     number, if known without the data. train_split, eval_split: allowed values (None: any). disjoint: evaluation split -> the
     only training split without its images, if there is another. train_images: size of the training set, if published. mean,
     std: pixel statistics for normalization, on the scale 0 to 255, per channel or for all channels. remark: a sentence about
-    the images for model cards. mlperf: whether reports compare its runs with the target of MLPerf.
+    the images for model cards. tasks: names in TASKS whose labels it may have. mlperf: whether reports compare its runs with
+    the target of MLPerf.
     """
 
     in_memory: bool = False
@@ -53,12 +58,44 @@ class SourceChoice(Choice):
     mean: float | tuple[float, ...] = (123.675, 116.28, 103.53)  # ImageNet's
     std: float | tuple[float, ...] = (58.395, 57.12, 57.375)
     remark: str = ""
+    tasks: tuple[str, ...] = ("classes",)
     mlperf: bool = False
 
     @property
     def own_images(self) -> bool:
         """Whether the images are the user's."""
         return not (self.in_memory or self.prepared)
+
+
+@dataclass(frozen=True)
+class TaskChoice(Choice):
+    """What is predicted for an image. Its metrics are the entries of `jaxdp.metrics.METRICS` with its name.
+
+    Its implementation is a module with the functions of `jaxdp.tasks.classes`, or an object with these methods. losses: names
+    in LOSSES that fit its labels; () for all. like: the built-in task whose data, metrics and predictions it has. own: what a
+    user registered; None for a built-in one.
+    """
+
+    losses: tuple[str, ...] = ()
+    own: Task | None = None
+
+    @property
+    def targets(self) -> Any:
+        """What the data give for an image, if that is the user's own: an array, or a mapping of arrays."""
+        return self.own.targets if self.own else None
+
+    @property
+    def data(self) -> str:
+        """The built-in task whose sources of data it can use; "" if that is the task itself."""
+        if self.targets is None:
+            return self.like
+        is_class = getattr(self.targets, "shape", None) == () and self.targets.dtype.kind in "iub"
+        return "classes" if is_class else "labels"
+
+
+def kind_of_task(name: str) -> str:
+    """The built-in task whose targets and predictions a task has; "" if they are its own."""
+    return TASKS[name].like or (name if name in TASKS.builtin else "")
 
 
 @dataclass(frozen=True)
@@ -98,6 +135,19 @@ class Loss(Choice):
     title: str = ""
 
 
+TASKS = Choices(
+    "task",
+    {
+        "classes": TaskChoice("one class for each image", implementation=lambda: classes),
+        "labels": TaskChoice(
+            "any number of labels for each image, each 0 or 1",
+            losses=("binary", "binary_sum"),
+            implementation=lambda: labels,
+        ),
+    },
+    other=TaskChoice("or a name registered with `jaxdp.register_task`"),
+    function="register_task",
+)
 OPTIMIZERS = Choices(
     "optimizer.name",
     {
@@ -228,11 +278,13 @@ SOURCES = Choices(
             "`directory` is a CSV, TSV, Parquet or .npz file, a folder with one for each split, CIFAR as published, or a "
             "data set of Hugging Face saved to disk",
             layout="PATH, a CSV, TSV, Parquet or .npz file, or a folder with train.csv and val.csv, ...",
+            tasks=("classes", "labels"),
             implementation=lambda: file.File,
         ),
         "given": SourceChoice(
             "the `datasets` argument of `jaxdp.train`",
             from_python=True,
+            tasks=("classes", "labels"),
             implementation=lambda: from_python.Given,
             like="folder",
         ),

@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import Doc
 
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, OPTIMIZERS, SOURCES
+from jaxdp import metrics
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, OPTIMIZERS, SOURCES, TASKS
 from jaxdp.errors import ConfigError as ConfigError
 from jaxdp.fields import (
     LARGEST,
@@ -23,11 +24,12 @@ from jaxdp.fields import (
     FromList,
     Minutes,
     NonNegative,
+    OneOrMore,
     Positive,
     RegisteredName,
     Section,
 )
-from jaxdp.metrics import FIRST, METRICS
+from jaxdp.metrics import METRICS
 from jaxdp.registry import OneOf
 from jaxdp.schedules import MOMENTUM_RULES
 from jaxdp.schedules import Schedule as Schedule
@@ -113,8 +115,10 @@ class InFile(OnDisk):
 
     image_column: str | None = None
     """Column of the images or their paths (file; None: image, img, path, file, file_name or filename)"""
-    label_column: str | None = None
-    """Column of the labels (file; None: label or class)"""
+    label_column: Annotated[tuple[str, ...], OneOrMore] = ()
+    """Column of the labels, or several columns of 0 and 1 for task labels (file; empty: label or class)"""
+    label_separator: str | None = None
+    """Separator of the names of several labels in the column, such as ; (file, for task labels; None: one label)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,8 +298,8 @@ class Model(GivenNetwork):
     shortcut: Literal["strided", "pooled"] = "strided"
     """Shortcut where maps shrink. strided: 1x1 convolution with stride 2; pooled: 2x2 average pooling before it, as in timm's
     resnet50d"""
-    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)] | None = None
-    """Number of classes (None: the data set's)"""
+    classes: Annotated[int, Field(ge=1, le=MAX_CLASSES)] | None = None
+    """Number of classes, or of the values that a registered task predicts (None: the data set's, or the task's)"""
     classifier_bias: Literal["zero", "class_frequency"] = "zero"
     """Initial bias of the classifier. class_frequency: -ln(classes), so that a binary loss starts from equally frequent
     classes"""
@@ -413,15 +417,6 @@ class Adam(EveryOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxLoss(Section):
-    """Cross entropy of the softmax."""
-
-    class_weights: Annotated[tuple[float, ...] | Literal["balanced"], FromList] = ()
-    """A number for each class, its factor in the training loss as `weight` of PyTorch's cross_entropy (softmax). balanced:
-    images / (classes * images of the class), from the training labels (empty: none)"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class BinaryLoss(Section):
     """Binary cross entropy."""
 
@@ -430,10 +425,14 @@ class BinaryLoss(Section):
 
 
 @dataclass(frozen=True)
-class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
+class Optimizer(BinaryLoss, Lars, Adam):
     """Parameter updates and regularization."""
 
     loss: Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")] = "softmax"
+    class_weights: Annotated[tuple[float, ...] | Literal["balanced"], FromList] = ()
+    """A number for each class, its factor in the training loss as `weight` of PyTorch's cross_entropy (softmax), or for each
+    label of the task labels, the factor of its positive targets as `pos_weight` (binary, binary_sum). balanced: images /
+    (classes * images of the class), or images without the label / images with it, from the training labels (empty: none)"""
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     loss_scale: Literal["none", "dynamic"] | float = "none"
@@ -524,11 +523,12 @@ class Stop(Section):
     """
 
     metric: Annotated[
-        RegisteredName,
+        RegisteredName | None,
         Doc(
-            f"Metric of evaluations that early stopping follows, and that decides which checkpoint is the best. {METRICS.help}"
+            "Metric of evaluations that early stopping follows, and that decides which checkpoint is the best (None: the first "
+            f"one of the task). {METRICS.help}"
         ),
-    ] = FIRST
+    ] = None
     patience: Count | None = None
     """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
     if its metric is better than at every evaluation before. The first one improves; one whose metric is not finite does not"""
@@ -636,6 +636,7 @@ class Config(Section):
     """Seed for initialization, data order and augmentation"""
     epochs: Positive = 90.0
     """Length of the run, in epochs"""
+    task: Annotated[RegisteredName, Doc(f"What is predicted for an image. {TASKS.help}")] = "classes"
     scale_schedule: bool = True
     """Scaling of the recipe's phase ends, warm-up and schedule boundaries in proportion to another `--epochs`"""
     data: Data = field(default_factory=Data)
@@ -656,15 +657,30 @@ class Config(Section):
     storage: Storage = field(default_factory=Storage)
     logging: Logging = field(default_factory=Logging)
 
+    @property
+    def first_metric(self) -> str:
+        """The metric that describes the run, such as eval_accuracy."""
+        return metrics.first(self.task)
+
+    @property
+    def deciding_metric(self) -> str:
+        """The metric by which early stopping and the best checkpoint go."""
+        return self.stop.metric or self.first_metric
+
 
 # The records of the choices: what they read besides the fields that all choices read; an entry may name a choice whose record
 # it reads too. A registered choice reads every field.
 OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam)
-LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss)
+LOSSES.read("optimizer", binary=BinaryLoss)
 AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
 AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, trivial_augment=TrivialAugment)
 MIXES.read("data", mixup=Mixed)
 SOURCES.read("data", digits=Splits, synthetic=Synthetic, folder=OnDisk, file=InFile)
+
+
+def divides_by_class_weights(config: Config) -> bool:
+    """Whether the mean class weight of the global batch divides the loss, as in PyTorch's cross_entropy."""
+    return bool(config.optimizer.class_weights) and config.data.mix == "none" and config.task == "classes"
 
 
 def skips_steps(config: Config) -> bool:

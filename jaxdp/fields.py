@@ -15,6 +15,9 @@ Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Minutes = Annotated[float, Field(gt=0, le=1e6)]  # within the range of Python's timers
 RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate` looks the name up in the registry
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+OneOrMore = BeforeValidator(
+    lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+)
 
 
 class Section:

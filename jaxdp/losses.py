@@ -1,10 +1,13 @@
 """Losses of smoothed, mixed and weighted labels, and the rank of the true class."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
 
@@ -20,14 +23,15 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float =
     return loss - label_smoothing * log_probabilities.mean(-1) if label_smoothing else loss  # 0 times infinity is NaN
 
 
-def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def binary_cross_entropy(logits: jax.Array, targets: jax.Array, weights: jax.Array | float = 1.0) -> jax.Array:
     """Mean over the classes of the binary cross entropy of each (Wightman et al., arXiv 2110.00476, section 2).
 
-    logits, targets: [B, K]; targets in [0, 1]. Returns [B] float32.
+    logits, targets: [B, K]; targets in [0, 1]. weights: [K], of the positive targets, as `pos_weight` of PyTorch's
+    binary_cross_entropy_with_logits. Returns [B] float32.
     """
     logits = logits.astype(jnp.float32)
     log_p, log_not_p = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
-    return (-_times(targets, log_p) - _times(1.0 - targets, log_not_p)).mean(-1)
+    return (-weights * _times(targets, log_p) - _times(1.0 - targets, log_not_p)).mean(-1)
 
 
 def _times(share: jax.Array, loss: jax.Array) -> jax.Array:
@@ -39,23 +43,36 @@ Mix = tuple[jax.Array, jax.Array]  # (labels of the partners, share of the own l
 
 
 def soft_targets(optimizer: Optimizer, labels: jax.Array, classes: int, *, mix: Mix | None) -> jax.Array:
-    """The mixed and then smoothed labels, as the share of each class [B, K] float32; with `target_threshold` 0 or 1."""
-    smoothing = optimizer.label_smoothing
-    targets = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+    """The mixed and then smoothed labels, as the share of each class [B, K] float32; with `target_threshold` 0 or 1.
+
+    labels: int32 [B] classes, whose smoothing is divided among all classes; or float32 [B, K], of which each is 0 or 1, and is
+    smoothed by itself: by half of the smoothing.
+    """
+    smoothing, shares = optimizer.label_smoothing, partial(_shares, classes=classes)
+    targets, alternatives = shares(labels), classes if labels.ndim == 1 else 2
     if mix is not None:
         others, share = mix
-        targets = share[:, None] * targets + (1 - share[:, None]) * jax.nn.one_hot(others, classes, dtype=jnp.float32)
-    targets = (1 - smoothing) * targets + smoothing / classes
+        targets = share[:, None] * targets + (1 - share[:, None]) * shares(others)
+    targets = (1 - smoothing) * targets + smoothing / alternatives
     if optimizer.target_threshold is not None:
         targets = (targets > optimizer.target_threshold).astype(jnp.float32)
     return targets
 
 
-def of_targets(loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
-    """The loss of labels, see `jaxdp.choices.Loss`, of `loss(logits [B, K] float32, targets [B, K] float32) -> [B]`."""
+def _shares(labels: jax.Array, *, classes: int) -> jax.Array:
+    return jax.nn.one_hot(labels, classes, dtype=jnp.float32) if labels.ndim == 1 else labels
+
+
+def of_targets(loss: Callable[..., jax.Array], *, takes_weights: bool = False) -> Callable[..., jax.Array]:
+    """The loss of labels, see `jaxdp.choices.Loss`, of `loss(logits [B, K] float32, targets [B, K] float32) -> [B]`.
+
+    takes_weights: whether it also takes the weights of positive targets, [K].
+    """
 
     def of_labels(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
-        return loss(logits.astype(jnp.float32), soft_targets(optimizer, labels, logits.shape[-1], mix=mix))
+        targets = soft_targets(optimizer, labels, logits.shape[-1], mix=mix)
+        options = {"weights": _class_weights(optimizer)} if takes_weights and optimizer.class_weights else {}
+        return loss(logits.astype(jnp.float32), targets, **options)
 
     return of_labels
 
@@ -89,9 +106,16 @@ def softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: 
     return _times(share, loss) + _times(1 - share, cross_entropy(logits, others, optimizer.label_smoothing))
 
 
+def of_config(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None, **_: Any) -> jax.Array:
+    """The loss that `optimizer.loss` names, [B]."""
+    return LOSSES.implementation(optimizer.loss)(optimizer, logits, labels, mix=mix)
+
+
 LabelLoss = Callable[..., jax.Array]  # see `jaxdp.choices.Loss`
-binary: LabelLoss = of_targets(binary_cross_entropy)
-binary_sum: LabelLoss = of_targets(lambda logits, targets: logits.shape[-1] * binary_cross_entropy(logits, targets))
+binary: LabelLoss = of_targets(binary_cross_entropy, takes_weights=True)
+binary_sum: LabelLoss = of_targets(
+    lambda logits, *targets, **weights: logits.shape[-1] * binary_cross_entropy(logits, *targets, **weights), takes_weights=True
+)
 
 
 def rank_of_label(logits: jax.Array, labels: jax.Array) -> jax.Array:

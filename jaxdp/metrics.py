@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxdp.choices import TASKS
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.registry import Choice, Choices, LazyModule
 
 if TYPE_CHECKING:  # for editors and type checkers
-    from jaxdp import losses
+    from jaxdp import label_metrics, losses
 else:
+    label_metrics = LazyModule("jaxdp.label_metrics")
     losses = LazyModule("jaxdp.losses")
 
 PREFIX = "eval_"  # of the fields of an evaluation's record
@@ -23,12 +25,15 @@ LOSS, COUNT = "eval_loss", "eval_examples"  # after the other metrics: the mean 
 class MetricChoice(Choice):
     """A metric of held-out images. Its implementation is a function; the loss has none.
 
-    of: "images": the function is f(logits [B, C] float32, labels [B] int32) -> [B], the value of each image, bool or a number,
-    traced by JAX; the metric is its mean. "all": the same of all held-out images, as NumPy arrays, -> a number, called once.
+    of: "images": the function is f(outputs, labels) -> [B], the value of each image, bool or a number, traced by JAX; the
+    metric is its mean. "all": the same of all held-out images, as NumPy arrays, -> a number, called once. outputs: of the
+    model, such as logits [B, C] float32; labels: as the task's data give them. task: whose evaluations have it; "" for every
+    task.
     sign: 1 if higher values are better, -1 if lower ones are. title: for people; "" for its name. is_share: shown in percent.
     least_classes: with fewer, an evaluation lacks it, for the reason `lacking`.
     """
 
+    task: str = "classes"
     sign: int = 1
     of: Literal["images", "all"] = "images"
     title: str = ""
@@ -58,8 +63,29 @@ METRICS = Choices(
             lacking="every image is among the five most likely",
             implementation=lambda: losses.is_among_five,
         ),
+        "eval_mean_average_precision": MetricChoice(
+            "average precision of each class over the held-out images, mean of the classes, from 0 to 1",
+            task="labels",
+            of="all",
+            implementation=lambda: label_metrics.mean_average_precision,
+        ),
+        "eval_f1_micro": MetricChoice(
+            "F1 score of all labels of the held-out images together, at a probability of 0.5",
+            task="labels",
+            of="all",
+            title="F1 micro",
+            implementation=lambda: label_metrics.f1_micro,
+        ),
+        "eval_f1_macro": MetricChoice(
+            "F1 score of each class at a probability of 0.5, mean of the classes",
+            task="labels",
+            of="all",
+            title="F1 macro",
+            implementation=lambda: label_metrics.f1_macro,
+        ),
         LOSS: MetricChoice(
             "mean loss of the held-out images, without label smoothing and class weights; the lower the better",
+            task="",
             title="held-out loss",
             sign=-1,
         ),
@@ -70,18 +96,21 @@ METRICS = Choices(
 )
 
 
-FIRST = next(iter(METRICS))  # describes a run, unless it has another `stop.metric`
-
-
 def bare(name: str) -> str:
     """A metric's name without `eval_`."""
     return name.removeprefix(PREFIX)
 
 
-def names(classes: int | None = None) -> list[str]:
-    """The metrics of an evaluation, in the order of its record. classes: None if unknown."""
-    found = [name for name in METRICS if name != LOSS and (classes is None or classes >= METRICS[name].least_classes)]
-    return [*found, LOSS]
+def names(task: str | None = None, classes: int | None = None) -> list[str]:
+    """The metrics of an evaluation, in the order of its record; the first one describes a run. None: of any task, or number."""
+    of_tasks = (None,) if task is None else (task, TASKS[task].like)  # a task's own metrics come first
+    found = [name for of in of_tasks for name, entry in METRICS.items() if name != LOSS and of in (None, entry.task)]
+    return [*(name for name in found if classes is None or classes >= METRICS[name].least_classes), LOSS]
+
+
+def first(task: str) -> str:
+    """The metric that describes a run of a task."""
+    return names(task)[0]
 
 
 def check(name: str) -> None:
@@ -97,9 +126,9 @@ def is_evaluation(record: Mapping[str, Any]) -> bool:
     return any(name in record for name in METRICS)
 
 
-def values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """NAME -> value of all metrics, without `eval_`; None for those that a record of an evaluation lacks."""
-    found = dict.fromkeys(names()) | {name: record[name] for name in record if name.startswith(PREFIX) and name != COUNT}
+def values(record: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """NAME -> value of all metrics of a task, without `eval_`; None for those that a record of an evaluation lacks."""
+    found = dict.fromkeys(names(task)) | {name: record[name] for name in record if name.startswith(PREFIX) and name != COUNT}
     return {bare(name): value for name, value in found.items()}
 
 

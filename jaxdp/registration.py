@@ -1,16 +1,25 @@
 """Functions with which users register their own parts by name: models, optimizers, losses, schedules, strategies, ..."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Loss, SourceChoice, UpdateRule
+import numpy as np
+
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, TASKS, Loss, SourceChoice, TaskChoice, UpdateRule
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.fields import LARGEST
 from jaxdp.metrics import COUNT, METRICS, PREFIX, MetricChoice
 from jaxdp.registry import Choice
 from jaxdp.schedules import SCHEDULES, Position, Schedule
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
+from jaxdp.task import Metric, Task
+
+TASK_HINT = 'for example jaxdp.Task(loss=..., targets=numpy.zeros(2, "float32")), or jaxdp.Task(loss=..., like="classes")'
+
+if TYPE_CHECKING:  # registering needs no JAX
+    import jax
 
 
 def _check_function(register: str, name: str, function: object, *, example: str) -> None:
@@ -115,21 +124,72 @@ def register_metric(
     *,
     higher_is_better: bool = True,
     of: Literal["images", "all"] = "images",
+    task: str = "classes",
 ) -> None:
-    """Register a metric of held-out images in this process: every evaluation then computes `eval_NAME`.
+    """Register a metric of held-out images in this process: every evaluation of a run with this task then has `eval_NAME`.
 
     function: of="images": f(logits [B, C] float32, labels [B] int32) -> [B], the value of each image, bool or a number, traced
     by JAX; the metric is the mean over the held-out images. of="all": the same of all held-out images, as NumPy arrays, -> a
-    number, called once in each process. `Stop(metric="eval_NAME")` chooses the best checkpoint by it. A repeated name replaces
-    the metric.
+    number, called once in each process. Other tasks have other outputs and targets. `Stop(metric="eval_NAME")` chooses the
+    best checkpoint by it. A repeated name replaces the metric.
     Raises ConfigError for an invalid or reserved name, for something that cannot be called, and for another value of `of`.
     """
-    _check_function("register_metric", name, function, example="lambda logits, labels: logits.argmax(-1) == labels")
-    if f"{PREFIX}{name}" == COUNT:
+    TASKS.check(task)
+    metric = Metric(function, higher_is_better=higher_is_better, of=of)
+    _check_metric(name, metric, task)
+    _register_metric(name, metric, task)
+
+
+def _check_metric(name: str, metric: Metric, task: str) -> None:
+    _check_function("register_metric", name, metric.function, example="lambda logits, labels: logits.argmax(-1) == labels")
+    field = f"{PREFIX}{name}"
+    if field == COUNT or field in METRICS.builtin:
         raise ConfigError("name", name, reason="reserved", hint="choose a different name")
-    if of not in ("images", "all"):
-        raise ConfigError("of", of, reason='must be "images" or "all"')
-    METRICS.register(f"{PREFIX}{name}", MetricChoice("", sign=1 if higher_is_better else -1, of=of), function)
+    if field in METRICS.registered and METRICS[field].task != task:
+        reason = f"a metric of the task {METRICS[field].task!r}"
+        raise ConfigError("name", name, reason=reason, hint="choose a different name")
+    if metric.of not in ("images", "all"):
+        raise ConfigError("of", metric.of, reason='must be "images" or "all"')
+
+
+def _register_metric(name: str, metric: Metric, task: str) -> None:
+    sign = 1 if metric.higher_is_better else -1
+    entry = MetricChoice("", sign=sign, of=metric.of, task=task, title=metric.title, is_share=metric.is_share)
+    function = TASKS.implementation(task).metric(metric.function) if TASKS[task].own else metric.function
+    METRICS.register(f"{PREFIX}{name}", entry, function)
+
+
+def register_task(name: str, task: Task) -> None:
+    """Register what a run predicts for `Config(task=name)` in this process: targets, loss and metrics.
+
+    The data give (image, target), as arrays or items: see `jaxdp.Task` for targets, outputs and loss. A model with another
+    output than one array is a registered one. Resuming or evaluating a run requires the same registration. A repeated name
+    replaces the task and its metrics.
+    Raises ConfigError for an invalid or reserved name, for a loss that cannot be called, without `targets` or `like`, and as
+    `register_metric` does.
+    """
+    from jaxdp.tasks.own import OwnTask  # needs JAX
+
+    if not isinstance(task, Task):
+        raise ConfigError("register_task", name, reason=f"{kind_of(task)} is no jaxdp.Task", hint=TASK_HINT)
+    _check_function("register_task", name, task.loss, example="jaxdp.Task(loss=lambda outputs, targets: ..., targets=...)")
+    if (task.targets is None) == (task.like == ""):
+        reason = "needs `targets`, or `like` in place of them" if task.targets is None else "has `targets` as well as `like`"
+        raise ConfigError("register_task", name, reason=reason, hint=TASK_HINT)
+    if task.like and task.like not in TASKS.builtin:
+        raise ConfigError("like", task.like, reason="must be a built-in task", hint=f"use {' or '.join(TASKS.builtin)}")
+    for target in task.targets.values() if isinstance(task.targets, Mapping) else () if task.like else (task.targets,):
+        if not (hasattr(target, "shape") and hasattr(target, "dtype") and np.dtype(target.dtype).kind in "iubf"):
+            reason = f"must be arrays of numbers, not {kind_of(target)}"
+            raise ConfigError("targets", reason=reason, hint="give an array for one image, or a mapping of names to arrays")
+    metrics = {metric: each if isinstance(each, Metric) else Metric(each) for metric, each in task.metrics.items()}
+    for metric, each in metrics.items():
+        _check_metric(metric, each, name)
+    TASKS.register(name, TaskChoice("", like=task.like, own=task), OwnTask(name, task))
+    for metric in [metric for metric in METRICS.registered if METRICS[metric].task == name]:
+        METRICS.remove(metric)
+    for metric, each in metrics.items():
+        _register_metric(metric, each, name)
 
 
 def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
@@ -168,10 +228,41 @@ def register_augmentation(name: str, change: Callable[[Any, Any], Any]) -> None:
     `functools.partial`. Resuming a run requires the same registration. A repeated name replaces the function.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
-    from jaxdp.registered_augmentations import apply  # needs JAX
-
     _check_function("register_augmentation", name, change, example="lambda image, key: 1 - image")
-    AUTO_AUGMENTS.register(name, Choice(""), partial(apply, name=name, change=change))
+    AUTO_AUGMENTS.register(name, Choice(""), partial(_change_images, name=name, change=change))
+
+
+def _change_images(images: "jax.Array", keys: "jax.Array", *, name: str, change: Callable[[Any, Any], Any]) -> "jax.Array":
+    """The function `change`, registered as `name`, on images [B, S, S, 3]: float32, both on the 0-255 scale. keys: [B].
+
+    Raises ConfigError if the function fails, or returns an image of another shape or dtype.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    invalid = partial(ConfigError, "data.auto_augment", name)
+    images = images.astype(jnp.float32) * jnp.float32(1 / 255)
+    try:
+        changed = jax.vmap(change)(images, keys)
+        shape, dtype = changed.shape[1:], changed.dtype
+    except Exception as error:
+        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
+        raise invalid(reason=reason, hint="it takes (image [S, S, 3] float32, key) and returns such an image") from error
+    if (shape, dtype) != (images.shape[1:], images.dtype):
+        reason = f"the registered function returned {dtype} {shape}; must be float32 {images.shape[1:]}, as its image"
+        raise invalid(reason=reason, hint="keep shape and dtype of the image")
+    return 255 * changed
+
+
+def check_augmentation(config: Config) -> None:
+    """Trace a registered `data.auto_augment` on an image. Raises ConfigError if it fails, or changes shape or dtype."""
+    import jax
+
+    name, size = config.data.auto_augment, config.data.image_size
+    if name in AUTO_AUGMENTS.registered:
+        image = jax.ShapeDtypeStruct((1, size, size, 3), "float32")
+        change = AUTO_AUGMENTS.implementation(name)
+        jax.eval_shape(lambda image: change(image, jax.random.split(jax.random.key(0), 1)), image)
 
 
 def model_hint(name: str) -> str:

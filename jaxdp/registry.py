@@ -111,6 +111,10 @@ class Choices(Mapping[str, Entry]):
             raise ConfigError("name", name, reason="reserved", hint=f"choose a name other than {', '.join(self.builtin)}")
         self.entries[name], self.implementations[name] = entry, lambda: implementation
 
+    def remove(self, name: str) -> None:
+        """Forget an entry of the user's."""
+        del self.entries[name], self.implementations[name]
+
     def implementation(self, name: str) -> Any:
         """The implementation of an entry. Raises ConfigError for an unknown name."""
         self.check(name)

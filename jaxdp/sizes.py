@@ -5,30 +5,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Optimizer, at_image_size, phase_image_size
+from jaxdp.config import Config, Optimizer, at_image_size, divides_by_class_weights, phase_image_size
 from jaxdp.data.prefetch import PREFETCH_DEPTH, image_bytes, rows_per_chunk
+from jaxdp.metrics import METRICS
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan
+from jaxdp.targets import target_of
 
 
 def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
-    per step and message of the gradient and, in float32, of the batch statistics with loss, accuracy and requests.
+    per step and message of the gradient and, in float32, of the batch statistics with loss, metric and requests.
 
     messages: of gradients, then statistics_messages. gathered_messages: bytes of the parameters that a sharded update gathers,
     by message. norms_messages: of its messages of sums of squares.
     """
-    from jaxdp import registered_augmentations
+    import jax
+
     from jaxdp.models.summary import check_image_size, summary
     from jaxdp.optim.checks import check_loss
+    from jaxdp.registration import check_augmentation
+    from jaxdp.tasks.checks import check_outputs
 
     check_loss(config.optimizer, config.model.class_count)  # before a run begins, as every run prints this
-    registered_augmentations.check(config)
+    check_augmentation(config)
     size = config.data.image_size
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):
         check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
     counted = summary(config.model, (size, size, 3), config.finetune.frozen_stages)
+    check_outputs(config, counted["outputs"])
+    counted["target_bytes"] = target_of(config).dtype.itemsize
+    counted["output_bytes"] = sum(4 * math.prod(part.shape) for part in jax.tree.leaves(counted.pop("outputs")))
     if config.optimizer.adapt == "all":
         decayed, rest = counted["decayed"], counted["not_decayed"]
         counted |= {"decayed": {key: decayed[key] + rest[key] for key in rest}, "not_decayed": dict.fromkeys(rest, 0)}
@@ -40,9 +48,8 @@ def model_summary(config: Config) -> dict[str, Any]:
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
-    divides_by_weights = bool(config.optimizer.class_weights) and config.data.mix == "none"  # their mean divides the loss
-    scalars = len(("loss", "accuracy", "request to save", "request to stop"))
-    statistics = [4] * divides_by_weights + [4 * (counted["statistics"] + scalars)]
+    scalars = len(("loss", "request to save", "request to stop")) + (METRICS[config.first_metric].of == "images")
+    statistics = [4] * divides_by_class_weights(config) + [4 * (counted["statistics"] + scalars)]
     gathered = _gathered_messages(config, counted["shapes"], segments) if config.reduce.update == "sharded" else []
     return counted | {
         "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),

@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import metrics
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES
-from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Finetune
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, TASKS, kind_of_task
+from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Finetune, Optimizer
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.fields import SMALLEST, Section
 from jaxdp.files import check_local, check_no_password, expand_user
@@ -25,6 +25,7 @@ from jaxdp.metrics import METRICS
 from jaxdp.registry import Choices
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 from jaxdp.strategies import STRATEGIES
+from jaxdp.task import Task
 
 TABLES: tuple[Choices, ...] = (
     OPTIMIZERS,
@@ -337,14 +338,53 @@ def check_class_weights(config: Config) -> None:
         reason = f"{plural(len(weights), 'weight')} for {plural(classes, 'class')}"
         hint = "give one for each class, or use balanced"
         raise ConfigError("optimizer.class_weights", weights, reason=reason, hint=hint)
+    able = TASKS[config.task].losses if kind_of_task(config.task) == "labels" else ("softmax",)
+    if weights and config.optimizer.loss not in able:
+        reason = f"not used with optimizer.loss={config.optimizer.loss!r}"
+        raise ConfigError("optimizer.class_weights", weights, reason=reason, hint=f"use {' or '.join(able)}, or omit it")
 
 
 def check_stop(config: Config) -> None:
     """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
-    stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
-    if classes is not None and stop.metric in METRICS and stop.metric not in (known := metrics.names(classes)):
-        reason = f"with {plural(classes, 'class')}, {METRICS[stop.metric].lacking}"
-        raise ConfigError("stop.metric", stop.metric, reason=reason, hint=f"use {' or '.join(known)}")
+    metric, classes = config.deciding_metric, config.model.classes or SOURCES[config.data.source].classes
+    known = metrics.names(config.task, classes)
+    if metric in METRICS and metric not in known:
+        reason = f"not a metric of the task {config.task!r}"
+        if classes is not None and metric in metrics.names(config.task):
+            reason = f"with {plural(classes, 'class')}, {METRICS[metric].lacking}"
+        raise ConfigError("stop.metric", metric, reason=reason, hint=f"use {' or '.join(known)}")
+
+
+def _check_task(config: Config) -> None:
+    """The loss and the number of classes of a task."""
+    entry = TASKS[config.task]
+    if entry.own is not None:
+        _check_own_task(config, entry.own)
+    elif entry.losses and config.optimizer.loss in LOSSES.builtin and config.optimizer.loss not in entry.losses:
+        reason, hint = f"not possible with task={config.task!r}", f"use {' or '.join(entry.losses)}, or a registered loss"
+        raise ConfigError("optimizer.loss", config.optimizer.loss, reason=reason, hint=hint)
+    if entry.targets is None and config.model.classes == 1:
+        raise ConfigError("model.classes", 1, reason=f"task={config.task!r} needs at least two", hint="omit it")
+
+
+def _check_own_task(config: Config, task: Task) -> None:
+    """A registered task has its own loss, and says whether its targets can be mixed and smoothed."""
+    optimizer, plain, given = config.optimizer, Optimizer(), f"task={config.task!r}"
+    for field in ("loss", "class_weights"):
+        if getattr(optimizer, field) != getattr(plain, field):
+            reason = f"not used with {given}, which has its own loss"
+            raise ConfigError(f"optimizer.{field}", getattr(optimizer, field), reason=reason, hint="omit it")
+    if task.like:
+        return
+    needed = {
+        "optimizer.target_threshold": (optimizer.target_threshold, None, None, ""),
+        "optimizer.label_smoothing": (optimizer.label_smoothing, plain.label_smoothing, task.smooth, "smooth"),
+        "data.mix": (config.data.mix, "none", task.mix, "mix"),
+    }
+    for field, (value, default, function, name) in needed.items():
+        if value != default and function is None:
+            hint = f"omit it, or give jaxdp.Task({name}=...)" if name else "omit it"
+            raise ConfigError(field, value, reason=f"the targets of {given} do not say what it means", hint=hint)
 
 
 def _check_blocks(config: Config) -> None:
@@ -432,6 +472,7 @@ RELATIONS = (
     check_targets,
     check_class_weights,
     check_stop,
+    _check_task,
     _check_blocks,
     _check_loss_scale,
     _check_schedule,
@@ -442,9 +483,9 @@ RELATIONS = (
 
 def check_names(config: Config) -> None:
     """Raise ConfigError if a name in a config, such as its model's, is neither built in nor registered."""
-    for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES):
+    for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES, TASKS):
         table.check(attrgetter(table.field)(config))
-    metrics.check(config.stop.metric)
+    metrics.check(config.deciding_metric)
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
         raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
 

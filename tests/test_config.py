@@ -143,7 +143,13 @@ def test_changes_lists_the_epochs_without_the_schedule_that_they_scale():
 
 
 ANOTHER = {"adapt": "all", "class_weights": "balanced", "target_threshold": 0.2, "magnitude": 5.0, "boundaries": (1.0, 2.0)}
-ANOTHER |= {"train_split": "fit", "eval_split": "validation", "image_column": "photo", "label_column": "breed"}
+ANOTHER |= {
+    "train_split": "fit",
+    "eval_split": "validation",
+    "image_column": "photo",
+    "label_column": ("breed",),
+    "label_separator": ";",
+}
 ANOTHER |= {"eval_size": 64, "eval_resize": 64, "eval_interpolation": "bicubic"}
 ANOTHER |= {"crop_interpolation": "bicubic", "operation_interpolation": "bilinear"}
 
@@ -199,7 +205,7 @@ NUMBERS = {
     "augment.erase_probability": (0.0, 0.0, 1.0),
     "model.depth": (18, 50, 152),
     "model.width": (1, 64, 4096),
-    "model.classes": (2, None, 1_000_000),
+    "model.classes": (1, None, 1_000_000),
     "model.drop_path": (0.0, 0.0, FRACTION),
     "model.norm_momentum": (0.0, 0.9, FRACTION),
     "batch.0.global_batch": (1, 256, COUNT),

@@ -6,15 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from typing import Annotated, Literal
 
 import pytest
-from typing_extensions import Doc
 
 from jaxdp.cli import main
 from jaxdp.cli.options import EVERYDAY, Launch
 from jaxdp.flag_help import asks_for_help
-from jaxdp.flags import Arg, parse
 from jaxdp.recipes import load_config
 from jaxdp.validation import to_json
 
@@ -93,129 +90,22 @@ def test_help_has_characters_that_a_terminal_lacks_as_escapes():
     assert b"\\xfc" in done.stdout
 
 
-@dataclasses.dataclass
-class Oven:
-    """Heat, and how long; not read here. Nor here."""
-
-    degrees: Annotated[int | None, Doc("Heat (in Celsius). Measured inside")] = None
-    modes: tuple[Literal["fan", "grill"], ...] = ("fan", "grill")
-    """Where the heat
-    comes from"""
-    is_clean: bool = True
-    """State"""
-
-
-@dataclasses.dataclass
-class Bake:
-    """Bakes one cake of several layers
-    in an oven.
-
-    It takes an hour or less, or two hours: see.
-
-    Examples:
-    bake cherry --slices 9 --oven 18 --dry
-    bake cherry --slices 9 --oven 180
-    bake plum
-    """
-
-    fruit: Annotated[str, Arg(positional=True)]
-    """Fruit to put in"""
-    slices: Annotated[int, Arg(metavar="A|B")]
-    """Number of pieces; each is as large as the others"""
-    dry: Annotated[bool, Arg(negatable=False)] = False
-    """Without milk"""
-
-
-@dataclasses.dataclass
-class BakeInOven(Bake):
-    """Bakes.
-
-    Examples:
-    bake plum
-    """
-
-    oven: Oven = dataclasses.field(default_factory=Oven)
-
-
-ABOUT = """\
-  Bakes one cake of several layers in an
-  oven.
-
-  It takes an hour or less, or two
-  hours: see.
-
-Examples:
-  bake cherry --slices 9 --oven 18 \\
-      --dry
-  bake cherry --slices 9 --oven \\
-      180
-  bake plum
-"""
-SLICES = """\
-  --slices A|B
-      Number of pieces; each is as large
-      as the others (required)
-"""
-OVEN = """\
-oven: Heat, and how long.
-  --oven.degrees INT
-      Heat (in Celsius). Measured inside
-  --oven.modes {fan,grill}
-      Where the heat comes from
-      (default: fan grill)
-  --oven.is-clean, --oven.no-is-clean
-      State (default: True)
-"""
-OVERVIEW = """\
-usage: bake [OPTIONS]
-       bake --help GROUP
-
-  Bakes.
-
-Examples:
-  bake plum
-
-Everyday options:
-  --slices A|B
-      Number of pieces
-  --dry
-      Without milk
-  --oven.degrees INT
-      Heat (in Celsius)
-  --oven.modes STR
-      Where the heat comes from: fan,
-      grill (default: fan grill)
-
-Groups of options (--help GROUP):
-  general     Options of the command;
-              name, seed and length of
-              the run
-  oven        Heat, and how long
-  all         All options
-"""
-
-
-@pytest.mark.parametrize(
-    ("options", "words", "expected"),
-    [
-        (
-            Bake,
-            "--help",
-            f"usage: bake [OPTIONS] STR\n\n{ABOUT}\nArguments:\n  STR\n      Fruit to put in (required)\n\nOptions:\n{SLICES}"
-            "  --dry\n      Without milk\n",
-        ),
-        (BakeInOven, "--help", OVERVIEW),
-        (BakeInOven, "--help oven", f"usage: bake [OPTIONS]\n\n{OVEN}"),
-    ],
-)
-def test_help_is_laid_out_for_the_width_of_the_terminal(options, words, expected, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "40")
-    everyday = ("--oven.degrees", "--oven.modes", "--of-another-command")
-    with pytest.raises(SystemExit):
-        parse(options, words.split(), "bake", everyday=everyday)
-    assert capsys.readouterr().out == expected
-
-
 def test_help_is_asked_for_by_whole_words():
     assert [words for words in ("-h", "--help", "a --help=data") if not asks_for_help(words.split())] == []
     assert [words for words in ("", "a", "--helpful", "-hx", "help") if asks_for_help(words.split())] == []
+
+
+@pytest.mark.parametrize("topic", [[], ["optimizer"]])
+def test_help_fits_the_terminal_and_loses_no_word(capsys, monkeypatch, topic):
+    shown = {}
+    for columns in (40, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit):
+            main.main(["train", "--help", *topic])
+        shown[columns] = capsys.readouterr().out
+    words = {columns: [word for word in text.split() if word != "\\"] for columns, text in shown.items()}
+    assert words[40] == words[200]
+    assert not [line for line in shown[40].splitlines() if len(line) > 40 and not line.startswith("  --")]
+    if topic:
+        flag = " ".join(words[40]).partition("--optimizer.momentum-rule ")[2].partition(" --")[0]
+        assert re.fullmatch(r"\{constant,noise_scale,as_printed\} Momentum as a function .* \(default: constant\)", flag)

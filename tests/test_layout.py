@@ -34,13 +34,16 @@ CORE = [
     "registry",
     "schedules",
     "strategies",
+    "targets",
+    "task",
     "validation",
 ]
 # The rings of jaxdp/, innermost first: folders, and modules beside them. A line imports from those above it, in its ring too.
 RINGS = {
     "what a run is, without JAX": ["core"],
     "parts of a step, each usable alone": [
-        "xla losses network registered_augmentations",
+        "xla losses network label_metrics",
+        "tasks",
         "registration optim",
         "parallel",
         "models data",
@@ -50,10 +53,11 @@ RINGS = {
     "attached": ["cloud", "setup", "loggers", "callbacks", "session"],
     "tools": ["inference analysis", "bench", "report doctor", "cli", "__main__"],
 }
+IMPLEMENTS = "a table refers to what implements its entries"
 EXCEPTIONS = {
-    **{f"choices -> {part}": "a table refers to what implements its entries" for part in ("data", "losses", "models", "optim")},
-    "metrics -> losses": "a table refers to what implements its entries",
-    "strategies -> parallel": "a table refers to what implements its entries",
+    **{f"choices -> {part}": IMPLEMENTS for part in ("data", "losses", "models", "optim", "tasks")},
+    **{f"metrics -> {part}": IMPLEMENTS for part in ("losses", "label_metrics")},
+    "strategies -> parallel": IMPLEMENTS,
     "planning -> parallel.mesh": "shapes of meshes, which need no JAX",
     "planning -> models.summary": "stages of a ResNet, imported for a batch that may be too small for batch normalization",
     "data.folder -> cloud.source": "imported for a URL",

@@ -75,7 +75,7 @@ def test_registered_metric_is_in_records_result_and_commands_and_chooses_the_bes
     assert len({*scores}) == len(scores) == 3
     best = min(records, key=lambda record: record["eval_brier"])
     assert (result.best_samples, result.metrics["brier"]) == (best["samples"], best["eval_brier"])
-    assert json.loads((tmp_path / "result.json").read_text())["metrics"] == result.metrics
+    assert result.metrics.items() <= json.loads((tmp_path / "result.json").read_text()).items()
     assert choose_checkpoint(tmp_path, "best").samples == best["samples"]
     assert next(row for row in list_checkpoints(tmp_path) if "best" in row["names"])["brier"] == best["eval_brier"]
     again = jaxdp.evaluate(None, tmp_path)

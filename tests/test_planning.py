@@ -5,9 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from jaxdp.config import Config, Data, Evaluation, Finetune, Mesh, Model, Optimizer, Phase, Reduce, Schedule
+from jaxdp.config import Config, Data, Evaluation, Mesh, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.errors import ConfigError
-from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan, small_worker_warning
 from jaxdp.recipes import apply_flags, load_config
 from jaxdp.validation import with_fields
@@ -101,12 +100,6 @@ def test_evaluations_before_the_end_and_remaining_steps_are_those_of_a_walk(batc
     assert [plan.steps_after(end - 1) for end in ends] == list(range(len(ends), 0, -1))  # a step that lacks an image remains
 
 
-def test_make_mesh_has_the_papers_axes_and_rows_of_consecutive_devices():
-    mesh = make_mesh(2, 4)
-    assert mesh.axis_names == ("vertical", "horizontal")
-    assert [[d.id for d in row] for row in mesh.devices] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
 def test_plan_learning_rate_uses_the_batch_of_the_phase_at_the_sample():
     config = dataclasses.replace(
         config_with(Phase(256, 5.0), Phase(512)), schedule=Schedule("goyal", 0.1, warmup_epochs=2.0, boundaries=(8.0,))
@@ -178,6 +171,8 @@ def test_batch_normalization_over_one_value_is_refused_and_up_to_eight_counted(s
     ("phase", "devices", "hint"),
     [
         (Phase(4, per_worker_batch=1), 1, "--batch.0.per-worker-batch 2"),
+        (Phase(1), 1, "--batch.0.global-batch 2 --batch.0.per-worker-batch 2"),
+        (Phase(4, per_worker_batch=1), 2, "--batch.0.per-worker-batch 2, or --model.norm synchronized"),
         (Phase(3), 3, "--batch.0.global-batch 6 --batch.0.per-worker-batch 2, or --model.norm synchronized"),
     ],
 )
@@ -189,19 +184,6 @@ def test_the_fixes_of_batch_normalization_over_one_value_work(phase, devices, hi
     for flags in hint.split(", or "):
         changed = apply_flags(config, flags.split())
         assert make_plan(changed, examples=5000, devices=devices).phases[0].normalized_values in (2, 3, 4)
-
-
-def test_synchronized_batch_normalization_counts_the_values_of_all_devices():
-    config = small(32, Phase(6, per_worker_batch=1), norm="synchronized")
-    assert make_plan(config, examples=5000, devices=6).phases[0].normalized_values == 6
-    with pytest.raises(ConfigError, match="has one value"):
-        make_plan(config, examples=5000, devices=1)
-
-
-def test_frozen_stages_normalize_as_in_evaluation_and_need_no_second_value():
-    config = small(32, Phase(1))
-    frozen = dataclasses.replace(config, finetune=Finetune(weights="any", frozen_stages=5))
-    assert make_plan(frozen, examples=5000, devices=1).phases[0].normalized_values is None
 
 
 def test_a_warm_up_that_lowers_the_rate_is_refused():

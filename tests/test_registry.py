@@ -6,7 +6,6 @@ import re
 from decimal import Decimal
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -24,7 +23,7 @@ from jaxdp.fields import LARGEST
 from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
 from jaxdp.inference.export import export
 from jaxdp.models.summary import summary
-from jaxdp.optim.weight_decay import add_weight_decay
+from jaxdp.optim.rules import add_weight_decay
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.registry import Choice, Choices, LazyModule
 from jaxdp.schedules import SCHEDULES, Position
@@ -54,12 +53,6 @@ def both_ways(vector):
 
 def with_model(config: Config, name="linear") -> Config:
     return dataclasses.replace(config, model=Model(name=name, classes=6))
-
-
-def with_strategy(config: Config, name: str, **changes) -> Config:
-    """With the quickest model to compile, registered here."""
-    jaxdp.register_model("linear", Linear)
-    return dataclasses.replace(with_model(config), reduce=Reduce(strategy=name), **changes)
 
 
 def test_registry_has_built_in_entries_and_those_that_are_registered():
@@ -224,34 +217,6 @@ def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp
     del OPTIMIZERS.entries["mine"]
     with pytest.raises(ConfigError, match=r"optimizer\.name='mine': unknown name; .*register_optimizer\('mine', \.\.\.\)"):
         jaxdp.train(config, tmp_path / "mine")
-
-
-def transformation(update, init=lambda params: params):
-    return lambda config, learning_rate, momentum: optax.GradientTransformation(init, update)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (
-            transformation(lambda g, state, params: g.nonsense),
-            "its update failed: AttributeError: 'dict' object has no attribute",
-        ),
-        (
-            transformation(lambda g, state, params: (jax.tree.map(lambda x: x[:1], g), state)),
-            r"its updates differ from the parameters: .* has shape \(1,.* and dtype float32, not ",
-        ),
-        (transformation(lambda g, state, params: (dict(list(g.items())[1:]), state)), "from the parameters: another structure"),
-        (lambda config, rate, momentum: optax.sgd(0.1 if rate > 0 else 0.2), "failed: TracerBoolConversionError: "),
-    ],
-)
-def test_registered_optimizer_whose_update_does_not_fit_is_refused_before_the_run(build, message, tiny, tmp_path):
-    """jax.tree.map of optax.apply_updates would broadcast updates of shape [1] silently."""
-    jaxdp.register_optimizer("mine", build)
-    with pytest.raises(ConfigError, match=f"^optimizer.name='mine': .*({message})") as refused:
-        jaxdp.train(dataclasses.replace(tiny, optimizer=Optimizer(name="mine")), tmp_path / "run")
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "run/checkpoints").exists()
 
 
 RECIPE = """

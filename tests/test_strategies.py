@@ -5,14 +5,12 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-import jaxdp
-from jaxdp.analysis.cost_model import cost_terms
-from jaxdp.config import Config, Reduce
+from jaxdp.analysis.network_model import cost_terms
+from jaxdp.config import Reduce
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import WIRE_BYTES
 from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, reference_reduction
 from jaxdp.strategies import STRATEGIES, Strategy, unsupported_reason
-from jaxdp.validation import validate
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,13 +31,6 @@ def missing(name: str) -> list[str]:
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_strategy_of_the_table_lacks_nothing(name):
     assert missing(name) == []
-
-
-def test_register_strategy_adds_an_entry_without_cost():
-    jaxdp.register_strategy("mine", allreduce.psum)
-    assert STRATEGIES.registered == ["mine"]
-    assert STRATEGIES["mine"].cost is None
-    assert validate(Config(reduce=Reduce(strategy="mine"))).reduce.strategy == "mine"
 
 
 def test_unsupported_reason_names_the_device_limit():

@@ -83,46 +83,11 @@ def test_every_field_at_extreme_values_is_rejected_by_name_or_planned_with_finit
         assert plan.total_steps > 0
 
 
-def test_make_plan_with_a_rate_that_grows_out_of_range_raises():
-    boundaries = tuple(float(epoch) for epoch in range(6, 40))
-    given = ["--schedule.factor", "1e12", "--schedule.boundaries", *map(str, boundaries)]
-    with pytest.raises(ConfigError, match=r"^schedule\.learning_rate=.*: the learning rate is .* schedule\.factor$"):
-        make_plan(load_config("imagenet_goyal_256", given), examples=1_281_167, devices=8)
-
-
 def test_watchdog_with_the_largest_timeout_starts_and_stops():
     with watch(Limits(86_400.0, 60 * 1e6)) as watchdog:
         pass
     watchdog.thread.join(10)
     assert not watchdog.thread.is_alive()
-
-
-@pytest.mark.parametrize(
-    ("threshold", "smoothing", "classes", "reason"),
-    [
-        (
-            0.01,
-            0.2,
-            3,
-            "all targets are 1: it must exceed the target of other classes, optimizer.label_smoothing / classes (0.06667)",
-        ),
-        (0.9, 0.2, 3, "all targets are 0: it must be below the target of the true class (0.8667)"),
-        (0.2, 0.1, 1000, None),
-        (0.0, 0.0, 3, None),
-        (0.01, 0.2, None, None),
-    ],
-)
-def test_threshold_that_makes_all_targets_equal_is_refused(threshold, smoothing, classes, reason):
-    optimizer = Optimizer(loss="binary", target_threshold=threshold, label_smoothing=smoothing)
-    config = Config(optimizer=optimizer, model=Model(classes=classes), data=Data(source="synthetic"))
-    targets = (np.asarray([1 - smoothing, 0, 0]) + smoothing / (classes or 3)) > threshold
-    assert (reason is None) == (classes is None or targets.tolist() == [True, False, False])
-    if reason is None:
-        assert validate(config) == config
-        return
-    with pytest.raises(ConfigError) as error:
-        validate(config)
-    assert str(error.value).startswith(f"optimizer.target_threshold={threshold}: {reason}")
 
 
 def test_threshold_is_checked_again_when_the_data_state_the_classes():

@@ -337,8 +337,7 @@ def planned(mesh: tuple[int, int], wire_dtype: str, overlap: bool, update: str) 
 
 def predicted_seconds(row: dict, measured: dict) -> float:
     """Seconds of the step of a row of the record, as `jaxdp plan --hosts 4 --network` predicts them."""
-    from jaxdp.analysis.cost_model import Links
-    from jaxdp.analysis.network_model import SHARDED, predict
+    from jaxdp.analysis.network_model import SHARDED, Links, predict
 
     plan, summary = planned(tuple(row["mesh"]), *(row[name] for name in ("wire_dtype", "overlap", "update")))
     bandwidth = PAYLOAD * RATES[row["rate"]]

@@ -1,27 +1,34 @@
 """`jaxdp bench allreduce`: time of every strategy by message size and dtype on a mesh, and a recommendation."""
 
-import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+import optax
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from rich.table import Table
 from scipy.optimize import nnls
 
-from jaxdp.analysis import cost_model
+from jaxdp import models
+from jaxdp.analysis import network_model
 from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
-from jaxdp.bench.updates import time_updates
+from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config
-from jaxdp.loggers.plot import COLORS, use_log_scale
+from jaxdp.network import Network
+from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce, timing
+from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import STRATEGIES, unsupported_reason
+from jaxdp.training.state import TrainState, create_state, make_optimizer
+from jaxdp.training.step import make_layout
+from jaxdp.validation import with_fields
+from jaxdp.xla import options
 
 
 def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[int, int]) -> dict[str, float | None]:
@@ -31,7 +38,7 @@ def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[in
     smallest residual is kept. Errors are relative to the measured times, so that small messages weigh as much as large ones. A
     parameter whose best value would be negative is left out of the fit: latency 0, or bandwidth None.
     """
-    costs = cost_model.cost_terms(strategy, *mesh_shape)
+    costs = network_model.cost_terms(strategy, *mesh_shape)
     designs = np.array([[(cost.rounds / seconds, cost.volume * size / seconds) for size, seconds in points] for cost in costs])
     fits = [_non_negative(design) for design in designs]
     latency, inverse_bandwidth = min(fits, key=lambda values: float(np.sum(((designs @ values).min(0) - 1) ** 2)))
@@ -129,6 +136,55 @@ def _fits(rows: Sequence[dict], names: Sequence[str], mesh: Mesh) -> dict[str, d
     return fits
 
 
+def time_updates(config: Config, mesh: Mesh, repeats: int) -> dict[str, float]:
+    """Median seconds of reduction and update in each form, by form; {} if the update cannot be sharded on this mesh."""
+    scattering, calls = [name for name, each in STRATEGIES.items() if each.scatters], dict[str, Callable[[], Any]]()
+    if not (scattering and mesh.devices.shape[1] > 1 and OPTIMIZERS[config.optimizer.name].shards):
+        return {}
+    for update in ("replicated", "sharded"):
+        form = with_fields(config, {"reduce.strategy": scattering[0], "reduce.update": update})
+        calls[f"{scattering[0]}, {update} update"] = _compile_update(form, models.create(config.model), mesh)
+    return timing.agreed_medians(timing.time_alternately(calls, repeats))
+
+
+def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], Any]:
+    """A compiled function of no arguments that reduces a gradient, updates the state, and gathers the parameters."""
+    layout = make_layout(config, model, mesh)
+    gather_params, reduce = layout.params_gatherer(), config.reduce
+
+    def trainable(tree: dict) -> dict:
+        return model.trainable(tree, config.finetune.frozen_stages)
+
+    def update(state: TrainState) -> tuple[Any, Any, jax.Array]:
+        params = gather_params(state.params)
+        # As in a step, the gradient follows from the gathered parameters and differs between devices.
+        device = lax.axis_index(AXES).astype(jnp.float32)
+        gradient = jax.tree.map(lambda p: p * (1e-3 + 1e-6 * device), lax.pcast(trainable(params), AXES, to="varying"))
+        gradient = allreduce.all_reduce_sum(
+            gradient,
+            reduce.strategy,
+            wire_dtype=allreduce.wire_dtype_of(reduce),
+            bucket_bytes=reduce.bucket_bytes,
+            sharded=layout.sharded,
+        )
+        shards = trainable(state.params)
+        squares = layout.squares(gradient, shards)
+        optimizer = make_optimizer(config, model, learning_rate=1e-3, momentum=0.9)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, shards, squares=squares)
+        return optax.apply_updates(shards, updates), opt_state, norm(squares.gradient)  # the step logs the norm
+
+    specs = layout.specs
+    if layout.sharded:
+        specs_out: Any = (trainable(specs.params), specs.opt_state, PartitionSpec())
+    else:
+        specs_out = PartitionSpec()
+    check_vma = allreduce.check_vma(reduce.strategy)
+    mapped = jax.shard_map(update, mesh=mesh, in_specs=(specs,), out_specs=specs_out, check_vma=check_vma)
+    state = layout.place(create_state(config, model, mesh))
+    compiled = jax.jit(mapped).lower(state).compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
+    return lambda: compiled(state)
+
+
 def advice(record: dict) -> str:
     """One line: the strategy to use for this gradient on this mesh, and its lead."""
     seconds, best = record["gradient"]["seconds"], record["recommended"]
@@ -186,27 +242,3 @@ def render(record: dict) -> Iterator[Table | str]:
     yield advice(record)
     if record["virtual"]:
         yield VIRTUAL_NOTE
-
-
-def draw(record: dict, path: str | Path) -> None:
-    """Plot the median time of every strategy, from the fastest to the slowest call, against the size of the message."""
-    from matplotlib.figure import Figure
-
-    strategies, dtypes = (list(dict.fromkeys(row[name] for row in record["rows"])) for name in ("strategy", "dtype"))
-    figure = Figure(figsize=(max(6.4, 3.8 * len(dtypes)), 3.2), layout="constrained")
-    panels = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
-    for axes, dtype in zip(panels, dtypes, strict=True):
-        for color, name in zip(itertools.cycle(COLORS), strategies, strict=False):
-            rows = [row for row in record["rows"] if (row["strategy"], row["dtype"]) == (name, dtype)]
-            sizes, medians = [row["bytes"] for row in rows], [1e3 * row["seconds"] for row in rows]
-            axes.plot(sizes, medians, "o-", color=color, markersize=4, label=name)
-            axes.vlines(sizes, [1e3 * row["fastest"] for row in rows], [1e3 * row["slowest"] for row in rows], color=color)
-        axes.set(xlabel=f"bytes of the message, {dtype}", xscale="log")
-        axes.grid(True, color="#e6e6e6")
-        axes.spines[["top", "right"]].set_visible(False)
-    scale = use_log_scale(panels, [1e3 * row["seconds"] for row in record["rows"]])
-    panels[0].set_ylabel("milliseconds (log scale)" if scale else "milliseconds")
-    vertical, horizontal = record["mesh"]
-    figure.suptitle(f"all-reduce on {vertical}x{horizontal} {'virtual ' * record['virtual']}devices", fontsize="medium")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    figure.savefig(path, dpi=100)

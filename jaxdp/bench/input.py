@@ -98,7 +98,7 @@ def _pipeline_stages(config: Config, mesh: Mesh, source: ItemSource, *, batch_si
     threads = config.data.threads or default_threads()
     classes = 1 + max(label for _, label in map(source.__getitem__, indices.tolist()))
     one_thread, all_threads = (
-        DecodedImages(source, transform=transform, size=size, classes=classes, threads=count) for count in (1, threads)
+        DecodedImages(source, transform=transform, size=size, target=classes, threads=count) for count in (1, threads)
     )
     ids = np.resize(indices, batch_size)
     distinct = np.split(ids, range(len(indices), batch_size, len(indices)))  # a batch decodes an image once

@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -26,7 +25,6 @@ from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.bench.step_runner import StepRunner, build_with_and_without, check_strategy, describe
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
-from jaxdp.loggers.plot import BLUE, GRAY, ORANGE
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 
@@ -213,31 +211,3 @@ def render(record: dict) -> Iterator[Table | str]:
         yield "If an interval includes 0, steps vary by more than communication costs: raise --repeats, or end other programs."
     if record["virtual"]:
         yield VIRTUAL_NOTE
-
-
-def draw(record: dict, path: str | Path) -> None:
-    """Plot the parts of a step's time on each number of devices; of communication below 0 by the steps' variation, none."""
-    from matplotlib.figure import Figure
-
-    shown = {mode: rows for mode in MODES if (rows := [row for row in record["rows"] if row["mode"] == mode])}
-    figure = Figure(figsize=(7.6, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for axes, (mode, rows) in zip(panels, shown.items(), strict=True):
-        names, steps = [str(row["devices"]) for row in rows], [1e3 * row["step_seconds"] for row in rows]
-        waiting = [1e3 * row["waiting_seconds"] for row in rows]
-        communication = [max(0.0, 1e3 * row["exposed_communication_seconds"]) for row in rows]
-        without = [whole - exposed for whole, exposed in zip(steps, communication, strict=True)]
-        computation = [both - waited for both, waited in zip(without, waiting, strict=True)]
-        axes.bar(names, computation, color=BLUE, label="computation")
-        axes.bar(names, waiting, bottom=computation, color=GRAY, label="waiting for the slowest device")
-        bars = axes.bar(names, communication, bottom=without, color=ORANGE, label="exposed communication")
-        axes.bar_label(bars, [f"{whole:,.0f}" if whole >= 100 else f"{whole:.1f}" for whole in steps], padding=2)
-        axes.set_title(f"{mode} scaling, {MODES[mode]}", fontsize="medium")
-        axes.set(xlabel=f"{'virtual ' * record['virtual']}devices")
-        axes.margins(y=0.1)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("milliseconds of a step")
-    panels[0].yaxis.set_major_formatter("{x:,g}")
-    figure.suptitle(f"{record['model']}, {record['strategy']} in {record['wire_dtype']}", fontsize="medium")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=120)

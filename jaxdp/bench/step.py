@@ -1,17 +1,9 @@
 """`jaxdp bench step`: the training step on generated images, compared with the ceilings of the devices."""
 
-import dataclasses
-import json
 import math
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +14,7 @@ from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.analysis.tables import table_of
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
-from jaxdp.config import Config, Schedule
+from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import AXES
@@ -30,7 +22,6 @@ from jaxdp.sizes import model_summary
 from jaxdp.xla import kernels, options
 
 FLOP_PER_MULTIPLY_ADD = 6  # two each for the output, the gradient of the weights, and the gradient of the input
-CACHES = ("cold", "warm")
 PROFILED_STEPS = 3
 
 
@@ -56,49 +47,6 @@ def check(config: Config, batch: int, *, devices: int, profile: bool = False) ->
         )
 
 
-RECIPE = """
-from jaxdp.recipes import load_config, register_from
-
-register_from({recipe!r})
-
-
-def config():
-    return load_config({config!r})
-"""
-
-
-def time_first_steps(config: Config, batch: int, recipe: str) -> dict[str, dict]:
-    """{"cold", "warm"}: seconds until the first step of `jaxdp train`, with an empty and with a full compilation cache.
-
-    Runs two commands of one step each, on synthetic images, with the parts that `recipe` registers. Call it before JAX starts
-    in this process.
-    """
-    synthetic: dict[str, Any] = {"source": "synthetic", "directory": None, "train_split": "train", "eval_split": None}
-    data = dataclasses.replace(config.data, **synthetic, train_examples=batch, eval_examples=batch)
-    logging = dataclasses.replace(config.logging, tensorboard=False)
-    phase = dataclasses.replace(config.batch[0], global_batch=batch, until_epoch=None)
-    schedule = Schedule(name="cosine", warmup_epochs=0.0)
-    config = dataclasses.replace(config, data=data, logging=logging, batch=(phase,), schedule=schedule, epochs=1.0)
-    seconds = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        environment = os.environ | {options.CACHE_VARIABLE: str(folder / "cache")}
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-        (folder / "recipe.py").write_text(RECIPE.format(recipe=recipe, config=str(folder / "config.json")))
-        for cache in CACHES:
-            command = [sys.executable, "-m", "jaxdp", "train", "--config", str(folder / "recipe.py"), "--json"]
-            began = time.monotonic()
-            process = subprocess.run(
-                [*command, "--workdir", str(folder / cache)], env=environment, capture_output=True, text=True
-            )
-            if process.returncode:
-                reason = f"`jaxdp train` for one step exited with code {process.returncode}: {process.stderr.strip()[-500:]}"
-                raise ConfigError("--starts", reason=reason, hint="give --no-starts")
-            result = json.loads(process.stdout)
-            seconds[cache] = {"to_first_step": result["seconds_to_first_step"], "whole_command": time.monotonic() - began}
-    return seconds
-
-
 def published_ceilings(device_kind: str, dtype: str, devices: int) -> dict[str, float] | None:
     """{"flops", "bytes_per_second"} of this number of devices according to their vendor; None for unknown devices."""
     chip = next((chip for chip in GPU_TARGETS.values() if device_kind in chip.name or chip.name in device_kind), None)
@@ -116,13 +64,12 @@ def run(
     batch: int,
     repeats: int = 7,
     seconds: float = 2.0,
-    first_steps: dict | None = None,
     profile: bool = False,
     keep: Callable[[dict], object] = lambda record: None,
 ) -> dict:
     """Time steps of `batch` images in `repeats` rounds of about `seconds` seconds.
 
-    first_steps: from `time_first_steps`, for the record. profile: run a few more steps under JAX's profiler, for a table by
+    profile: run a few more steps under JAX's profiler, for a table by
     kind of kernel. keep: takes the record before what follows the timed steps, because the process may end there.
     """
     with options.without_compilation_cache():
@@ -170,7 +117,6 @@ def run(
         "memory_bytes": memory_bytes - memory.alias_size_in_bytes,
         "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
         "trace_and_compile_seconds": step.compile_seconds,
-        "first_steps": first_steps,
         "kernels": None,
     }
     keep(record)
@@ -220,8 +166,6 @@ def render(record: dict) -> Iterator[Table | str]:
     peak = "" if record["peak_memory_bytes"] is None else f"peak use {record['peak_memory_bytes'] / 1e9:.2f} GB"
     table.add_row("memory per device", f"{record['memory_bytes'] / 1e9:.2f} GB", peak)
     table.add_row("trace and compile", f"{record['trace_and_compile_seconds']:.1f} s", "")
-    for cache, seconds in (record["first_steps"] or {}).items():
-        table.add_row(f"first step, {cache} cache", f"{seconds['to_first_step']:.1f} s", "after the start of jaxdp train")
     yield table
     if record["kernels"]:
         yield _kernel_table(record["kernels"])

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdp.choices import LOSSES
+from jaxdp.choices import LOSSES, TASKS
 from jaxdp.config import Config
 from jaxdp.errors import TrainingError
 from jaxdp.training.callback import Callback
@@ -129,5 +129,5 @@ class LossWatch:
 
 
 def _chance_loss(config: Config) -> float:
-    """The chance-level loss: the loss of equal scores for all classes, without class weights."""
-    return LOSSES[config.optimizer.loss].chance(config.model.class_count)
+    """The chance-level loss: the loss of equal scores for all classes, without class weights; infinite for another task."""
+    return math.inf if TASKS[config.task].own else LOSSES[config.optimizer.loss].chance(config.model.class_count)

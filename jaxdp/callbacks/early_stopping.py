@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.config import Stop
 from jaxdp.errors import plural
 from jaxdp.metrics import METRICS
 from jaxdp.planning import Plan
@@ -34,10 +33,10 @@ class EarlyStopping(Callback):
         """All processes call this with the same record; rank 0's value counts."""
         if run.config.stop.patience is None:
             return
-        metric = run.config.stop.metric
+        metric = run.config.deciding_metric
         values = run.processes.all_gather_object("the metric of early stopping", evaluation[metric], while_waiting=lambda: None)
         record = {name: value for name, value in evaluation.items() if name not in TIMING}
-        update(run.progress, run.config.stop, record | {metric: values[0]})
+        update(run.progress, metric, record | {metric: values[0]})
         best = run.progress.best
         if best is not None and best["samples"] == run.progress.samples:
             run.save()
@@ -46,17 +45,17 @@ class EarlyStopping(Callback):
     def _stop_if_due(self, run: Run) -> None:
         patience = run.config.stop.patience
         if patience is not None and run.progress.not_improved >= patience:
-            metric = run.config.stop.metric
+            metric = run.config.deciding_metric
             run.stop(f"{metric} did not improve for {plural(run.progress.not_improved, 'evaluation')}")
 
 
-def update(progress: Progress, stop: Stop, record: Mapping[str, Any]) -> None:
+def update(progress: Progress, metric: str, record: Mapping[str, Any]) -> None:
     """Record whether an evaluation is the best one, and whether it has improved."""
-    value = record[stop.metric]
+    value = record[metric]
     if not math.isfinite(value):
         progress.not_improved += 1
         return
-    gain = math.inf if progress.best is None else METRICS[stop.metric].sign * (value - progress.best[stop.metric])
+    gain = math.inf if progress.best is None else METRICS[metric].sign * (value - progress.best[metric])
     if gain >= 0:  # of equal evaluations, the newer counts, as among checkpoints
         progress.best = {**record}
     progress.not_improved = 0 if gain > 0 else progress.not_improved + 1
@@ -74,7 +73,7 @@ def adapt(run: Run, manifest: Manifest) -> None:
     same_data = manifest.metadata.get("data") == run.data_fingerprint
     same_images = same_data and manifest.path.parent == run.checkpoints.folder
     has_stop = run.config.stop.patience is not None
-    if not has_stop or not same_images or any(name.startswith(("data.", "stop.metric")) for name in names):
+    if not has_stop or not same_images or any(name.startswith(("data.", "task", "stop.metric")) for name in names):
         progress.best, progress.not_improved = None, 0
     elif changes(saved, run.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
         progress.not_improved = 0

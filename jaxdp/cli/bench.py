@@ -92,19 +92,17 @@ class Scaling(Timed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepCommand(Timed):
-    """Time the training step on synthetic images on the devices: images/s, fraction of the devices' peak, memory, compilation
-    time, and time to the first step with a cold and a warm cache.
+    """Time the training step on synthetic images on the devices: images/s, fraction of the devices' peak, memory, and
+    compilation time.
 
     Examples:
       jaxdp bench step
       jaxdp bench step --config imagenet_goyal_256 --batch-size 256 --batch.0.per-worker-batch 256 --model.dtype bfloat16
-      jaxdp bench step --model.stem small --batch-size 64 --mesh.cpu-devices 1 --no-starts --kernels
+      jaxdp bench step --model.stem small --batch-size 64 --mesh.cpu-devices 1 --kernels
     """
 
     batch_size: int | None = None
     """Number of images per step on all devices (None: the first phase's batch, or its per-worker batch on each device)"""
-    starts: bool = True
-    """Time of two complete commands to their first step"""
     kernels: bool = False
     """Table of the step's time by kind of kernel, from a profile of some more steps"""
     seconds: float = 2.0
@@ -231,32 +229,19 @@ def _bench_scaling(options: Scaling, flags: list[str]) -> None:
 def _bench_step(options: StepCommand, flags: list[str]) -> None:
     if not options.seconds > 0:
         raise ConfigError("--seconds", options.seconds, reason="must be greater than 0")
-    config = _validated(options)
     from jaxdp.bench import step as bench
-    from jaxdp.doctor.devices import count_devices
-    from jaxdp.loggers.console import Screen
     from jaxdp.parallel.mesh import choose_shape, make_mesh
 
-    def checked_batch(devices: int) -> int:
-        batch = bench.default_batch(config, devices) if options.batch_size is None else options.batch_size
-        bench.check(config, batch, devices=devices, profile=options.kernels)
-        return batch
-
-    starts = None
-    if options.starts:
-        batch = checked_batch(count_devices(config.mesh))  # starting JAX here would take their memory
-        Screen(sys.stderr).info("running two commands of one step each to time their start ...")
-        starts = bench.time_first_steps(config, batch, options.config)
     config, devices = _start(options)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
-    batch = checked_batch(mesh.size)
+    batch = bench.default_batch(config, mesh.size) if options.batch_size is None else options.batch_size
+    bench.check(config, batch, devices=mesh.size, profile=options.kernels)
     record = bench.run(
         config,
         mesh,
         batch=batch,
         repeats=options.repeats,
         seconds=options.seconds,
-        first_steps=starts,
         profile=options.kernels,
         keep=lambda record: _write(options, "step", record),
     )
@@ -324,5 +309,5 @@ BENCHES: dict[str, tuple[str, type[Options], Callable[[Any, list[str]], None]]] 
     "input": ("Time the input pipeline: read, decode, crop, transfer", Input, _bench_input),
     "lr": ("Find a learning rate with a range test", LearningRate, _bench_lr),
     "scaling": ("Time the training step on increasing numbers of devices", Scaling, _bench_scaling),
-    "step": ("Time the training step, and the start of a command", StepCommand, _bench_step),
+    "step": ("Time the training step", StepCommand, _bench_step),
 }

@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from jaxdp.cli.options import Switch
+from jaxdp.config import Config
 from jaxdp.errors import EXIT_FAILURE, print_safe
 from jaxdp.flags import parse
-from jaxdp.metrics import FIRST, METRICS, bare, title_of
+from jaxdp.metrics import METRICS, bare, title_of
 from jaxdp.recipes import register_from
 
 
@@ -52,18 +53,18 @@ def run(arguments: list[str], program: str) -> None:
 
         screen = Screen()
         if rows:
-            screen.table(_table(rows, run_config(options.workdir).stop.metric))
+            screen.table(_table(rows, run_config(options.workdir)))
         else:
             screen.info(f"{options.workdir} contains no checkpoint")
     if any(row["error"] for row in rows):
         sys.exit(EXIT_FAILURE)
 
 
-def _table(rows: list[dict[str, Any]], metric: str) -> Any:
-    """metric: the run's `stop.metric`."""
+def _table(rows: list[dict[str, Any]], config: Config) -> Any:
+    """config: of the run."""
     from rich.table import Table
 
-    shown = dict.fromkeys((FIRST, metric))
+    shown = dict.fromkeys((config.first_metric, config.deciding_metric))
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("samples", "epoch", "steps", *map(title_of, shown), "size"):
         table.add_column(name, justify="right")

@@ -73,27 +73,26 @@ def run(arguments: list[str], program: str) -> None:
 
 def _check(config: Config, url: str | None, *, images: bool, as_json: bool) -> None:
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
-        from jaxdp.doctor import dataset, runner
-    from jaxdp.doctor.check_result import ERROR, ResultBuilder, any_running, summarize, to_dict
+        from jaxdp.doctor import checks
     from jaxdp.loggers.console import Screen
 
-    results = runner.run_checks(config, url)
+    results = checks.run_checks(config, url)
     if images:
-        builder = ResultBuilder("images")
+        result = checks.CheckResult("images")
         try:
-            dataset.check_images(builder, config, Screen(sys.stderr).info)
+            checks.check_images(result, config, Screen(sys.stderr).info)
         except (ConfigError, StorageError) as error:
-            builder.error(str(error), "see docs/data.md for the layout of a data set")
-        results.append(builder.build())
+            result.error(str(error), "see docs/data.md for the layout of a data set")
+        results.append(result)
     if as_json:
-        print_safe(json.dumps(to_dict(results, config.name), indent=2))
+        print_safe(json.dumps(checks.to_dict(results, config.name), indent=2))
     else:
         screen = Screen()
         screen.info(f"checks for the recipe {config.name}")
-        screen.table(runner.make_table(results))
-        screen.info(summarize(results))
-    code = EXIT_FAILURE if any(result.status == ERROR for result in results) else 0
-    if any_running():
+        screen.table(checks.make_table(results))
+        screen.info(checks.summarize(results))
+    code = EXIT_FAILURE if any(result.status == checks.ERROR for result in results) else 0
+    if checks.any_running():
         sys.stdout.flush()
         os._exit(code)
     if code:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,6 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from jaxdp import cli
-from jaxdp.distributed import memory
 from jaxdp.distributed.signal_handler import exits_when_signaled
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, OneLine, first_line, not_imported, one_of, print_safe, printable
 from jaxdp.files import check_no_password, expand_user, is_url
@@ -32,6 +32,10 @@ COMMANDS = {
     "doctor": "Check this machine for a run; --verify: check that it trains correctly",
 }
 STDOUT = "stdout"
+LIMITS = {
+    "address space {:,} bytes (ulimit -v)": resource.RLIMIT_AS,
+    "{:,} threads (ulimit -u)": resource.RLIMIT_NPROC,
+}
 RESUMABLE = ("train", "launch")  # commands that stop signals end with 75
 
 
@@ -117,11 +121,19 @@ def _line_of(error: Exception) -> str | None:
     if isinstance(error, OSError) and (error.filename or error.errno is not None):
         return f"{printable(error.filename, 4096)}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
-        return memory.out_of_memory_message(error)
+        return _out_of_memory(error)
     if package := not_imported(error):
         reason = f"{type(error).__name__}: {first_line(error)}"
         return f"{package} cannot be imported ({reason}); install jaxdp again, or see `pip check`"
     return None
+
+
+def _out_of_memory(error: Exception) -> str:
+    """One line for an error from lack of memory or threads, with the limits of this process."""
+    reason = first_line(error) if str(error) else "out of memory"
+    values = {text: resource.getrlimit(limit)[0] for text, limit in LIMITS.items()}
+    limits = [text.format(value) for text, value in values.items() if value != resource.RLIM_INFINITY]
+    return f"{reason}; limits: {', '.join(limits) or 'the memory of the machine or its cgroup'}"
 
 
 class Output(io.FileIO):

@@ -169,10 +169,9 @@ def _network(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Secti
     if options.network is None:
         return None
     from jaxdp.analysis import network_model
-    from jaxdp.analysis.cost_model import parse_network
     from jaxdp.analysis.wire import normalization_messages
 
-    network = parse_network(options.network)._replace(gloo=plan.config.mesh.cpu_devices is not None)
+    network = network_model.parse_network(options.network)._replace(gloo=plan.config.mesh.cpu_devices is not None)
     if options.hosts > 1 or network.device_bandwidth < math.inf:
         devices = plan.phases[0].devices + plan.phases[0].idle_devices
         network = network._replace(devices_per_host=devices // options.hosts)

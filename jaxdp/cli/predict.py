@@ -38,8 +38,10 @@ class Predict:
     checkpoint: CheckpointName = "result"
     top: int | None = None
     """Number of classes per image (None: 5, or all if there are fewer)"""
+    threshold: float | None = None
+    """Probability from which a label is present (None: 0.5; only for runs with several labels for each image)"""
     csv: str | None = None
-    """CSV file to write, with one row per image and class"""
+    """CSV file to write, with one row per image and class, and a column `present` for several labels"""
     overwrite: Switch = False
     """Overwrite an existing CSV file"""
     config: str | None = None
@@ -58,7 +60,7 @@ def run(arguments: list[str], program: str) -> None:
     register_from(options.config)
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
-    from jaxdp.inference.predict import Images, predict_source, predict_weights
+    from jaxdp.inference.predict import Images, Shown, predict_source, predict_weights
     from jaxdp.setup.run_dir import run_config
 
     if weights is None:
@@ -67,19 +69,20 @@ def run(arguments: list[str], program: str) -> None:
         raise ConfigError("images", reason="missing", hint="give at least one file or directory")
     table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
     files, skipped, unreadable = find_images(options.images)
+    shown = Shown(options.top, options.threshold)
     if weights is None:
-        predicted = predict_source(options.workdir, Images(files), options.checkpoint, top=options.top)
+        predicted = predict_source(options.workdir, Images(files), options.checkpoint, shown=shown)
     else:
-        predicted, words = predict_weights(
-            weights, Images(files), given=options.data, blur_pool=options.model.blur_pool, top=options.top
-        )
+        prepared, blur_pool = options.data, options.model.blur_pool
+        predicted, words = predict_weights(weights, Images(files), given=prepared, blur_pool=blur_pool, shown=shown)
         _log(words)
-    predictions, bad, about = predicted
-    bad = unreadable | bad
-    results = [(file, classes) for file, classes in zip(files, _by_image(predictions), strict=True) if classes]
+    about, threshold = predicted.checkpoint, predicted.threshold
+    bad = unreadable | predicted.bad_images
+    results = [(file, classes) for file, classes in zip(files, _by_image(predicted), strict=True) if classes]
     if table is not None:
-        write_output(table, _as_csv(results).encode("utf-8", "surrogateescape"))
+        write_output(table, _as_csv(results, has_present=threshold is not None).encode("utf-8", "surrogateescape"))
     if options.json:
+        about |= {} if threshold is None else {"threshold": threshold}
         rows = [{"image": file, "top": classes} for file, classes in results]
         print_safe(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": skipped}, indent=2))
     else:
@@ -103,25 +106,41 @@ def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     for file, classes in results:
-        shares = [f"{entry['name']} {100 * entry['probability']:.2f} %" for entry in classes]
-        print_safe(printable(f"{file}: {', '.join(shares)}", LONGEST_PATH))
+        shares = [
+            entry.get("prediction") or f"{entry['name']} {100 * entry['probability']:.2f} %"
+            for entry in classes
+            if entry.get("present", True)
+        ]
+        print_safe(printable(f"{file}: {', '.join(shares) or 'no label'}", LONGEST_PATH))
     sys.stdout.flush()
 
 
-def _by_image(predictions: Any) -> Iterator[list[dict[str, Any]]]:
-    """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image."""
-    for classes, names, probabilities in zip(*predictions, strict=True):
+def _by_image(predicted: Any) -> Iterator[list[dict[str, Any]]]:
+    """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image. For the task
+    labels, with "present", and all present ones."""
+    if predicted.predictions.classes.shape[1] == 0:  # of a registered task with targets of its own
+        yield from ([{"prediction": text} for text in texts] for texts in predicted.predictions.names)
+        return
+    names, threshold = predicted.class_names, predicted.threshold
+    for classes, scores in zip(predicted.predictions.classes, predicted.predictions.scores, strict=True):
+        is_present = [] if threshold is None else (scores >= threshold).tolist()
+        present = [k for k in (-scores).argsort().tolist() if is_present and is_present[k]]
         yield [
-            {"class": int(number), "name": name, "probability": float(probability)}
-            for number, name, probability in zip(classes[: len(names)], names, probabilities[: len(names)], strict=True)
+            {"class": k, "name": names[k], "probability": float(scores[k])} | ({"present": is_present[k]} if is_present else {})
+            for k in dict.fromkeys([*classes[classes >= 0].tolist(), *present])
         ]
 
 
-def _as_csv(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
+def _as_csv(results: Iterable[tuple[str, list[dict[str, Any]]]], *, has_present: bool) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "rank", "class", "name", "probability"])
+    results = list(results)
+    if results and "prediction" in results[0][1][0]:
+        writer.writerows([["image", "prediction"], *([file, one["prediction"]] for file, (one,) in results)])
+        return text.getvalue()
+    writer.writerow(["image", "rank", "class", "name", "probability", *["present"] * has_present])
     for file, classes in results:
         for rank, entry in enumerate(classes, 1):
-            writer.writerow([file, rank, entry["class"], entry["name"], f"{entry['probability']:.6g}"])
+            present = [int(entry["present"])] if has_present else []
+            writer.writerow([file, rank, entry["class"], entry["name"], f"{entry['probability']:.6g}", *present])
     return text.getvalue()

@@ -26,7 +26,7 @@ from typing import Any
 
 import google_crc32c
 
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import ObjectInfo
 from jaxdp.errors import ConfigError
 from jaxdp.file_locks import NoLocksError, lock
 from jaxdp.files import write_atomically

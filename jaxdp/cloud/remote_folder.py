@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import ObjectInfo
 from jaxdp.cloud.read_ahead import ReadAhead
 from jaxdp.cloud.source import RemoteData
 from jaxdp.data.datasets import SplitReader

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import ObjectInfo
 from jaxdp.cloud.source import RemoteData
 from jaxdp.errors import ConfigError
 from jaxdp.files import write_atomically

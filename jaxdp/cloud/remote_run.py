@@ -25,7 +25,6 @@ from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, par
 from jaxdp.cloud.lease import LeaseHeld, LeaseRecord, newest_lease, wait_until_free
 from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, storage_errors
 from jaxdp.cloud.retry import open_patiently
-from jaxdp.config import Stop
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, print_safe
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT
@@ -217,7 +216,7 @@ def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, dict[
 
 
 def download_checkpoint(
-    url: str, field: str, folder: Path, *, checkpoint: str = "newest", metric: str = Stop.metric
+    url: str, field: str, folder: Path, *, checkpoint: str = "newest", metric: str = "eval_accuracy"
 ) -> Manifest:
     """Download a checkpoint of the run at a URL, with the log of the run, to `folder`/checkpoints and verify it.
 

@@ -12,12 +12,11 @@ import google_crc32c
 
 from jaxdp.cloud.cache import Cache
 from jaxdp.cloud.local import local_directory
-from jaxdp.cloud.location import CONNECTIONS, READS, Location, ObjectNotFoundError, join_url, open_location
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import CONNECTIONS, READS, Location, ObjectInfo, join_url, open_location, storage_errors
 from jaxdp.cloud.read_ahead import BYTES, ITEMS, Daemons
 from jaxdp.cloud.retry import START_SECONDS, Patience
 from jaxdp.config import Storage
-from jaxdp.errors import ConfigError, StorageError, print_safe
+from jaxdp.errors import StorageError, print_safe
 from jaxdp.files import allow_open_files
 
 RUN_SECONDS = 3600.0  # how long failing requests are repeated once data are open
@@ -56,17 +55,8 @@ class RemoteData:
     def opening(self) -> Iterator[None]:
         """Raise ConfigError for requests that cannot succeed while the data set is opened; then repeat them for longer."""
         self.patience.seconds = START_SECONDS
-        try:
+        with storage_errors(self.url, "data.directory"):
             yield
-        except ObjectNotFoundError as error:
-            reason = f"{error.filename} not found: there is no such bucket, or no object below it"
-            raise ConfigError("data.directory", self.url, reason=reason) from None
-        except StorageError as error:
-            if not error.permanent:
-                raise
-            at = "" if error.filename == self.location.url else f"{error.filename}: "
-            hint = "check the credentials and permissions"
-            raise ConfigError("data.directory", self.url, reason=f"{at}{error.strerror}", hint=hint) from None
         self.patience.seconds = RUN_SECONDS
 
     def ask(self, request: Callable[[Location], Result]) -> Result:

@@ -13,9 +13,10 @@ from jaxdp.cores import usable_cores
 from jaxdp.data import progress
 from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
 from jaxdp.errors import OneLine, StorageError
+from jaxdp.targets import UNUSABLE, ClassLabel, Target
 
 OnBadImage = Literal["stop", "skip", "ignore"]
-IGNORED = -1  # label of an image that cannot be used and does not count
+IGNORED = UNUSABLE  # the class of an image that cannot be used and does not count
 
 Transform = Callable[[np.ndarray, np.ndarray, int], None]
 """transform(pixels [H, W, 3] uint8, out [S, S, 3] uint8, position) fills `out`."""
@@ -42,10 +43,9 @@ def default_threads() -> int:
 class DecodedImages:
     """Batches from a source of single items, each image brought to [size, size, 3] by `transform`.
 
-    classes: labels must lie in 0 .. classes - 1. on_bad_image, for images that cannot be read: "stop" raises DataError, "skip"
-    takes the next good image instead, "ignore" returns the label IGNORED. kind: names images of a source without `name`, such
-    as "training image". relabel: label of the source -> label in batches; None: the same. bad_images: name -> reason of those
-    that could not be read.
+    target: what the source gives for an image; a number of classes means one class. on_bad_image, for images that cannot be
+    read: "stop" raises DataError, "skip" takes the next good image instead, "ignore" returns the target `ignored`. kind: names
+    images of a source without `name`, such as "training image". bad_images: name -> reason of those that could not be read.
     """
 
     def __init__(
@@ -54,14 +54,13 @@ class DecodedImages:
         *,
         transform: Transform,
         size: int,
-        classes: int,
+        target: Target | int,
         threads: int | None = None,
         on_bad_image: OnBadImage = "stop",
         kind: str = "image",
-        relabel: np.ndarray | None = None,
     ) -> None:
-        self.source, self.transform, self.size, self.relabel = source, transform, size, relabel
-        self.classes = classes if relabel is None else len(relabel)
+        self.source, self.transform, self.size = source, transform, size
+        self.target = ClassLabel(classes=target) if isinstance(target, int) else target
         self.on_bad_image, self.kind = on_bad_image, kind
         self.threads = threads or default_threads()
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
@@ -76,8 +75,8 @@ class DecodedImages:
     @property
     def labels(self) -> np.ndarray | None:
         """The labels of all images, if the source has them in its attribute `labels`."""
-        labels = getattr(self.source, "labels", None)
-        return labels if labels is None or self.relabel is None else self.relabel[np.asarray(labels)]
+        labels, relabel = getattr(self.source, "labels", None), getattr(self.target, "relabel", None)
+        return labels if labels is None or relabel is None else relabel[np.asarray(labels)]
 
     @property
     def storage_share(self) -> float:
@@ -95,7 +94,7 @@ class DecodedImages:
     def batch(self, indices: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B] samples seen before each image."""
         images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
-        labels = np.empty(len(indices), np.int32)
+        labels = self.target.empty(len(indices))
         rows_of: dict[int, list[int]] = {}  # image -> its rows; it is read and decoded once for all of them
         for row, index in enumerate(indices.tolist()):
             rows_of.setdefault(index, []).append(row)
@@ -119,7 +118,7 @@ class DecodedImages:
             raise
         return images, labels
 
-    def _load(self, index: int, copies: list[tuple[np.ndarray, int]]) -> int:
+    def _load(self, index: int, copies: list[tuple[np.ndarray, int]]) -> np.ndarray | np.generic:
         """Fill each (out, position) and return the label, following `on_bad_image` where the image cannot be read."""
         for offset in range(len(self.source)):
             candidate = (index + offset) % len(self.source)
@@ -137,11 +136,11 @@ class DecodedImages:
                 if self.on_bad_image == "ignore":
                     for out, _ in copies:
                         out[:] = 0
-                    return IGNORED
+                    return self.target.ignored
         reasons = "; ".join(list(self.bad_images.values())[:3])
         raise DataError(f"no image of the data set can be used; the first reasons: {reasons}")
 
-    def _item(self, index: int) -> tuple[bytes | np.ndarray, int]:
+    def _item(self, index: int) -> tuple[bytes | np.ndarray, np.ndarray | np.generic]:
         """(encoded bytes or uint8 pixels [H, W, 3], label) of an item in any of the accepted forms."""
         try:
             item = self.source[index]
@@ -154,20 +153,14 @@ class DecodedImages:
             raised = f"{type(error).__name__}: {error}"
             raise DataError(f"{self._name(index)}: the source raised {raised}; it must return (image, label)") from error
         try:
-            number = np.asarray(label)
-        except Exception:  # a ragged list, or a tensor that is not in the memory of the host
-            number = np.array(None)
-        if number.size != 1 or number.dtype.kind not in "iub" or not 0 <= number.item() < self.classes:
-            raise DataError(
-                f"{self._name(index)}: the label {label!r} is not an integer from 0 to {self.classes - 1}; "
-                "fix it or the number of classes"
-            )
+            found = self.target.read(label)
+        except ValueError as error:
+            raise DataError(f"{self._name(index)}: the label {label!r} {error}") from None
         if isinstance(image, (bytearray, memoryview)):
             image = bytes(image)
         if isinstance(image, Image.Image):
             image = rgb(image)
-        new_label = number.item() if self.relabel is None else self.relabel[int(number.item())]
-        return image if isinstance(image, bytes) else _check_pixels(image), int(new_label)
+        return image if isinstance(image, bytes) else _check_pixels(image), found
 
     def _name(self, index: int) -> str:
         return self.source.name(index) if hasattr(self.source, "name") else f"{self.kind} {index}"
@@ -189,7 +182,8 @@ def _check_pixels(image: object) -> np.ndarray:
 
 
 class ArraySource:
-    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]; bad_images: see `DecodedImages`.
+    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: [N] as `Target` has them; bad_images: as of
+    `DecodedImages`.
 
     source: the items whose images were decoded, in the same order.
     """
@@ -204,7 +198,8 @@ class ArraySource:
     ) -> None:
         self.source = source
         self.images = np.ascontiguousarray(images, np.uint8)
-        self.labels = np.ascontiguousarray(labels, np.int32)
+        is_target = labels.dtype == np.float32 or labels.dtype.names
+        self.labels = np.ascontiguousarray(labels, None if is_target else np.int32)
         self.bad_images = dict(bad_images or {})
 
     def __len__(self) -> int:

@@ -18,6 +18,7 @@ from jaxdp.data.file_format import Format
 from jaxdp.data.from_python import ArrayItems
 from jaxdp.errors import first_line
 from jaxdp.files import read_regular
+from jaxdp.targets import Target
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -40,8 +41,8 @@ class Version(NamedTuple):
 class Cifar(Format):
     """The splits train and test of an extracted archive."""
 
-    def __init__(self, path: Path, data: Data) -> None:
-        super().__init__(path, data)
+    def __init__(self, path: Path, data: Data, target: Target | None = None) -> None:
+        super().__init__(path, data, target)
         self.version = next(version for version in VERSIONS if (path / version.meta).is_file())
 
     @staticmethod

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.choices import kind_of_task
 from jaxdp.config import Config
 from jaxdp.data.image_folder import normalized, same_names
 from jaxdp.errors import ConfigError
@@ -60,7 +61,8 @@ def matching_labels(
 
 
 def with_class_weights(config: Config, train: Any) -> Config:
-    """The config with numbers in place of balanced class weights: images / (classes * images of the class).
+    """The config with numbers in place of balanced class weights: images / (classes * images of the class), or for several
+    labels an image, images without the label / images with it.
 
     train: the training images. Raises ConfigError for data that have no `labels`, an array of all of them, or a class without
     images.
@@ -74,6 +76,12 @@ def with_class_weights(config: Config, train: Any) -> Config:
         reason = f"data.source={config.data.source!r} has its labels only with the images"
         raise ConfigError(field, "balanced", reason=reason, hint=hint)
     labels, classes = np.asarray(labels), config.model.class_count
+    if kind_of_task(config.task) == "labels":
+        positive = labels.sum(0)
+        if not positive.all():
+            raise ConfigError(field, "balanced", reason=f"no training image has the label {positive.argmin()}", hint=hint)
+        weights = tuple(((len(labels) - positive) / positive).tolist())
+        return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, class_weights=weights))
     if labels.shape != (len(train),) or labels.dtype.kind not in "iub" or not np.all((labels >= 0) & (labels < classes)):
         found = f"{labels.dtype} of shape {labels.shape} for {len(train)} images"
         reason = f"the labels of the training set are {found}, not a class, 0 to {classes - 1}, for each"

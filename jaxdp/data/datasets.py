@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxdp.choices import SOURCES
+from jaxdp.choices import SOURCES, kind_of_task
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.batch_sources import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.classes import matching_labels, names_of
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError, printable
+from jaxdp.targets import NoTarget, own_outputs, target_of
 from jaxdp.validation import check_classes
 
 EVALUATION_NAMES = ("val", "validation", "valid", "test")  # of the evaluation split, in this order, unless the config names one
@@ -207,15 +208,27 @@ def decode_items(
     number of classes than the model has, and a class that the training set, or the run's, does not have.
     """
     only_evaluates = may_lack_classes and train is evaluation
+    task = kind_of_task(config.task)
     for items, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(items) == 0:
             raise ConfigError("data.source", source, reason=f"the {kind} set is empty")
+        shape = np.asarray(getattr(items, "labels", None)).shape
+        if other := {("classes", 2): "several labels", ("labels", 1): "one label"}.get((task, len(shape))):
+            hint = f"use --task {'labels' if len(shape) == 2 else 'classes'}"
+            raise ConfigError("task", config.task, reason=f"the {kind} set has {other} for each image, {shape}", hint=hint)
     own = names_of(train) or names_of(evaluation)
     trained = own if trained is None else tuple(trained)
     relabel = {
         kind: matching_labels(names_of(items) or own, trained, error=class_error(config, source, kind))
         for items, kind in ((train, "training"), (evaluation, "evaluation"))[only_evaluates:]
     }
+    widths = stated_classes(train), stated_classes(evaluation)
+    if task == "labels" and None not in widths and widths[0] != widths[1]:
+        hint = "give both sets the same labels"
+        raise class_error(config, source, "evaluation")(f"it has {widths[1]} labels, and the training set {widths[0]}", hint)
+    if task == "labels" and any(labels is not None for labels in relabel.values()):
+        hint = "give both sets the same names in the same order"
+        raise class_error(config, source, "evaluation")("the names of its labels have another order than in training", hint)
     largest = (int(labels.max(initial=-1)) + 1 for labels in relabel.values() if labels is not None)
     stated = max(len(trained), stated_classes(train) or 0, stated_classes(evaluation) or 0, *largest) or None
     if may_lack_classes and config.model.classes is not None and (stated or 0) <= config.model.classes:
@@ -235,6 +248,8 @@ def decode_items(
     both = (evaluation,) if train is evaluation else (train, evaluation)
     has_own_labels = not only_evaluates and relabel["training"] is None
     warnings = _label_warnings(train, evaluation, new_labels) if has_own_labels else []
+    if task == "labels":
+        warnings += _labels_without_images(evaluation, trained)
     warnings += [text for items in both for text in getattr(items, "warnings", ())]
     return Datasets(
         held_out if only_evaluates else open_training(config),
@@ -258,16 +273,14 @@ def _loaded(
 ) -> DecodedImages | ArraySource:
     """`DecodedImages`, or all of its images in memory if they are small and few and their transform is not random."""
     transform, size = transform_and_size
-    classes, threads = config.model.class_count, config.data.threads
     loader = DecodedImages(
         source,
         transform=transform,
         size=size,
-        classes=classes,
-        threads=threads,
+        target=target_of(config, relabel),
+        threads=config.data.threads,
         on_bad_image=on_bad_image,
         kind=f"{kind} image",
-        relabel=relabel,
     )
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or config.data.crops_while_loading:
         return loader
@@ -298,8 +311,11 @@ def stated_classes(source: ItemSource) -> int | None:
 def model_classes(config: Config, stated: int | None, source: str | None = None) -> int:
     """The number of classes of the model: the one that the data state, or else the config's.
 
-    source: see `check_classes`. Raises ConfigError if they differ or are both None.
+    source: see `check_classes`. Raises ConfigError if they differ or are both None. A registered task with its own targets
+    says how many values a model returns.
     """
+    if (outputs := own_outputs(config.task)) is not None:
+        return config.model.classes or outputs
     check_classes(config, stated, source)
     count = stated if config.model.classes is None else config.model.classes
     if count is None:
@@ -329,6 +345,15 @@ def _label_warnings(train: ItemSource, evaluation: ItemSource, new_labels: np.nd
     return warnings
 
 
+def _labels_without_images(evaluation: ItemSource, names: Sequence[str]) -> list[str]:
+    """A warning that names the labels of no held-out image, if they are in memory."""
+    held_out = getattr(evaluation, "labels", None)
+    if not (isinstance(held_out, np.ndarray) and held_out.ndim == 2) or held_out.any(0).all():
+        return []
+    without = [names[label] if names else str(label) for label in np.flatnonzero(~held_out.any(0)).tolist()]
+    return [f"no held-out image has {listed(without)}: labels that count as 0 in mean average precision and F1"]
+
+
 def class_error(config: Config, source: str, kind: str) -> Callable[[str, str], ConfigError]:
     """(reason, hint) -> error about the classes of the "training" or "evaluation" set of a data source."""
     directory = config.data.directory
@@ -351,5 +376,5 @@ def pixel_stats(config: Config, source: str | None = None) -> tuple[float | tupl
 def prediction_loader(config: Config, source: ItemSource) -> DecodedImages:
     """Images prepared as for evaluation; unreadable ones are ignored and listed in `DecodedImages.bad_images`."""
     transform, size = evaluation_transform(config)
-    classes, threads = config.model.class_count, config.data.threads
-    return DecodedImages(source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image="ignore")
+    target, threads = NoTarget(np.dtype(np.int32)), config.data.threads
+    return DecodedImages(source, transform=transform, size=size, target=target, threads=threads, on_bad_image="ignore")

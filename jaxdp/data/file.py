@@ -18,6 +18,7 @@ from jaxdp.data.npz import Npz
 from jaxdp.data.table import Table
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_local
+from jaxdp.targets import Target, own_target
 
 FORMATS: dict[str, type[FileFormat]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
 SHARD = r"(?P<split>.+)-(?P<number>\d+)-of-(?P<total>\d+)(-[0-9a-f]{8,})?"  # as Hugging Face names them
@@ -30,7 +31,7 @@ class File(FileSource):
         directory = config.data.directory or ""
         check_local(directory, "data.directory")
         try:
-            return open_format(Path(directory), config.data)
+            return open_format(Path(directory), config.data, own_target(config.task))
         except OSError as error:  # a folder that this user must not list
             raise ConfigError("data.directory", error.filename, reason=error.strerror or str(error)) from None
 
@@ -44,21 +45,21 @@ class File(FileSource):
         return found
 
 
-def open_format(path: Path, data: Data) -> Format:
-    """The data set at a path. Raises ConfigError if there is none of a known format."""
+def open_format(path: Path, data: Data, target: Target | None = None) -> Format:
+    """The data set at a path. target: of a registered task. Raises ConfigError if there is none of a known format."""
     if path.is_file() and path.suffix.lower() in FORMATS:
         if Shard.of(path).total > 1:
             raise ConfigError(
                 "data.directory", str(path), reason="it is one shard of several", hint=f"give the folder {path.parent}"
             )
-        return FORMATS[path.suffix.lower()](path, data)
+        return FORMATS[path.suffix.lower()](path, data, target)
     if path.is_dir():
         for folder_format in (HuggingFace, Cifar):
             if folder_format.is_in(path):
-                return folder_format(path, data)
+                return folder_format(path, data, target)
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in FORMATS and not file.name.startswith("."))
         if files:
-            return SplitFiles(path, data, files)
+            return SplitFiles(path, data, target, files=files)
     reason = "it has no known format" if path.exists() else "no such file or folder"
     hint = f"give a {', '.join(FORMATS)} file, a folder with a file for each split, such as train.csv and val.csv, "
     hint += "an extracted archive of CIFAR, or a saved DatasetDict; images in SPLIT/CLASS/ are --data.source folder"
@@ -100,8 +101,8 @@ class SplitFiles(Format):
 
     has_columns = matches_classes = True  # if its files have columns and names as labels
 
-    def __init__(self, path: Path, data: Data, files: Sequence[Path]) -> None:
-        super().__init__(path, data)
+    def __init__(self, path: Path, data: Data, target: Target | None, *, files: Sequence[Path]) -> None:
+        super().__init__(path, data, target)
         self.shards = [Shard.of(file) for file in files]
 
     def names(self) -> Sequence[str]:
@@ -110,7 +111,7 @@ class SplitFiles(Format):
     def read(self, name: str, classes: list[str] | None) -> EncodedItems:
         files = self._files(name)
         file_format = FORMATS[files[0].suffix.lower()]
-        return file_format.whole([file_format(file, self.data) for file in files], classes)
+        return file_format.whole([file_format(file, self.data, self.target) for file in files], classes)
 
     def _files(self, name: str) -> list[Path]:
         """The files of a split in order. Raises ConfigError unless they are one file, or each shard of one set once."""

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 from jaxdp.data.decode import ImageError, read_image, retried
-from jaxdp.data.file_format import Format, numbered
+from jaxdp.data.file_format import Format, measured, numbered, several
 from jaxdp.data.image_folder import SIZED
 from jaxdp.errors import StorageError, first_line
 
@@ -50,31 +51,66 @@ class DatasetExamples:
         import datasets
 
         self.split, data = split, place.splits[split].with_format(None)
-        self.image, label = (place.column(data.column_names, kind) for kind in ("image", "label"))
+        self.image = place.column(data.column_names, "image", place.data.image_column)
+        columns = place.label_columns(data.column_names)
         if not isinstance(data.features[self.image], datasets.Image):
             reason = f"the column {self.image!r} has the type {data.features[self.image]}, not Image"
             raise place.error(reason, "cast it with cast_column(NAME, datasets.Image()), and save the data set again")
-        names, values = getattr(data.features[label], "names", None), list(data[label][:])
+        self.labels, self.classes = self._targets(data, columns, classes, place=place)
+        self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
+
+    def _targets(
+        self, data: Any, columns: list[str], classes: list[str] | None, *, place: HuggingFace
+    ) -> tuple[np.ndarray, int | list[str]]:
+        """(labels, classes) of one class, several labels, or the targets of a registered task."""
+        if place.target is not None:
+            cells = [data[column][:] for column in columns]
+            numbers = list(zip(*cells, strict=True)) if len(cells) > 1 else cells[0]
+            return measured(numbers, place.target, row_name=self.name, error=place.error), 0
+        inner = getattr(data.features[columns[0]], "feature", None)  # of a sequence
+        if inner is not None or place.has_several_labels:
+            return self._several(data, columns, classes if inner is None else getattr(inner, "names", None), place=place)
+        names: list[str] | None = getattr(data.features[columns[0]], "names", None)
+        values = list(data[columns[0]][:])
         for row, value in enumerate(values):
             if names is not None and value is not None and not 0 <= value < len(names):
                 hint = f"remove the row, or give it one of the {len(names)} classes"
                 raise place.error(f"{self.name(row)} has the label {value}", hint)
         if names is not None:
             values = [None if value is None else names[value] for value in values]
-        classes = names if classes is None else classes
-        self.labels, self.classes = numbered(values, classes, row_name=self.name, error=place.error)
-        self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
+        return numbered(values, names if classes is None else classes, row_name=self.name, error=place.error)
+
+    def _several(
+        self, data: Any, columns: list[str], names: list[str] | None, *, place: HuggingFace
+    ) -> tuple[np.ndarray, list[str]]:
+        """(labels [N, C] float32, their names) of a sequence of classes, of columns of 0 and 1, or of names in a text."""
+        if place.has_several_labels:
+            values = [data[column][:] for column in columns]
+            rows, separator = list(zip(*values, strict=True)) if len(columns) > 1 else values[0], place.data.label_separator
+            return several(rows, names, columns=columns, separator=separator, row_name=self.name, error=place.error)
+        if names is None:
+            hint = "cast it with cast_column(NAME, datasets.Sequence(datasets.ClassLabel(names=[...])))"
+            raise place.error(
+                f"the column {columns[0]!r} has the type {data.features[columns[0]]}, whose labels have no names", hint
+            )
+        labels = np.zeros((len(data), len(names)), np.float32)
+        for row, own in enumerate(data[columns[0]][:]):
+            for label in own or ():
+                if label is None or not 0 <= label < len(names):
+                    raise place.error(f"{self.name(row)} has the label {label}", f"give it one of the {len(names)} classes")
+                labels[row, label] = 1
+        return labels, list(names)
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, index: int) -> tuple[bytes, int]:
+    def __getitem__(self, index: int) -> tuple[bytes, Any]:
         """(encoded image, label). Raises ImageError for a row without an image, and what `read_image` raises."""
         image = self._row(int(index))
         if image is None:
             raise ImageError("the row has no image")
         content = image["bytes"] if image["bytes"] is not None else read_image(image["path"] or "")
-        return content, int(self.labels[index])
+        return content, self.labels[index]
 
     def _row(self, index: int) -> dict[str, Any] | None:
         """The bytes or the path of an image. Raises StorageError for an error of the file system."""

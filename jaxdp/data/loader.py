@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxdp.choices import TASKS
 from jaxdp.config import MAX_CLASSES
 from jaxdp.data.batch_sources import ArraySource, DecodedImages
 from jaxdp.data.from_python import ArrayItems, as_source
@@ -16,6 +17,7 @@ from jaxdp.data.prefetch import BatchSource, DeviceIterator
 from jaxdp.data.synthetic import SyntheticSource
 from jaxdp.errors import ConfigError, kind_of
 from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.targets import own_target
 
 
 class Loader(Iterator[dict[str, jax.Array]]):
@@ -29,7 +31,8 @@ class Loader(Iterator[dict[str, jax.Array]]):
     uint8 pixels, a Pillow image or encoded bytes; or a data set of `open_datasets`, with its crops and sizes.
     batch: images in a batch, of all devices. mesh: default `make_mesh()`. start: samples seen before the first batch. end: the
     iterator ends with the batch that reaches so many samples (None: never). image_size: images are resized to a center square
-    with this side, in pixels; required for objects.
+    with this side, in pixels; required for objects. task: a registered one, whose targets take the place of the labels; several
+    labels for each image, [N, C], need no name, but come from arrays.
 
     `get_state` and `set_state` work as in Grain. Use it in a `with` block, or close it when done.
     Raises ConfigError for a batch that the devices cannot share, or a data set that is none of these.
@@ -45,8 +48,9 @@ class Loader(Iterator[dict[str, jax.Array]]):
         start: int = 0,
         end: int | None = None,
         image_size: int | None = None,
+        task: str = "classes",
     ) -> None:
-        self.source, self.mesh = _as_batches(dataset, image_size), mesh or make_mesh()
+        self.source, self.mesh = _as_batches(dataset, image_size, task), mesh or make_mesh()
         if self.mesh.axis_names != AXES:
             raise ConfigError("mesh", self.mesh.axis_names, reason=f"must have the axes {AXES}", hint="use jaxdp.make_mesh")
         for field, value, least in (("batch", batch, 1), ("seed", seed, 0), ("start", start, 0), ("end", end or 0, 0)):
@@ -117,13 +121,15 @@ def _check_count(field: str, value: object, *, least: int) -> None:
         raise ConfigError(field, value, reason=f"must be a whole number, at least {least} and below 2**63")
 
 
-def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
+def _as_batches(dataset: Any, image_size: int | None, task: str) -> BatchSource:
     """The data set as a source of batches of one image size."""
     if isinstance(dataset, (ArraySource, DecodedImages, SyntheticSource)):  # of `open_datasets`
         return dataset
     if image_size is not None:
         _check_count("image_size", image_size, least=1)
-    items = as_source(dataset, "training")
+    TASKS.check(task)
+    target = own_target(task)
+    items = as_source(dataset, "training", target)
     if hasattr(items, "__len__") and not len(items):
         raise ConfigError("dataset", reason="it has no images")
     if isinstance(items, ArrayItems) and image_size is None:
@@ -139,4 +145,4 @@ def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
     def crop(pixels: np.ndarray, out: np.ndarray, _: int) -> None:
         center_crop(pixels, out, image_size)
 
-    return DecodedImages(items, transform=crop, size=image_size, classes=MAX_CLASSES)
+    return DecodedImages(items, transform=crop, size=image_size, target=target or MAX_CLASSES)

@@ -18,6 +18,7 @@ from jaxdp.config import Data
 from jaxdp.data.batch_sources import ArraySource, DecodedImages
 from jaxdp.data.sampler import repeated_positions, sample_ids
 from jaxdp.parallel.mesh import AXES
+from jaxdp.targets import as_tree, counts, without_ignored
 
 AHEAD_BYTES = 2**31  # host memory of prefetched images: 14,000 of 224x224, and little of a server's
 PREFETCH_DEPTH = 2  # chunks held on the host in addition to the one being transferred
@@ -78,8 +79,9 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
     """Global arrays over the mesh from this process's rows of a batch (see `local_rows`)."""
     sharding = batch_sharding(mesh)
     devices = len(sharding.addressable_devices)
-    shapes = {name: (len(rows) // devices * mesh.size, *rows.shape[1:]) for name, rows in batch.items()}
-    return jax.make_array_from_process_local_data(sharding, batch, shapes)
+    tree = batch | ({"labels": as_tree(batch["labels"])} if "labels" in batch else {})
+    shapes = jax.tree.map(lambda rows: (len(rows) // devices * mesh.size, *rows.shape[1:]), tree)
+    return jax.make_array_from_process_local_data(sharding, tree, shapes)
 
 
 class BatchRows(NamedTuple):
@@ -128,16 +130,16 @@ def evaluation_batch(source: BatchSource, first: int, *, batch_size: int, rows: 
     """`batch_size` examples in order from `first` on, padded.
 
     rows: int [R], the rows of the padded batch to return (see `local_rows`). "seen" [R] int32 is 1 for examples and 0 for
-    padding; "weights" [R] int32 is also 0 for examples that the source ignores (labels below 0).
+    padding; "weights" [R] int32 is also 0 for examples that the source ignores.
     """
     positions, real = _evaluated(source, first, batch_size=batch_size, rows=rows)
     images, labels = source.batch(positions, positions)
     return {
         "images": images,
-        "labels": np.maximum(labels, 0),
+        "labels": without_ignored(labels),
         "positions": positions.astype(np.uint32),
         "seen": real.astype(np.int32),
-        "weights": (real & (labels >= 0)).astype(np.int32),
+        "weights": (real & counts(labels)).astype(np.int32),
     }
 
 
@@ -264,9 +266,9 @@ class DeviceIterator:
 
 
 def _empty_batch(mesh: Mesh, rows: int, like: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    shapes = {name: ((rows, *array.shape[1:]), array.dtype) for name, array in like.items()}
-    make = jax.jit(lambda: {name: jnp.zeros(*shape) for name, shape in shapes.items()}, out_shardings=batch_sharding(mesh))
-    return make()
+    shapes = jax.eval_shape(lambda: like)
+    empty = partial(jax.tree.map, lambda array: jnp.zeros((rows, *array.shape[1:]), array.dtype))
+    return jax.jit(lambda: empty(shapes), out_shardings=batch_sharding(mesh))()
 
 
 @cache

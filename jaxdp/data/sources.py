@@ -7,16 +7,21 @@ a local disk no client of object storage.
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdp.choices import SOURCES
+from jaxdp.choices import SOURCES, TASKS
 from jaxdp.config import Config
 from jaxdp.data import from_python
 from jaxdp.data.batch_sources import ArraySource, ItemSource
 from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, Source, model_classes, with_classes
+from jaxdp.errors import ConfigError
 
 
 def source_of(config: Config) -> Source:
-    """The data source that a config names."""
-    name = config.data.source
+    """The data source that a config names. Raises ConfigError for one whose images do not have what the task predicts."""
+    name, task = config.data.source, TASKS[config.task].data or config.task
+    if task not in SOURCES[name].tasks and name not in SOURCES.registered:
+        able = ", ".join(other for other in SOURCES.builtin if task in SOURCES[other].tasks)
+        reason = f"its images have one class each, and task={config.task!r}"
+        raise ConfigError("data.source", name, reason=reason, hint=f"use {able}, or the `datasets` argument of jaxdp.train")
     if name in SOURCES.registered:
         return from_python.Given(SOURCES.implementation(name))
     entry: Any = SOURCES[name]  # prepared data of any name have one entry

@@ -22,7 +22,7 @@ import numpy as np
 from jaxdp.data import progress
 from jaxdp.data.datasets import listed
 from jaxdp.data.decode import ImageError, read_image
-from jaxdp.data.file_format import FileFormat, numbered
+from jaxdp.data.file_format import FileFormat, measured, numbered, several
 from jaxdp.data.image_folder import file_size, identity
 from jaxdp.errors import ConfigError, first_line, plural, printable
 
@@ -103,11 +103,12 @@ class Table(FileFormat):
             raise self.error("it has no rows")
         return splits
 
-    def _columns(self, header: list[str]) -> list[int]:
-        """Positions of the image, of the label and, if there is one, of the split."""
+    def _columns(self, header: list[str]) -> tuple[int, list[int], int | None]:
+        """Positions of the image, of the labels and, if there is one, of the split."""
         split = [position for position, name in enumerate(header) if name.lower() == SPLIT_COLUMN]
         try:
-            return [header.index(self.column(header, kind)) for kind in ("image", "label")] + split[:1]
+            image = self.column(header, "image", self.data.image_column)
+            return header.index(image), [header.index(name) for name in self.label_columns(header)], next(iter(split), None)
         except ConfigError:
             if any(name and self._is_file(name) for name in header):
                 hint = f"add path{DELIMITERS.get(self.path.suffix.lower(), ',')}label or the like in front of it"
@@ -120,13 +121,14 @@ class Table(FileFormat):
             with open(self.path, newline="", encoding="utf-8-sig") as file:
                 reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
                 header = [name.strip() for name in next(reader, [])]
-                image, label, *split = self._columns(header)
+                image, labels, split = self._columns(header)
                 for row in filter(None, reader):  # without empty lines
                     number = reader.line_num
                     if len(row) != len(header):
                         reason = f"row {number} has {plural(len(row), 'value')}, the first row {len(header)}"
                         raise self.error(reason, "put values that contain the separator in double quotes")
-                    yield number, row[image], row[label].strip(), row[split[0]].strip() if split else None
+                    own = [row[label].strip() for label in labels]
+                    yield number, row[image], own if len(own) > 1 else own[0], None if split is None else row[split].strip()
         except csv.Error as error:
             raise self.error(f"row {reader.line_num}: {error}", "check the quotes") from None
         except UnicodeDecodeError:
@@ -143,7 +145,9 @@ class Table(FileFormat):
         try:
             with parquet.ParquetFile(self.path) as file:
                 schema = file.schema_arrow
-                names = [schema.names[position] for position in self._columns(schema.names)]
+                image_column, label_columns, split_column = self._columns(schema.names)
+                positions = [image_column, *label_columns, *([] if split_column is None else [split_column])]
+                names = [schema.names[position] for position in positions]
                 kind = schema.field(names[0]).type
                 inner = kind.value_type if types.is_dictionary(kind) else kind
                 parts = [part.type for part in inner if part.name in IMAGE_PARTS] if types.is_struct(inner) else [inner]
@@ -153,7 +157,9 @@ class Table(FileFormat):
                 for batch in file.iter_batches(ROWS_AT_A_TIME, columns=[*dict.fromkeys(names)]):
                     for image, *row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
                         number += 1
-                        label, *split = (value.strip() if isinstance(value, str) else value for value in row)
+                        values = [value.strip() if isinstance(value, str) else value for value in row]
+                        own, split = values[: len(label_columns)], values[len(label_columns) :]
+                        label = own if len(own) > 1 else own[0]
                         yield number, _image(image), label, ("" if split[0] is None else str(split[0])) if split else None
         except ConfigError:
             raise
@@ -189,21 +195,32 @@ def _image(value: Any) -> str | bytes:
 
 
 class TableItems:
-    """The encoded images of some rows of tables in a folder. classes: see `EncodedItems`; labels: [N] int32."""
+    """The encoded images of some rows of tables in a folder. classes: see `EncodedItems`; labels: [N] int32, or
+    [N, C] float32 for several labels."""
 
     def __init__(self, table: Table, rows: TableRows, classes: list[str] | None) -> None:
         self.table, self.rows = table, rows
-        self.labels, self.classes = numbered(rows.labels, classes, row_name=self._row, error=self.error)
+        self.labels: np.ndarray
+        self.classes: int | list[str]
+        if table.target is not None:
+            self.labels = measured(rows.labels, table.target, row_name=self._row, error=self.error)
+            self.classes = 0
+        elif table.has_several_labels:
+            data = table.data
+            options: dict[str, Any] = {"columns": data.label_column, "separator": data.label_separator}
+            self.labels, self.classes = several(rows.labels, classes, **options, row_name=self._row, error=self.error)
+        else:
+            self.labels, self.classes = numbered(rows.labels, classes, row_name=self._row, error=self.error)
         self.warnings = self._duplicates()
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[bytes, int]:
+    def __getitem__(self, index: int) -> tuple[bytes, Any]:
         """(encoded image, label). Raises what `read_image` raises."""
         image = self.rows.images[index]
         try:
-            return image if isinstance(image, bytes) else read_image(self._path(image)), int(self.labels[index])
+            return image if isinstance(image, bytes) else read_image(self._path(image)), self.labels[index]
         except ImageError:
             raise
         except ValueError as error:  # a null byte in the path
@@ -259,7 +276,7 @@ class TableItems:
                 continue
             first = first_with.setdefault(path, index)
             repeated += first != index
-            if self.labels[first] != self.labels[index]:
+            if not np.array_equal(self.labels[first], self.labels[index]):
                 reason = f"{self._row(first)} and {self._row(index)} give {path!r} different labels"
                 raise self.error(reason, "remove one of them")
         text = f"{self.table.path.name} names an image again in {plural(repeated, 'row')}; it counts each time"

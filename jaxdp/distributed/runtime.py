@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import os
 import shutil
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Guard
 from jaxdp.config import Mesh as MeshConfig
-from jaxdp.distributed import coordination, launchers, memory, watchdog
+from jaxdp.distributed import coordination, launchers, watchdog
 from jaxdp.distributed.process_group import JoinedProcesses, ProcessGroup
 from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.distributed.stack_traces import place_of
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # Virtual devices share the cores, so one may reach a collective long after another; XLA's default timeout is 40 s.
 CPU_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+
+TRIM_THRESHOLD, MMAP_MAX = (-1, 2**31 - 1), (-4, 0)  # parameters of glibc's mallopt(3) by number, with their values
 
 _group: JoinedProcesses | None = None
 
@@ -164,10 +167,22 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool 
         _check_cpu(len(jax.local_devices()), cpu_devices)
         by_process = {process: devices[:cpu_devices] for process, devices in by_process.items()}
         if keep:
-            memory.keep_freed()
+            keep_freed_memory()
     _check_equal_counts({process: len(devices) for process, devices in by_process.items()}, group.hosts)
     order = sorted(by_process, key=lambda process: (group.host_numbers[process], process))
     return [device for process in order for device in by_process[process]]
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory in this process, which then holds the most it ever used. Without glibc, nothing happens.
+
+    The activations of a step are one block, freed when the step ends. By default the C library returns such a block to the
+    system, which clears every page again in the next step. Other threads than the main one have arenas of at most 64 MB, so
+    only the step of a single device, which runs in the main thread, keeps its memory.
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        for number, value in (TRIM_THRESHOLD, MMAP_MAX):
+            mallopt(number, value)
 
 
 def _jax_devices() -> "list[jax.Device]":

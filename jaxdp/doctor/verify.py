@@ -2,18 +2,28 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
+from jaxdp import models
 from jaxdp.bench.environment import provenance
 from jaxdp.config import Config, Mesh
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.doctor import verify_gradients, verify_resume, verify_sums
-from jaxdp.doctor.proof import Proof
+from jaxdp.doctor import verify_gradients, verify_resume
+from jaxdp.doctor.proof import Proof, build_on_all_ranks, prove
+from jaxdp.errors import ConfigError
+from jaxdp.parallel import timing
+from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
+from jaxdp.strategies import STRATEGIES, unsupported_reason
 from jaxdp.xla.jax_options import jaxdp_jax_config
 
 CPU_DEVICES = 4  # virtual devices of a CPU, unless --mesh.cpu-devices is given
+CALLS = 3  # of each reduction
 
 
 @jaxdp_jax_config()
@@ -43,10 +53,10 @@ def run(
     on_cpu = devices[0].platform == "cpu"
 
     def all_proofs() -> Iterator[Proof]:
-        shape = verify_sums.mesh_shape(config, len(devices), group.num_processes)
+        shape = mesh_shape(config, len(devices), group.num_processes)
         shapes = verify_gradients.mesh_shapes(len(devices)) if thorough else [shape]
         yield from verify_gradients.proofs(devices, config.compile, shapes=shapes, info=info, group=group)
-        yield from verify_sums.proofs(config, devices, info=info, group=group)
+        yield from sum_proofs(config, devices, info=info, group=group)
         info("exact resume: an interrupted run against an uninterrupted one ...")
         cpu = cpu_devices if on_cpu else None
         yield verify_resume.proof(config, len(devices), cpu, shared_dir=shared_dir, group=group)
@@ -76,3 +86,48 @@ def summarize(record: dict) -> str:
     text = f"{len(record['proofs'])} proofs on {record['device']} in {record['seconds']:.0f} s"
     passed = "stopped; those before it passed" if record["stopped"] else "all passed"
     return f"{text}; FAILED: {', '.join(record['failed'])}" if record["failed"] else f"{text}; {passed}"
+
+
+def mesh_shape(config: Config, devices: int, processes: int) -> tuple[int, int]:
+    """The recipe's mesh shape if it fits the devices, else the most square one of all of them."""
+    try:
+        return choose_shape(config.mesh, devices, processes)
+    except ConfigError:
+        return most_square(devices)
+
+
+def sum_proofs(
+    config: Config, devices: Sequence[jax.Device], *, info: Callable[[str], None], group: ProcessGroup
+) -> Iterator[Proof]:
+    """For every strategy: sum the gradient as one message in the recipe's wire dtype, `CALLS` times.
+
+    The messages are integers whose sum is exact; the sums are compared bit by bit on all devices.
+    """
+    size = config.data.image_size
+    model = models.create(config.model)
+    shapes, _ = models.initial_shapes(model, (size, size, 3))
+    elements = sum(leaf.size for leaf in jax.tree.leaves(model.trainable(shapes, config.finetune.frozen_stages)))
+    message = jax.ShapeDtypeStruct((elements,), jnp.dtype(config.reduce.wire_dtype))
+    shape = mesh_shape(config, len(devices), group.num_processes)
+    mesh = make_mesh(*shape, devices)
+    text = f"{elements * message.dtype.itemsize:,} bytes of {message.dtype}"
+    info(f"exact sums: messages of {text} on {shape[0]}x{shape[1]} ...")
+
+    def count_wrong_sums(strategy: str, name: str) -> int:
+        def build() -> timing.Reduction:
+            return timing.Reduction(mesh, message, strategy, bucket_bytes=None, compile=config.compile)
+
+        reduction = build_on_all_ranks(group, name, build)
+        return sum(not reduction.is_exact(reduction()) for _ in range(CALLS))
+
+    for strategy in STRATEGIES:
+        if unsupported_reason(strategy, mesh.size):
+            continue
+        name = f"exact sums: {strategy} on {shape[0]}x{shape[1]}"
+        yield prove(
+            name,
+            f"wrong results of {CALLS} calls, {text}",
+            tolerance=0,
+            difference=partial(count_wrong_sums, strategy, name),
+            group=group,
+        )

@@ -18,7 +18,7 @@ from jaxdp.checkpoint.listing import (
 )
 from jaxdp.checkpoint.manifest import MANIFEST, CheckpointError, CorruptCheckpoint, Manifest, read_manifest, verify_files
 from jaxdp.checkpoint.orbax_io import verify_checkpoint
-from jaxdp.config import Storage
+from jaxdp.config import Config, Storage
 from jaxdp.errors import ConfigError, print_safe
 from jaxdp.files import CHECKPOINTS, expand_user, is_url
 from jaxdp.setup.run_dir import lock_run_dir, run_config
@@ -32,7 +32,7 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
     ConfigError if `workdir` holds no run.
     """
     workdir = expand_user(workdir, "--workdir")
-    metric = run_config(workdir).stop.metric
+    metric = run_config(workdir).deciding_metric
     pairs = _list_remote(workdir) if is_url(workdir) else _list_local(Path(workdir))
     newest_first = [manifest for row, manifest in reversed(pairs) if manifest and row["error"] is None]
     samples_of = named_checkpoints(newest_first, metric)
@@ -105,8 +105,8 @@ def _row(path: str, samples: int, manifest: Manifest | None, *, error: str | Non
     if manifest is not None:
         steps = manifest.metadata["progress"]["steps"]
         facts = {"epoch": manifest.epoch, "steps": steps, "bytes": manifest.num_bytes}
-    values = metrics.values(manifest.evaluation if manifest is not None else {})
-    return {"path": path, "samples": samples, **facts, **values, "error": error}
+        facts |= metrics.values(manifest.evaluation, manifest.metadata["config"].get("task", Config.task))
+    return {"path": path, "samples": samples, **facts, "error": error}
 
 
 def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: str = "--checkpoint") -> Manifest:
@@ -119,7 +119,7 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: st
     if checkpoint not in CHECKPOINT_NAMES:
         return _checkpoint_at(folder, checkpoint, field)
     found = _read_all(folder)
-    metric = run_config(workdir).stop.metric if checkpoint == "best" else ""
+    metric = run_config(workdir).deciding_metric if checkpoint == "best" else ""
     errors = [one for one in found.values() if isinstance(one, str) and checkpoint == "best"]  # it could be one of these
     for samples in candidates(found, checkpoint, metric, field=field):
         path = folder / str(samples)
@@ -180,5 +180,5 @@ def open_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Iterator
 
     config = run_config(workdir)
     with temporary_directory(config.storage) as folder:
-        place, metric = Path(folder), config.stop.metric
+        place, metric = Path(folder), config.deciding_metric
         yield download_checkpoint(str(workdir), "--workdir", place, checkpoint=checkpoint, metric=metric)

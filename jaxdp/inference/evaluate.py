@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdp import models
-from jaxdp.choices import LOSSES, SOURCES
+from jaxdp.choices import LOSSES, SOURCES, TASKS
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
 from jaxdp.data.sources import open_datasets
@@ -22,6 +23,7 @@ from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import class_names, run_config, trained_classes
 from jaxdp.training import evaluation
 from jaxdp.training.evaluation import Observer
+from jaxdp.training.state import constants_of
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import jaxdp_jax_config
 
@@ -46,6 +48,7 @@ def evaluate(
     """
     config = validate(run_config(workdir) if config is None else config, trains=False)
     LOSSES.check(config.optimizer.loss)
+    TASKS.check(config.task)
     source = config.data.source
     if SOURCES[source].from_python and datasets is None:
         call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
@@ -116,4 +119,8 @@ def _evaluate_on(
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(len(data.evaluation), mesh)
-    return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=observer)
+    source, constants = data.evaluation, constants_of(config, mesh)
+    evaluated_step = partial(step, constants=constants)
+    return evaluation.evaluate(
+        evaluated_step, *evaluated, source=source, batch=batch, mesh=mesh, task=config.task, observer=observer
+    )

@@ -17,7 +17,7 @@ from jaxdp.inference import export_onnx
 from jaxdp.inference.export_stablehlo import to_stablehlo
 from jaxdp.inference.load_run import LoadedRun, load_run
 from jaxdp.inference.serving import served_model
-from jaxdp.metrics import FIRST, bare
+from jaxdp.metrics import bare
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.setup.run_dir import trained_classes
@@ -80,13 +80,15 @@ def _export_weights(loaded: LoadedRun, output: Path, format: str, *, classes: li
     """Write a safetensors file. classes: see `trained_classes`. Returns its part of the result of `export`."""
     state, config, manifest = loaded
     tensors, warnings = weights.named_tensors(*jax.device_get(state.eval_variables)), _pixel_warnings(config)
+    name = config.first_metric
     metadata = {
         "config": json.dumps(dataclasses.asdict(config)),
         "model": weights.network_json(config.model),
+        "task": config.task,
         preprocessing.METADATA: json.dumps(preprocessing.as_dict(preprocessing.of_run(config, *pixel_stats(config)))),
         "samples": str(manifest.samples),
         "epoch": f"{manifest.epoch:g}",
-        bare(FIRST): str(manifest.evaluation.get(FIRST)),
+        bare(name): str(manifest.evaluation.get(name)),
     }
     if classes is not None:
         metadata[preprocessing.CLASSES] = json.dumps(classes)

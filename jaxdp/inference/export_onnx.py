@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp import __version__
+from jaxdp.choices import kind_of_task
 from jaxdp.config import Model
 from jaxdp.data.augment import evaluation_indices
 from jaxdp.data.datasets import pixel_stats
@@ -62,8 +63,8 @@ def check_installed() -> None:
 def to_onnx(served: ServedModel) -> bytes:
     """The content of a .onnx file with the input `images`, uint8 [N, H, W, 3], for every N of at least 1.
 
-    Its outputs are `probabilities` and `logits`, float32 [N, classes] each. The network must be a ResNet. The metadata are
-    `metadata_props`, as JSON where they are not text.
+    Its outputs are `probabilities` and `logits`, float32 [N, classes] each; a registered task with targets of its own has
+    `logits` alone. The network must be a ResNet. The metadata are `metadata_props`, as JSON where they are not text.
     """
     from onnx import TensorProto, helper
 
@@ -71,12 +72,13 @@ def to_onnx(served: ServedModel) -> bytes:
     named = weights.named_tensors(served.params, served.batch_stats)
     tensors = {torch_name(name): to_torch_layout(tensor) for name, tensor in named.items()}
     logits = ResNetNodes(graph, config.model, tensors).logits(_normalized(graph, served), LOGITS)
-    graph.add("Softmax", logits, axis=-1, output=PROBABILITIES)
+    names = [LOGITS]
+    if kind := kind_of_task(config.task):
+        operator, attributes = ("Sigmoid", {}) if kind == "labels" else ("Softmax", {"axis": -1})
+        graph.add(operator, logits, output=PROBABILITIES, **attributes)
+        names = [PROBABILITIES, LOGITS]
 
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", config.model.class_count])
-        for name in (PROBABILITIES, LOGITS)
-    ]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", config.model.class_count]) for name in names]
     images = helper.make_tensor_value_info(IMAGES, TensorProto.UINT8, ["N", side, side, 3])
     model = helper.make_model(
         helper.make_graph(graph.nodes, config.name, [images], outputs, [*graph.constants.values()]),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import export
 
 from jaxdp import models
+from jaxdp.choices import TASKS, kind_of_task
 from jaxdp.config import RESNET
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError, first_line
@@ -64,8 +65,9 @@ def _classifier(served: ServedModel) -> Callable[[jax.Array], dict[str, jax.Arra
             logits = logits_of(images)
         else:  # a registered model may need the number of images when it is traced, as `images.reshape(len(images), -1)` does
             logits = jax.vmap(lambda image: logits_of(image[None])[0])(images)
-        logits = logits.astype(jnp.float32)
-        return {PROBABILITIES: jax.nn.softmax(logits), LOGITS: logits}
+        if not kind_of_task(config.task):
+            return {LOGITS: logits}
+        return {PROBABILITIES: TASKS.implementation(config.task).probabilities(logits), LOGITS: logits}
 
     return classify
 

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import jax
 
-from jaxdp.config import Config, Data, Preprocessing
+from jaxdp.choices import TASKS
+from jaxdp.config import Config, Data, Optimizer, Preprocessing
 from jaxdp.config_words import evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
-from jaxdp.files import expand_user
+from jaxdp.files import expand_user, read_regular
 from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.training.state import from_host
@@ -39,7 +40,9 @@ def weights_config(path: str | Path, given: Preprocessing | None = None, *, blur
     model = weights.read(path, WEIGHTS, blur_pool=blur_pool).model
     stated = preprocessing.merge(preprocessing.USUAL, preprocessing.of_file(path, WEIGHTS))
     data = preprocessing.with_preprocessing(Data(source="given"), preprocessing.merge(stated, given or Preprocessing()))
-    return validate(Config(name="weights", data=data, model=model))
+    task = preprocessing.metadata_of(read_regular(path, preprocessing.MAX_FILE_BYTES)).get("task", Config.task)
+    optimizer = Optimizer(loss=(*TASKS[task].losses, Optimizer.loss)[0])
+    return validate(Config(name="weights", task=task, data=data, model=model, optimizer=optimizer))
 
 
 @jaxdp_jax_config()

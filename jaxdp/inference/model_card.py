@@ -17,7 +17,7 @@ import jax
 
 from jaxdp import metrics
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.choices import SOURCES
+from jaxdp.choices import LOSSES, SOURCES, TASKS, kind_of_task
 from jaxdp.config import Config, Phase
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import plural, printable
@@ -49,6 +49,18 @@ class _Facts(NamedTuple):
     digest: str
     exported: str | None
     is_best: bool
+
+    @property
+    def outputs(self) -> str:
+        """Their number, such as "10 classes"."""
+        noun = {"classes": "class", "labels": "label", "": "value"}[kind_of_task(self.config.task)]
+        return plural(len(self.classes), noun)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the checkpoint's evaluation but the loss, by name."""
+        found = self.manifest.evaluation
+        return {name: found[name] for name in metrics.names() if name != metrics.LOSS and found.get(name) is not None}
 
 
 def write_card(
@@ -117,20 +129,27 @@ def _weights_digest(manifest: Manifest) -> str:
 
 def _metadata(facts: _Facts) -> str:
     """The block of metadata in YAML, with an index of the results."""
-    config, evaluation = facts.config, facts.manifest.evaluation
+    config = facts.config
     tags = ["image-classification", "jax", "flax", config.model.name]
     lines = ["---", "library_name: jaxdp", "pipeline_tag: image-classification", "tags:"]
     lines += [f"- {_yaml_string(tag)}" for tag in tags]
-    if evaluation:
-        names = {"accuracy": "eval_accuracy", "top_5_accuracy": "eval_top5"}
+    if facts.metrics:
+        hub = {"eval_accuracy": "accuracy", "eval_top5": "top_5_accuracy"}  # names of Hugging Face
+        found = {hub.get(name, metrics.bare(name)): value for name, value in facts.metrics.items()}
         split = [f"      split: {_yaml_string(config.data.eval_split)}"] * (config.data.eval_split is not None)
-        lines += ["metrics:", "- accuracy", "model-index:", f"- name: {_yaml_string(config.name)}", "  results:", "  - task:"]
+        lines += [
+            "metrics:",
+            f"- {next(iter(found))}",
+            "model-index:",
+            f"- name: {_yaml_string(config.name)}",
+            "  results:",
+            "  - task:",
+        ]
         lines += ["      type: image-classification", "      name: Image Classification", "    dataset:"]
         lines += [f"      {key}: {_yaml_string(config.data.source)}" for key in ("type", "name")]
         lines += [*split, "    metrics:"]
-        for kind, name in names.items():
-            if name in evaluation:
-                lines += [f"    - type: {kind}", f"      name: {kind.replace('_', ' ')}", f"      value: {evaluation[name]!r}"]
+        for kind, value in found.items():
+            lines += [f"    - type: {kind}", f"      name: {kind.replace('_', ' ')}", f"      value: {value!r}"]
     return "\n".join([*lines, "---"])
 
 
@@ -138,14 +157,19 @@ def _sections(facts: _Facts) -> Iterable[str]:
     manifest, config, model = facts.manifest, facts.config, facts.config.model
     count = sum(math.prod(shape) for name, (_, shape, _) in manifest.arrays.items() if name.startswith(".params"))
     yield f"# {_escape(config.name)}"
-    classes = plural(len(facts.classes), "class")
+    purposes = {
+        "classes": "classifies images into",
+        "labels": "finds which labels an image has, of",
+        "": "predicts for an image",
+    }
+    purpose = purposes[kind_of_task(config.task)]
     yield (
-        f"{_escape(model.title)} with {count:,} parameters, which classifies images into {classes}. "
+        f"{_escape(model.title)} with {count:,} parameters, which {purpose} {facts.outputs}. "
         "It was trained with jaxdp, synchronous data-parallel training in JAX and Flax; these are the weights after epoch "
         f"{manifest.epoch:.2f} (checkpoint {manifest.samples})."
     )
-    yield "## Accuracy"
-    yield from _accuracy(facts)
+    yield "## Metrics"
+    yield from _metrics(facts)
     yield "## Use and limits"
     yield _use(facts)
     yield "## Data"
@@ -159,35 +183,40 @@ def _sections(facts: _Facts) -> Iterable[str]:
     yield _table(["package", "version"], manifest.metadata.get("versions", {}).items())
     yield "## Digest"
     yield from _digest(facts)
-    yield "## Classes"
-    yield _table(["number", "name"], enumerate(facts.classes))
+    if kind_of_task(config.task):
+        yield "## Classes"
+        yield _table(["number", "name"], enumerate(facts.classes))
 
 
-def _accuracy(facts: _Facts) -> Iterable[str]:
+def _metrics(facts: _Facts) -> Iterable[str]:
     evaluation = facts.manifest.evaluation
     if not evaluation:
         yield "These weights have not been evaluated: the checkpoint was not saved right after an evaluation."
         return
     from scipy.stats import binomtest  # takes half a second
 
-    images, rows = evaluation["eval_examples"], []
-    for name in [name for name in metrics.names() if name in evaluation and name != metrics.LOSS]:
+    images, rows = evaluation[metrics.COUNT], []
+    for name, value in facts.metrics.items():
         entry, interval, correct = METRICS[name], "", ""
         if entry.is_share:
-            count = round(images * evaluation[name])
+            count = round(images * value)
             low, high = binomtest(count, images).proportion_ci(0.95, method="wilson")
             interval, correct = f"{entry.shown(low)} to {entry.shown(high)}", f"{count:,}"
-        rows.append([metrics.title_of(name), entry.shown(evaluation[name]), interval, correct])
-    yield _table(["", "value", "95 % confidence interval", f"of {images:,} held-out images"], rows)
-    loss = METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS])
-    yield (
-        f"Held-out loss (mean cross entropy): {loss}. The intervals are Wilson's "
-        "score intervals. They account for the number of held-out images, not for other seeds or other data."
-    )
+        rows.append([metrics.title_of(name), entry.shown(value), interval, correct])
+    columns = 4 if any(row[2] for row in rows) else 2
+    header = ["", "value", "95 % confidence interval", f"of {images:,} held-out images"]
+    yield _table(header[:columns], [row[:columns] for row in rows])
+    loss, name = METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS]), facts.config.optimizer.loss
+    title = (LOSSES[name].title or "cross entropy") if name in LOSSES.builtin else _escape(name)
+    if TASKS[facts.config.task].own or facts.config.task not in TASKS.builtin:
+        title = f"of the task {_escape(facts.config.task)}"
+    yield f"Held-out loss (mean {title}): {loss}. All are of {images:,} held-out images."
+    if columns > 2:
+        yield "The intervals are Wilson's score intervals. They account for the number of held-out images, not for other data."
     if facts.is_best:
         yield (
-            f"This checkpoint was chosen among the checkpoints of its run by {_escape(facts.config.stop.metric)} on the same "
-            "held-out images, so its accuracy on new images may be lower."
+            f"This checkpoint was chosen among the checkpoints of its run by {_escape(facts.config.deciding_metric)} on the "
+            "same held-out images, so its metrics on new images may be worse."
         )
 
 
@@ -203,11 +232,16 @@ def _use(facts: _Facts) -> str:
     if stated.eval_interpolation == "area":
         share = f"{stated.eval_resize:.4g} of the short side"
         prepared = f"cropped in the center to a square of {share}, resized to {size}x{size} ({stated.eval_interpolation})"
+    said = {
+        "classes": "a score (logit) for each of {}. Every image is assigned to one of them, also an image of something else.",
+        "labels": "a score (logit) for each of {}. Its sigmoid is the label's probability.",
+        "": "{} of the registered task " + _escape(facts.config.task) + ".",
+    }
+    output = said[kind_of_task(facts.config.task)].format(facts.outputs)
     return (
         f"- Input: RGB images, {prepared}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "
-        f"red, green and blue.\n- Output: a score (logit) for each of {plural(len(facts.classes), 'class')}. Every image is "
-        "assigned to one of them, also an image of something else.\n"
-        f"- Accuracy was measured on the held-out images of {_escape(source)} only.{remark} Other data, calibration, "
+        f"red, green and blue.\n- Output: {output}\n"
+        f"- The metrics were measured on the held-out images of {_escape(source)} only.{remark} Other data, calibration, "
         "robustness and bias were not measured."
     )
 

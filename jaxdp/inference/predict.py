@@ -3,16 +3,16 @@
 import dataclasses
 import os
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
+from jaxdp.choices import TASKS, kind_of_task
 from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
 from jaxdp.data.batch_sources import DecodedImages
@@ -31,47 +31,74 @@ from jaxdp.training.evaluation import evaluation_logits
 from jaxdp.training.objective import Batch, PixelStats
 from jaxdp.xla.jax_options import jaxdp_jax_config
 
-DEFAULT_TOP = 5
+DEFAULT_TOP, THRESHOLD = 5, 0.5
 PATH_TYPES = (str, os.PathLike)
 
 
 class Predictions(NamedTuple):
     """The most likely classes of N images, most likely first.
 
-    classes: int32 [N, top]. names: N lists of `top` class names. probabilities: float32 [N, top].
+    classes: int32 [N, top]. names: N lists of `top` class names. probabilities: float32 [N, top]. scores: the probabilities of
+    all classes in their order, float32 [N, C]. present: for the task labels, N lists of the names of the labels whose
+    probability reaches the threshold, most likely first; else None.
+
+    Of a registered task with targets of its own, `scores` are the outputs, [N, ...] or a tree; `names` has N lists of one text,
+    the output as people see it; the others are empty.
     """
 
     classes: np.ndarray
     names: list[list[str]]
     probabilities: np.ndarray
+    scores: Any
+    present: list[list[str]] | None
+
+
+class Shown(NamedTuple):
+    """What of the predictions is shown: see `predict`."""
+
+    top: int | None = None
+    threshold: float | None = None
+
+
+DEFAULTS = Shown()
 
 
 class SourcePredictions(NamedTuple):
     """Predictions for all images of a source.
 
     predictions: rows of unusable images have class -1, no names and NaN. bad_images: name -> reason of these. checkpoint: path,
-    samples and epoch of the checkpoint, by name.
+    samples and epoch of the checkpoint, by name. class_names: of all classes. threshold: None if images have one class each.
     """
 
     predictions: Predictions
     bad_images: dict[str, str]
     checkpoint: dict[str, Any]
+    class_names: list[str]
+    threshold: float | None
 
 
-def predict(workdir: str | Path, images: Any, checkpoint: str | int = "result", *, top: int | None = None) -> Predictions:
+def predict(
+    workdir: str | Path,
+    images: Any,
+    checkpoint: str | int = "result",
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
+) -> Predictions:
     """Predict the most likely classes of images with a checkpoint of the run in `workdir`.
 
     images: uint8 [N, H, W, 3], or [N, H, W] or [N, H, W, 1] (grayscale), of NumPy, JAX or PyTorch; the path of an image; or a
     list of paths, Pillow images or uint8 arrays [H, W, 3] or [H, W] of any sizes. They are resized and cropped as in the run's
     evaluation. checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. top:
-    number of classes per image (default: 5, or all if there are fewer).
+    number of classes per image (default: 5, or all if there are fewer). threshold: for the task labels, the probability from
+    which a label is present (default: 0.5).
 
     Raises ConfigError if the run, the checkpoint or an image cannot be used, or if a probability is not finite.
     """
-    predictions, bad_images, _ = predict_source(workdir, Images(_as_list(images)), str(checkpoint), top=top)
-    for name, reason in bad_images.items():
+    found = predict_source(workdir, Images(_as_list(images)), str(checkpoint), shown=Shown(top, threshold))
+    for name, reason in found.bad_images.items():
         raise ConfigError(name, reason=reason)
-    return predictions
+    return found.predictions
 
 
 def _as_list(images: Any) -> list:
@@ -116,7 +143,7 @@ class Images:
 
 @jaxdp_jax_config()
 def predict_source(
-    workdir: str | Path, source: Any, checkpoint: str = "result", *, top: int | None = None
+    workdir: str | Path, source: Any, checkpoint: str = "result", *, shown: Shown = DEFAULTS
 ) -> SourcePredictions:
     """Predict the most likely classes of all images of a source; unusable images are reported instead of raised.
 
@@ -124,11 +151,11 @@ def predict_source(
     """
     config = run_config(workdir)
     names = class_names(workdir, config.model.class_count)
-    top = _checked_top(source, names, top)
+    shown = _checked(config, source, names, shown=shown)
     single_mesh = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh it was trained on
     state, config, manifest = load_run(workdir, checkpoint, single_mesh)
     about = {"checkpoint": manifest.location, "samples": manifest.samples, "epoch": manifest.epoch}
-    return _predict_source(config, state.eval_variables, source, names=names, top=top, about=about)
+    return _predict_source(config, state.eval_variables, source, names=names, shown=shown, about=about)
 
 
 @jaxdp_jax_config()
@@ -138,7 +165,7 @@ def predict_weights(
     *,
     given: Preprocessing | None = None,
     blur_pool: str = "none",
-    top: int | None = None,
+    shown: Shown = DEFAULTS,
 ) -> tuple[SourcePredictions, str]:
     """Predict the most likely classes of all images of a source with a safetensors file of ResNet weights.
 
@@ -153,66 +180,94 @@ def predict_weights(
         raise ConfigError("--model.blur-pool", blur_pool, reason=reason, hint="omit it")
     names = (preprocessing.classes_of(path, WEIGHTS) or [])[: config.model.class_count]
     names += [f"class {number}" for number in range(len(names), config.model.class_count)]
-    top = _checked_top(source, names, top)
+    shown = _checked(config, source, names, shown=shown)
     loaded = load_weights(path, config)
     about = {"checkpoint": str(path)}
-    return _predict_source(loaded.config, loaded.eval_variables, source, names=names, top=top, about=about), loaded.words
+    return _predict_source(loaded.config, loaded.eval_variables, source, names=names, shown=shown, about=about), loaded.words
 
 
-def _checked_top(source: Any, names: list[str], top: int | None) -> int:
-    """Number of classes for each image. Raises ConfigError for one out of range, and for a source without images."""
+def _checked(config: Config, source: Any, names: list[str], *, shown: Shown) -> Shown:
+    """What is shown, with defaults. Raises ConfigError for a value out of range, for a threshold where images have one class
+    each, and for a source without images."""
+    top, threshold = shown
+    if not kind_of_task(config.task):
+        TASKS.check(config.task)
+        for flag, value in (("--top", top), ("--threshold", threshold)):
+            if value is not None:
+                raise ConfigError(flag, value, reason=f"not possible with task={config.task!r}", hint="omit it")
+        return shown
     top = min(DEFAULT_TOP, len(names)) if top is None else top
     if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
         raise ConfigError("--top", top, reason=f"must be an integer from 1 to {len(names)}, the number of classes")
     if not len(source):
         raise ConfigError("images", reason="no images given", hint="give at least one")
-    return int(top)
+    if kind_of_task(config.task) == "labels":
+        threshold = THRESHOLD if threshold is None else threshold
+    elif threshold is not None:
+        raise ConfigError("--threshold", threshold, reason=f"not possible with task={config.task!r}", hint="omit it")
+    if threshold is not None and not (isinstance(threshold, (int, float, np.number)) and 0 <= threshold <= 1):
+        raise ConfigError("--threshold", threshold, reason="must be a probability from 0 to 1")
+    return Shown(int(top), threshold)
 
 
 def _predict_source(
-    config: Config, evaluated: tuple[dict, dict], source: Any, *, names: list[str], top: int, about: dict[str, Any]
+    config: Config, evaluated: tuple[dict, dict], source: Any, *, names: list[str], shown: Shown, about: dict[str, Any]
 ) -> SourcePredictions:
-    """Predictions of (params, batch_stats) on the devices. Raises ConfigError if they are not finite."""
-    loader = prediction_loader(config, source)
-    classes, probabilities, usable = _most_likely(config, evaluated, loader, top=top)
-    if not np.isfinite(probabilities[usable]).all():
+    """Predictions of (params, batch_stats) on the devices. shown: of `_checked`. Raises ConfigError if they are not finite."""
+    loader, (top, threshold) = prediction_loader(config, source), shown
+    scores, usable = _scores(config, evaluated, loader)
+    if not all(np.isfinite(part[usable]).all() for part in jax.tree.leaves(scores)):
         path = Path(about["checkpoint"])
         reason = f"the probabilities predicted by {path} are not finite"
         raise ConfigError("--checkpoint", path.name, reason=reason, hint="use another checkpoint")
-    classes[~usable], probabilities[~usable] = -1, np.nan
-    predictions = Predictions(classes, [[names[k] for k in row if k >= 0] for row in classes], probabilities)
-    return SourcePredictions(predictions, loader.bad_images, about)
+    for part in jax.tree.leaves(scores):
+        part[~usable] = np.nan
+    if not kind_of_task(config.task):
+        return SourcePredictions(_own(config, scores, usable), loader.bad_images, about, names, threshold)
+    assert top is not None
+    order = np.argsort(-scores, axis=-1, kind="stable").astype(np.int32)
+    classes = np.where(usable[:, None], order[:, :top], -1)
+    probabilities = np.take_along_axis(scores, order[:, :top], axis=-1)
+    present = None
+    if threshold is not None:
+        present = [[names[k] for k in ks if row[k] >= threshold] for ks, row in zip(order, scores, strict=True)]
+    of_rows = [[names[k] for k in row if k >= 0] for row in classes]
+    predictions = Predictions(classes, of_rows, probabilities, scores, present)
+    return SourcePredictions(predictions, loader.bad_images, about, names, threshold)
+
+
+def _own(config: Config, outputs: Any, usable: np.ndarray) -> Predictions:
+    """Predictions of a registered task with targets of its own."""
+    show, empty = TASKS.implementation(config.task).shown, np.zeros((len(usable), 0))
+    texts = [[show(jax.tree.map(itemgetter(row), outputs))] if ok else [] for row, ok in enumerate(usable)]
+    return Predictions(empty.astype(np.int32), texts, empty.astype(np.float32), outputs, None)
 
 
 def make_prediction_step(
-    config: Config, model: Network, mesh: jax.sharding.Mesh, *, pixel_stats: PixelStats, top: int
+    config: Config, model: Network, mesh: jax.sharding.Mesh, *, pixel_stats: PixelStats
 ) -> jax.stages.Wrapped:
-    """step(params, batch_stats, batch) -> (classes int32, probabilities float32), [B, top] each, the most likely first.
+    """step(params, batch_stats, batch) -> probabilities float32 [B, C], or the outputs of a registered task.
 
-    batch: as for `make_evaluation_step`. Equally likely classes are ordered by their number.
+    batch: as for `make_evaluation_step`.
     """
+    task = TASKS.implementation(config.task)
 
-    def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        logits = evaluation_logits(
-            config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
+    def step(params: dict, batch_stats: dict, batch: Batch) -> Any:
+        return task.probabilities(
+            evaluation_logits(config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats)
         )
-        logits = logits.astype(jnp.float32)
-        top_logits, classes = lax.top_k(logits, top)
-        return classes, jnp.exp(top_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, replicated, sharded)
     return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=sharded))
 
 
-def _most_likely(
-    config: Config, evaluated: tuple[dict, dict], loader: DecodedImages, *, top: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(classes int32 [N, top], probabilities float32 [N, top], usable bool [N]: whether the image could be decoded)."""
+def _scores(config: Config, evaluated: tuple[dict, dict], loader: DecodedImages) -> tuple[Any, np.ndarray]:
+    """(probabilities float32 [N, C], or outputs of a registered task; usable bool [N]: whether the image could be decoded)."""
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh
-    step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config), top=top)
+    step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config))
     images, rows = inference_batch(len(loader), mesh)
     starts = range(0, len(loader), images)
     prefetcher = prefetch.evaluation_prefetcher(loader, batch_size=images, rows=np.arange(rows))
@@ -220,9 +275,8 @@ def _most_likely(
     try:
         for start, batch in zip(starts, iter(prefetcher.next, None), strict=True):
             count = min(images, len(loader) - start)
-            classes, probabilities = jax.device_get(step(params, batch_stats, prefetch.to_global(batch, mesh)))
-            parts.append([array[:count] for array in (classes, probabilities, batch["weights"] > 0)])
+            scores = jax.device_get(step(params, batch_stats, prefetch.to_global(batch, mesh)))
+            parts.append(jax.tree.map(lambda array, count=count: array[:count], (scores, batch["weights"] > 0)))
     finally:
         prefetcher.close()
-    classes, probabilities, usable = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return classes, probabilities, usable
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)

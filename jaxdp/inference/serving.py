@@ -12,7 +12,7 @@ from jaxdp.data.datasets import pixel_stats
 from jaxdp.data.transforms import evaluation_sides
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import LoadedRun
-from jaxdp.metrics import FIRST, bare
+from jaxdp.metrics import bare
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import class_names
@@ -55,17 +55,18 @@ def served_model(workdir: str | Path, loaded: LoadedRun, *, format: str, dtype: 
     if (num_bytes := sum(tensor.nbytes for tensor in tensors.values())) > MOST_BYTES:
         reason = f"the weights have {num_bytes:,} bytes, and a file of this format at most 2 GiB"
         raise ConfigError("--format", format, reason=reason, hint="use jaxdp")
-    manifest = loaded.manifest
+    manifest, name = loaded.manifest, config.first_metric
     metadata = {
         "jaxdp_version": __version__,
         "recipe": config.name,
+        "task": config.task,
         "network": config.model.title,
         "class_names": class_names(workdir, config.model.class_count),
         **_preprocessing(config),
         "dtype": dtype,
         "samples": manifest.samples,
         "epoch": manifest.epoch,
-        bare(FIRST): manifest.evaluation.get(FIRST),
+        bare(name): manifest.evaluation.get(name),
         "weights_digest": weights.digest_of(tensors),
     }
     return ServedModel(config, params, batch_stats, metadata)

@@ -7,7 +7,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from jaxdp.config_words import training_labels
 from jaxdp.errors import print_safe
 from jaxdp.files import open_regular
 from jaxdp.loggers.console import Quiet
@@ -122,8 +121,7 @@ class TrainingPlot(Callback):
         from jaxdp.loggers.plot import plot_training
 
         if records := scan_log(run.workdir / LOG, is_plausible)[0]:
-            labels, phases = training_labels(run.config), run.config.batch
-            plot_training(records, run.workdir / "training.png", labels=labels, phases=phases)
+            plot_training(records, run.workdir / "training.png", run.config)
 
 
 def _without_timing(record: Mapping[str, Any]) -> dict[str, Any]:

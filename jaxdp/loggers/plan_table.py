@@ -103,7 +103,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("devices", devices),
     ]
     if max(phase.devices for phase in plan.phases) > 1:
-        statistics = "batch statistics, loss, accuracy" if model_summary["statistics"] else "loss, accuracy"
+        of_images = [metrics.title_of(name) for name in (config.first_metric,) if METRICS[name].of == "images"]
+        statistics = ", ".join([*["batch statistics"] * bool(model_summary["statistics"]), "loss", *of_images])
         rows += [
             ("all-reduce", f"{config.reduce.strategy}, {gradient} of gradients in {config.reduce.wire_dtype}"),
             ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} and requests in float32"),
@@ -119,8 +120,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("loss", "; ".join(filter(None, [loss, *labels]))),
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
-    if gathering := [metrics.title_of(name) for name in METRICS if METRICS[name].of == "all"]:
-        size = 4 * (config.model.class_count + 2)  # logits, label and weight
+    if gathering := [metrics.title_of(name) for name in metrics.names(config.task) if METRICS[name].of == "all"]:
+        size = model_summary["output_bytes"] + model_summary["target_bytes"] + 4  # and a weight
         rows.append(("metrics", f"{', '.join(gathering)}: {size:,} bytes for each held-out image on every host"))
     if config.stop.patience is not None:
         rows.append(("early stopping", _describe_stopping(plan, config.stop.patience)))
@@ -210,8 +211,8 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
 
 
 def _describe_stopping(plan: Plan, patience: int) -> str:
-    stop, evaluations = plan.config.stop, plan.evaluations_before_end
-    waits = f"when {stop.metric} has not improved for {plural(patience, 'evaluation')} in a row"
+    evaluations = plan.evaluations_before_end
+    waits = f"when {plan.config.deciding_metric} has not improved for {plural(patience, 'evaluation')} in a row"
     return f"{waits} ({evaluations} before the end); the result is the best checkpoint"
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.config import Phase
-from jaxdp.config_words import HELD_OUT_LABELS
+from jaxdp.config import Config, Phase
+from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.files import write_atomically
 from jaxdp.loggers.smoothing import moving_average, window
-from jaxdp.metrics import FIRST, METRICS, bare, is_evaluation, title_of
+from jaxdp.metrics import METRICS, bare, is_evaluation, title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,42 +21,41 @@ COLORS, GRAY = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK), "#BBBBBB"
 LOSS_LABEL = "loss (cross-entropy)"
 
 
-def plot_training(records: list[dict[str, Any]], path: Path, *, labels: str = "", phases: Sequence[Phase] = ()) -> None:
-    """Plot a run's records (see `jaxdp.run_records`) in four panels over epochs. Overwrites `path`.
-
-    labels: of the training loss, see `jaxdp.config.training_labels`. phases: of the run's config.
-    """
+def plot_training(records: list[dict[str, Any]], path: Path, config: Config) -> None:
+    """Plot a run's records (see `jaxdp.run_records`) in four panels over epochs. Overwrites `path`."""
     png = io.BytesIO()
-    training_figure(records, labels, phases).savefig(png, format="png")
+    training_figure(records, config).savefig(png, format="png")
     write_atomically(path, png.getvalue())
 
 
-def training_figure(records: list[dict[str, Any]], labels: str, phases: Sequence[Phase] = ()) -> "Figure":
+def training_figure(records: list[dict[str, Any]], config: Config) -> "Figure":
     """The figure of `plot_training`."""
     from matplotlib.figure import Figure
 
     training = [record for record in records if "loss" in record]
     evaluation = [record for record in records if is_evaluation(record)]
-    entry, scale = METRICS[FIRST], 100 if METRICS[FIRST].is_share else 1
+    name, labels = config.first_metric, training_labels(config)
+    entry, scale = METRICS[name], 100 if METRICS[name].is_share else 1
     figure = Figure(figsize=(10, 6.5), dpi=120, layout="constrained")
     loss, metric, rate, batch = figure.subplots(2, 2, sharex=True).ravel()
-    _draw_metric(loss, training, "loss", color=BLUE, label=f"training loss: {labels}" if labels else "training loss")
+    _draw_metric(loss, training, "loss", color=BLUE, label=f"training loss: {labels}")
     _draw_metric(loss, evaluation, "eval_loss", color=ORANGE, label=f"held-out loss: {HELD_OUT_LABELS}")
-    _draw_metric(metric, training, bare(FIRST), scale=scale, color=BLUE, label="training batches")
-    _draw_metric(metric, evaluation, FIRST, scale=scale, color=ORANGE, label="held-out images")
+    if entry.of == "images":
+        _draw_metric(metric, training, bare(name), scale=scale, color=BLUE, label="training batches")
+    _draw_metric(metric, evaluation, name, scale=scale, color=ORANGE, label="held-out images")
     epochs = [row["epoch"] for row in training]
     rate.plot(epochs, [row["learning_rate"] for row in training], color=BLUE)
-    batch.plot(*setting_steps(training, phases, "global_batch"), color=BLUE, drawstyle="steps-post")
+    batch.plot(*setting_steps(training, config.batch, "global_batch"), color=BLUE, drawstyle="steps-post")
     drawn = [row[name] for name, rows in (("loss", training), ("eval_loss", evaluation)) for row in rows if row.get(name)]
     logarithmic = use_log_scale([loss], drawn)
     loss.set(title="Loss", ylabel=f"{LOSS_LABEL} (log scale)" if logarithmic else LOSS_LABEL)
-    metric.set(title=title_of(FIRST).capitalize(), ylabel="%" * entry.is_share)
+    metric.set(title=title_of(name).capitalize(), ylabel="%" * entry.is_share)
     rate.set(title="Learning rate", xlabel="epoch")
     batch.set(title="Global batch", xlabel="epoch", ylabel="images")
     batch.set_ylim(bottom=0)
     if evaluation:
         _label_end(loss, evaluation[-1].get("eval_loss"), "{:.3g}")
-        _label_end(metric, evaluation[-1].get(FIRST), "{:.2f} %" if entry.is_share else "{:.4f}", scale=scale)
+        _label_end(metric, evaluation[-1].get(name), "{:.2f} %" if entry.is_share else "{:.4f}", scale=scale)
     for axes in (loss, metric):
         axes.legend(frameon=False, fontsize="small")
     for axes in (loss, metric, rate, batch):

@@ -13,7 +13,8 @@ from jaxdp.training.result import TrainResult
 def show_result(screen: Quiet, result: TrainResult, path: Path) -> None:
     """Show the summary of a finished run. path: its directory, or its local copy."""
     skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
-    first, *others = metrics.words(result.evaluation, [name for name in metrics.names() if name != metrics.LOSS])
+    found = {f"{metrics.PREFIX}{name}": value for name, value in result.metrics.items()} or {metrics.LOSS: result.loss}
+    first, *others = metrics.words(found)
     reason = f"; stopped early: {result.stop_reason}" * result.stopped_early
     length = f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}{reason}"
     is_best = result.best_epoch is not None

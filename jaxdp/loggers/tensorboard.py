@@ -82,7 +82,7 @@ class EventFile:
         self._write(self.samples, summary=text("config", lines))
         fields = flatten(dataclasses.asdict(config))
         simple = {name: v if isinstance(v, (bool, int, float, str)) else str(v) for name, v in fields.items()}
-        tag = f"evaluation/{metrics.bare(metrics.FIRST)}"
+        tag = f"evaluation/{metrics.bare(config.first_metric)}"
         *started, _ = hparams(simple, {tag: 0.0})  # the last summary marks the run as successful
         for summary in started:
             self._write(summary=summary)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -157,11 +156,11 @@ class Tracker(Callback):
             self.about["checkpoint"] = encodable(f"{run.location}/{CHECKPOINTS}/{manifests[0].samples}")
         if result is None:
             return Ending("stopped" if isinstance(run.error, (Stopped, StopTraining)) else "failed", {})
-        fields = json.loads(to_json(asdict(result))) | {"workdir": encodable(run.location)}
+        fields = json.loads(to_json(result.to_dict())) | {"workdir": encodable(run.location)}
         fields["bad_images"] = len(result.bad_images) or None  # how many; their names are in the file
         plot, best = run.workdir / "training.png", None
         if run.config.logging.send_checkpoint and manifests:
-            names = named_checkpoints(manifests, run.config.stop.metric)
+            names = named_checkpoints(manifests, run.config.deciding_metric)
             best = run.workdir / CHECKPOINTS / str(names.get("best", names["newest"]))
         known = {name: value for name, value in flatten(fields).items() if value is not None}
         return Ending("finished", known, plot if plot.is_file() else None, best)

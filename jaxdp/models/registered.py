@@ -98,7 +98,7 @@ class RegisteredModel:
         with _errors_in_one_line(self.name):
             y, moments = self.net.apply_segment(params, batch_stats, x, index=index, train=train, key=key)
             if index == len(self.segments) - 1:
-                y = self._checked_logits(y, jax.tree.leaves(x)[0].shape[0])
+                y = self._checked_outputs(y, jax.tree.leaves(x)[0].shape[0])
             if not train:
                 return y, {}
             expected = batch_stats if len(self.segments) == 1 else {name: batch_stats.get(name, {}) for name in segment}
@@ -107,12 +107,15 @@ class RegisteredModel:
                 raise Unusable(reason, f"return {names} in training")
             return y, moments
 
-    def _checked_logits(self, logits: Any, batch: int) -> jax.Array:
-        shape, expected = getattr(logits, "shape", type(logits).__name__), (batch, self.classes)
-        if shape != expected:
-            reason = f"the model returns logits of shape {shape} for {plural(batch, 'image')}"
-            raise Unusable(reason, f"return [B, classes] = {expected}")
-        return logits.astype(jnp.float32)
+    def _checked_outputs(self, outputs: Any, batch: int) -> Any:
+        """Outputs as float32: logits [B, classes], or for a registered task a tree of arrays with leading B."""
+        leaves = jax.tree.leaves(outputs)
+        shapes = [getattr(leaf, "shape", type(leaf).__name__) for leaf in leaves]
+        is_logits = self.classes > 1 and hasattr(outputs, "shape")
+        if not leaves or (is_logits and shapes != [(batch, self.classes)]) or any(shape[:1] != (batch,) for shape in shapes):
+            reason = f"the model returns logits of shape {', '.join(map(str, shapes))} for {plural(batch, 'image')}"
+            raise Unusable(reason, f"return [B, classes] = {(batch, self.classes)}")
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), outputs)
 
     def check_training(self, params: Any, batch_stats: Any, image_shape: tuple[int, int, int], *, images: int = 2) -> None:
         """Trace the model in training mode, so that its errors appear before the run. params, batch_stats: arrays or shapes;

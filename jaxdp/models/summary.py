@@ -14,7 +14,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.models import create, initial_shapes
 from jaxdp.models.batch_norm import OneValue
 from jaxdp.models.resnet import BLOCKS
-from jaxdp.optim.weight_decay import is_matrix_or_larger
+from jaxdp.optim.rules import is_matrix_or_larger
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
 
     Returns parameters (number of all), macs (multiply-adds of one image), statistics (number of trainable batch statistics),
     decayed and not_decayed (trainable tensors with and without weight decay and trust ratio), sizes (name -> tensor sizes of
-    the trainable parameters), segments (the trainable ones), and shapes and trainable_shapes, both (params, batch_stats).
+    the trainable parameters), segments (the trainable ones), outputs (shapes for one image), and shapes and
+    trainable_shapes, both (params, batch_stats).
     """
     model = create(config, platform="any")
     params, stats = initial_shapes(model, image_shape)
@@ -55,7 +56,8 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
         return {"tensors": len(selected), "parameters": sum(selected)}
 
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
+    trace = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0], return_shape=True)
+    jaxpr, outputs = trace(params, stats, images)
     if config.name in MODELS.registered:
         cast("RegisteredModel", model).check_training(params, stats, image_shape)
     return {
@@ -65,6 +67,7 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
         "trainable_shapes": (trainable, trainable_stats),
         "segments": model.split_frozen(frozen_stages)[1],
         "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(trainable_stats)),
+        "outputs": outputs,
         "macs": _multiply_adds(jaxpr.jaxpr),
         "decayed": count(True),
         "not_decayed": count(False),

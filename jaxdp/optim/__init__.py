@@ -3,8 +3,7 @@
 `lars` and `lamb` are ordinary optax transformations for any program.
 """
 
-from jaxdp.optim.adam import lamb
-from jaxdp.optim.lars import lars
 from jaxdp.optim.optimizer import build_optimizer
+from jaxdp.optim.rules import lamb, lars
 
 __all__ = ["build_optimizer", "lamb", "lars"]

@@ -13,11 +13,8 @@ import optax
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Adam, Lars, Optimizer, Sgd
 from jaxdp.errors import ConfigError, first_line, kind_of
-from jaxdp.optim.adam import lamb, scale_by_adam
-from jaxdp.optim.lars import lars
-from jaxdp.optim.precision import in_float32
+from jaxdp.optim.rules import MASKS, add_weight_decay, in_float32, lamb, lars, scale_by_adam
 from jaxdp.optim.squares import SquaredNorms, norm
-from jaxdp.optim.weight_decay import MASKS, add_weight_decay
 
 Scalar: TypeAlias = "float | jax.Array"
 

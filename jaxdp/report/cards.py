@@ -13,7 +13,7 @@ from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.files import CONFIG, is_url
 from jaxdp.loggers.console import format_duration
-from jaxdp.metrics import FIRST, METRICS, title_of
+from jaxdp.metrics import METRICS, title_of
 from jaxdp.report.pace import Pace, measure
 from jaxdp.report.run_history import History
 from jaxdp.report.summary import best_evaluation
@@ -88,7 +88,7 @@ def _how_to_continue(history: History) -> str:
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."
     values = flatten(dataclasses.asdict(history.config))
-    own_parts = any(values[table.field] not in table.builtin for table in REGISTRIES)
+    own_parts = any(values[table.field] not in (*table.builtin, None) for table in REGISTRIES)
     callbacks = any(event["event"] == START and event["text"] for event in history.events)  # their names
     if is_url(history.workdir) or own_parts or callbacks:  # which config.json does not have
         return f"To continue {saved}, repeat its command."
@@ -123,9 +123,10 @@ def _facts(history: History, pace: Pace) -> dict[str, str]:
     if training and training[-1]["loss"] is not None:
         facts["training loss"] = f"{training[-1]['loss']:.4f}"
     if evaluations:
-        last, best = evaluations[-1].get(FIRST), best_evaluation(evaluations, FIRST)
-        better = f", best {METRICS[FIRST].shown(best[FIRST])}" if best and best[FIRST] != last else ""
-        facts[f"held-out {title_of(FIRST)}"] = METRICS[FIRST].shown(last) + better
+        name = history.config.first_metric
+        last, best = evaluations[-1].get(name), best_evaluation(evaluations, name)
+        better = f", best {METRICS[name].shown(best[name])}" if best and best[name] != last else ""
+        facts[f"held-out {title_of(name)}"] = METRICS[name].shown(last) + better
     if running and pace.steps_share is not None and pace.input_share is not None and pace.recent_seconds is not None:
         rest = max(0.0, 1 - pace.steps_share - pace.input_share)
         facts[f"time, last {format_duration(pace.recent_seconds)}"] = (

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
-from jaxdp.choices import SOURCES
+from jaxdp.choices import SOURCES, kind_of_task
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
-from jaxdp.metrics import COUNT, FIRST, METRICS
+from jaxdp.metrics import COUNT, METRICS
 from jaxdp.report.cards import Seen
 from jaxdp.report.confusion import ConfusionReport, classes_csv, confusions_csv
 from jaxdp.report.page import page
@@ -78,12 +78,14 @@ def write_page(
     except OSError as error:
         reason = no_directory_reason(folder, error)
         raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
-    confusions: list[ConfusionReport | str] = ["skipped: --no-evaluate"] * len(runs)
+    confusions: list[ConfusionReport | str] = [
+        "skipped: --no-evaluate" * (kind_of_task(run.config.task) == "classes") for run in runs
+    ]
     if evaluate:
         _check_checkpoint(runs, checkpoint)
-        confusions = [_evaluate(run, checkpoint, datasets) for run in runs]
+        confusions = [of and _evaluate(run, checkpoint, datasets) for run, of in zip(runs, confusions, strict=True)]
         for run, confusion in zip(runs, confusions, strict=True):
-            if isinstance(confusion, str):
+            if isinstance(confusion, str) and confusion:
                 info(f"{run.label}: accuracy by class {confusion}")
     pictures = draw(runs, confusions)
     files = {f"{name}.png": picture.png for name, picture in pictures.items()}
@@ -138,7 +140,8 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
         found, counts, names = confusion_matrix(config, run.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {printable(first_line(error), 4096)}"
-    shown = METRICS[FIRST].shown(found[FIRST])
+    name = config.first_metric
+    shown = METRICS[name].shown(found[name])
     caption = f"{found['checkpoint']}, epoch {found['epoch']:.2f}: {shown} of {found[COUNT]} held-out images"
     return ConfusionReport(counts, [printable(name, 4096) for name in names], printable(caption, 4096))
 

@@ -34,7 +34,7 @@ def page(
     head: str = "",
     foot: str = "",
 ) -> str:
-    """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing.
+    """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing; "" without a remark.
 
     follows: whether it asks the server for changes. draws: whether newer figures are being drawn. head: more
     elements of the head. foot: text at the end.
@@ -52,12 +52,12 @@ def page(
     if histories:
         sections |= {
             "Results": results_table(histories) + "".join(f"<p>{escape(line)}</p>" for line in remarks(histories)),
-            "Loss and accuracy": (figures("curves") or f"<p>{none_yet}</p>") + curves_note(histories),
+            "Loss and metrics": (figures("curves") or f"<p>{none_yet}</p>") + curves_note(histories),
             "Learning rate, momentum, batch size and speed": figures("settings"),
             "Values of callbacks": figures("logged") + _left_out(logged_names(histories)[MAX_LOGGED:]),
             "Wall time": f'<div class="beside">{figures("time")}<div>{time_table(histories)}</div></div>',
             "Classes": "".join(
-                _classes(number, run, figures) for number, run in enumerate(zip(runs, confusions, strict=False), 1)
+                _classes(number, run, figures) for number, run in enumerate(zip(runs, confusions, strict=False), 1) if run[1]
             ),
             "Differences between the configurations": differences_table(histories) if len(histories) > 1 else "",
             "More numbers": more_numbers_table(histories),

@@ -24,7 +24,7 @@ from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.errors import ConfigError, printable
 from jaxdp.loggers.plot import BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, YELLOW, setting_steps, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window
-from jaxdp.metrics import FIRST, LOSS, METRICS, bare, title_of
+from jaxdp.metrics import LOSS, METRICS, bare, title_of
 from jaxdp.report.confusion import MAX_LIST_ROWS, ConfusionReport
 from jaxdp.report.run_history import PARTS, History, values
 from jaxdp.run_records import RECORD_FIELDS
@@ -114,7 +114,8 @@ def layer(figure: PanelFigure) -> str:
 
 def _figures(runs: list[History], confusions: Sequence[ConfusionReport | str]) -> Iterator[tuple[str, str, PanelFigure]]:
     """(name, group, figure) of each picture."""
-    for name in (LOSS, FIRST, *METRICS.registered):
+    firsts = dict.fromkeys(run.config.first_metric for run in runs)
+    for name in dict.fromkeys((LOSS, *firsts, *METRICS.registered)):
         for suffix, against in {"": "epoch", "-time": "wall_seconds"}.items():
             yield f"{bare(name).replace('_', '-')}{suffix}", "curves", metric_figure(runs, name, against)
     for name in SETTINGS:
@@ -135,9 +136,10 @@ def metric_figure(runs: list[History], metric: str, against: str) -> PanelFigure
     title = "loss" if metric == LOSS else title_of(metric)
     unit, per_unit = ("epochs", 1.0) if against == "epoch" else _time_unit(runs)
     figure = PanelFigure(f"{title.capitalize()} against {'epochs' if against == 'epoch' else 'time'}")
-    axes, drawn = figure.panel, list[float]()
+    axes, drawn, has_training = figure.panel, list[float](), False
     for run, style in line_styles(runs):
         xs, ys = values(run.training, against, 1 / per_unit), values(run.training, bare(metric), scale)
+        has_training |= len(ys) > 0
         if window(len(ys)) > 1:
             axes.plot(xs, ys, color=style["color"], linestyle="none", marker=".", markersize=3, alpha=0.3)
         thin, thick = style | {"linewidth": 1, "alpha": 0.8}, style | {"linewidth": 2.2, "marker": "o"}
@@ -152,7 +154,8 @@ def metric_figure(runs: list[History], metric: str, against: str) -> PanelFigure
         y_label += " (log scale)"
     axes.set(ylabel=y_label, xlabel="epoch" if against == "epoch" else f"wall time of the run's sessions, {unit}")
     _finish(figure, runs, empty=not drawn)
-    _add_legend(figure, runs, (("training (moving average)", 1, None), (f"held-out images, {HELD_OUT_LABELS}", 2.2, "o")))
+    kinds = (("training (moving average)", 1, None), (f"held-out images, {HELD_OUT_LABELS}", 2.2, "o"))
+    _add_legend(figure, runs, kinds if has_training else kinds[1:])
     return figure
 
 

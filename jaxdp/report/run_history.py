@@ -1,6 +1,5 @@
 """A run read from its directory or URL: config, log, result, and how its wall time divides into parts."""
 
-import dataclasses
 import os
 import socket
 import sys
@@ -194,7 +193,7 @@ def _assemble(
     records, damaged = read_records(path, lambda record: is_plausible(without_nan(record)))
     status, facts, as_of = holder if holder == RUNNING else _end(events, holder), dict[str, Any](), ""
     if result is not None:
-        status, facts, as_of = "finished", dataclasses.asdict(result), "the end"
+        status, facts, as_of = "finished", result.to_dict(), "the end"
     elif newest is not None:
         facts, as_of = newest.metadata["progress"], f"the newest checkpoint, epoch {newest.epoch:.2f}"
     if result is None and (path / RESULT).exists():  # a damaged one

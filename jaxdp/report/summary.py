@@ -10,7 +10,7 @@ from typing import Any
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.errors import plural
-from jaxdp.metrics import FIRST, METRICS, bare, title_of
+from jaxdp.metrics import METRICS, bare, title_of
 from jaxdp.report.run_history import read
 from jaxdp.run_records import LOG, RECORD_FIELDS
 
@@ -46,12 +46,13 @@ def summarize(config: Config, records: list[dict], damaged: int = 0, *, lost: in
     which best_by names. The three before the last are None if they do not apply: another data set than ImageNet, target not
     reached, or no reference for this batch size or for several batch sizes.
     """
-    evaluations = [record for record in records if record.get(FIRST) is not None]
-    last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, FIRST: None}
-    best = best_evaluation(evaluations, config.stop.metric) or {FIRST: None, "epoch": None}
+    name, decides = config.first_metric, config.deciding_metric
+    evaluations = [record for record in records if record.get(name) is not None]
+    last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, name: None}
+    best = best_evaluation(evaluations, decides) or {name: None, "epoch": None}
     epochs_to_target = reference = ratio = None
     if SOURCES[config.data.source].mlperf:
-        epochs_to_target = next((record["epoch"] for record in evaluations if record[FIRST] >= TARGET), None)
+        epochs_to_target = next((record["epoch"] for record in evaluations if record[name] >= TARGET), None)
         batches = {phase.global_batch for phase in config.batch}
         reference = REFERENCE_EPOCHS.get(batches.pop()) if len(batches) == 1 else None
         ratio = epochs_to_target / reference if epochs_to_target and reference else None
@@ -59,10 +60,11 @@ def summarize(config: Config, records: list[dict], damaged: int = 0, *, lost: in
         "name": config.name,
         "source": config.data.source,
         "epochs": last["epoch"],
-        bare(FIRST): last[FIRST],
-        f"best_{bare(FIRST)}": best[FIRST],
+        "metric": name,
+        bare(name): last[name],
+        f"best_{bare(name)}": best[name],
         "best_epoch": best["epoch"],
-        "best_by": config.stop.metric,
+        "best_by": decides,
         "epochs_to_target": epochs_to_target,
         "reference_epochs": reference,
         "ratio": ratio,
@@ -81,19 +83,26 @@ def best_evaluation(evaluations: Iterable[dict], metric: str) -> dict | None:
     return max(scored, key=lambda record: (sign * record[metric], record["samples"]), default=None)
 
 
+def as_best(summary: dict) -> str | None:
+    """The best value in a summary as text; None if there is none."""
+    name = summary["metric"]
+    return METRICS[name].shown(summary[f"best_{bare(name)}"]) or None
+
+
 def as_text(summary: dict) -> str:
     """A summary as one line, or two for ImageNet, and one more each if lines of the log are damaged or lost."""
     damaged = summary["damaged_lines"]
     skipped = [f"{summary['name']}: skipped {plural(damaged, 'damaged line')} of {LOG}"] * (damaged > 0)
     if lost := summary["lost_lines"]:
         skipped.append(f"{summary['name']}: {LOG} lacks {plural(lost, 'record', ',')} that the run had written")
-    value, best = (summary[name] for name in (bare(FIRST), f"best_{bare(FIRST)}"))
+    name = summary["metric"]
+    value, best = summary[bare(name)], as_best(summary)
     if value is None:
         return "\n".join([f"{summary['name']}: no evaluation yet after {summary['epochs']:.2f} epochs", *skipped])
-    text = f"{summary['name']}: {title_of(FIRST)} {METRICS[FIRST].shown(value)} after {summary['epochs']:.2f} epochs"
+    text = f"{summary['name']}: {title_of(name)} {METRICS[name].shown(value)} after {summary['epochs']:.2f} epochs"
     if best is not None:
-        by = "" if summary["best_by"] == FIRST else f" by {summary['best_by']}"
-        text += f", best{by} {METRICS[FIRST].shown(best)} at epoch {summary['best_epoch']:.2f}"
+        by = "" if summary["best_by"] == name else f" by {summary['best_by']}"
+        text += f", best{by} {best} at epoch {summary['best_epoch']:.2f}"
     lines = [text]
     if SOURCES[summary["source"]].mlperf:
         epochs, reference = summary["epochs_to_target"], summary["reference_epochs"]

@@ -11,10 +11,10 @@ from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
 from jaxdp.loggers.smoothing import METHOD
-from jaxdp.metrics import FIRST, METRICS, bare
+from jaxdp.metrics import METRICS
 from jaxdp.report.confusion import MAX_LIST_ROWS, ConfusionReport
 from jaxdp.report.run_history import PARTS, History
-from jaxdp.report.summary import as_text, summarize
+from jaxdp.report.summary import as_best, as_text, summarize
 from jaxdp.schedules import SCHEDULES
 from jaxdp.validation import flatten
 
@@ -62,10 +62,6 @@ def _logged(name: str) -> Callable[[History], float | None]:
     return lambda run: next((record[name] for record in reversed(run.records) if name in record), None)
 
 
-def _summarized(name: str) -> Callable[[History], Any]:
-    return lambda run: summarize(run.config, run.records)[name]
-
-
 def _measured(name: str) -> Callable[[History], Any]:
     """A field of the result of a finished run."""
     return lambda run: run.result[name] if run.status == "finished" else None
@@ -109,8 +105,8 @@ MORE = (
     Column("directory", lambda run: printable(run.workdir, 4096)),
     Column("data", lambda run: run.config.data.source),
     Column("model", lambda run: f"{run.config.model.title}, width {run.config.model.width}, {run.config.model.dtype}"),
-    Column(f"best {metrics.title_of(FIRST)}", _summarized(f"best_{bare(FIRST)}"), METRICS[FIRST].shown),
-    Column(f"epoch of the best {metrics.title_of(FIRST)}", _summarized("best_epoch"), "{:.2f}".format),
+    Column("best evaluation", lambda run: as_best(summarize(run.config, run.records))),
+    Column("epoch of the best evaluation", lambda run: summarize(run.config, run.records)["best_epoch"], "{:.2f}".format),
     Column("held-out images", _evaluated("eval_examples"), "{:,}".format),
     Column("mesh", _measured("mesh"), lambda mesh: f"{mesh[0]}x{mesh[1]}"),
     Column("all-reduce", _measured("strategy")),

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; the same names as in the table below
     from jaxdp.planning import PlannedPhase as PlannedPhase
+    from jaxdp.session.assembly import open_directory as open_directory
     from jaxdp.session.assembly import open_run as open_run
-    from jaxdp.session.directory import open_directory as open_directory
     from jaxdp.session.job import Job as Job
+    from jaxdp.session.job import join_processes as join_processes
     from jaxdp.session.origin import open_origin as open_origin
     from jaxdp.session.preparation import prepare as prepare
-    from jaxdp.session.processes import join_processes as join_processes
     from jaxdp.training.loop import begin as begin
     from jaxdp.training.loop import begin_step as begin_step
     from jaxdp.training.loop import complete_steps as complete_steps
@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in the tab
 
 _MODULE_OF = {
     "Job": "jaxdp.session.job",
-    "join_processes": "jaxdp.session.processes",
+    "join_processes": "jaxdp.session.job",
     "open_origin": "jaxdp.session.origin",
     "prepare": "jaxdp.session.preparation",
-    "open_directory": "jaxdp.session.directory",
+    "open_directory": "jaxdp.session.assembly",
     "open_run": "jaxdp.session.assembly",
     "restore_or_initialize": "jaxdp.training.restore",
     "begin": "jaxdp.training.loop",

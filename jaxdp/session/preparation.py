@@ -1,6 +1,6 @@
 """Preparation before the run directory is opened: JAX, data, plan and start values, the same on all processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +16,9 @@ from jaxdp.files import CHECKPOINTS
 from jaxdp.loggers.tracker import check_packages
 from jaxdp.models import finetune
 from jaxdp.planning import Plan
-from jaxdp.session.processes import Session
-from jaxdp.setup import consistency, continued, run_dir
+from jaxdp.session.job import Session
+from jaxdp.session.origin import adjusted, kept_ends, read_continued
+from jaxdp.setup import consistency, run_dir
 from jaxdp.setup.prepare import SavedBatches, check_fits, data_fingerprint
 from jaxdp.setup.prepare import prepare as open_data_and_plan
 from jaxdp.sizes import model_summary
@@ -62,19 +63,19 @@ def prepare(session: Session, origin: Manifest | None) -> Preparation:
     saved_batches = group.broadcast_object("saved batches", newest and newest.metadata.get("per_worker_batch"))
     signals.raise_if_stop_agreed()  # before JAX waits for all processes, without handling signals
     group.set_activity("load", detail="starting JAX and opening the data")
-    run = _continued(session, origin)
+    run = read_continued(session, origin)
     plan, devices, datasets = open_data_and_plan(
         config,
         datasets=job.datasets,
         group=group,
         saved_batches=saved_batches,
         trained=run.classes,
-        adjust=_adjustment(run, schedule_from_now=job.schedule_from_now),
+        adjust=partial(adjusted, run=run, schedule_from_now=job.schedule_from_now),
         run=signals.run_in_thread,
     )
     fingerprint = signals.run_in_thread(data_fingerprint, config, datasets)
     consistency.check(group, lambda: fingerprint)
-    kept, config = continued.kept_ends(config, plan.config), plan.config
+    kept, config = kept_ends(config, plan.config), plan.config
     if origin is not None:
         if not job.accept_changes:
             _check_same_config(origin, config)
@@ -106,24 +107,6 @@ def _saved_digest(session: Session, origin: Manifest | None) -> str | None:
     except ConfigError:  # there is no run, or `prepare_run_dir` reports the error
         return None
     return saved.digest if saved.weights == session.job.config.finetune.weights else None
-
-
-def _continued(session: Session, origin: Manifest | None) -> continued.Continued:
-    """What the run continues. All processes call this."""
-    group, verified, found = session.group, session.job.schedule_from_now, None
-    if group.is_rank0:
-        found = continued.read_continued(session.workdir, origin, verified=verified)
-    return continued.Continued(*group.broadcast_object("what the run continues", found))
-
-
-def _adjustment(run: continued.Continued, *, schedule_from_now: bool) -> Callable[[Config, int], Config]:
-    """What a run takes from the checkpoint that it continues, a function of (config, images)."""
-
-    def adjusted(config: Config, examples: int) -> Config:
-        config = continued.with_ended_phases(config, run.ended)
-        return continued.with_new_schedule(config, examples, run=run) if schedule_from_now else config
-
-    return adjusted
 
 
 def _check_same_config(origin: Manifest, config: Config) -> None:

@@ -75,7 +75,8 @@ def data_digest(source: Any) -> str:
     indices = np.unique(np.linspace(0, len(source) - 1, DIGEST_SAMPLES).astype(np.int64))
     images, labels = source.batch(indices, indices)
     digest = hashlib.sha256(np.ascontiguousarray(images).tobytes() + np.ascontiguousarray(labels).tobytes())
-    digest.update(np.asarray(getattr(items, "labels", ()), np.int64).tobytes())
+    labels = np.asarray(getattr(items, "labels", ()))
+    digest.update((labels.astype(np.int64) if labels.dtype.kind in "iub" else labels).tobytes())
     if hasattr(items, "identity"):
         digest.update("\0".join(items.identity()).encode("utf-8", "surrogateescape"))
     for each in (source, items):

@@ -13,8 +13,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from jaxdp import file_locks
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
@@ -202,8 +200,8 @@ def read_result(path: Path | str, text: str) -> TrainResult:
     path: of the run, a directory or a URL.
     """
     try:
-        return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
-    except ValidationError:
+        return dataclasses.replace(TrainResult.from_dict(json.loads(text)), workdir=str(path))
+    except (ValueError, AttributeError):
         hint = "delete that file to resume from the last checkpoint, or use another directory"
         raise _error(path, f"its {RESULT} is damaged", hint) from None
 

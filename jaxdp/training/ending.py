@@ -65,10 +65,8 @@ def collect_result(run: Run, evaluation: dict[str, Any]) -> TrainResult:
     has_best = run.config.stop.patience is not None
     shared = {field.name for field in dataclasses.fields(TrainResult)} & {field.name for field in dataclasses.fields(progress)}
     strategies = [run.compiler.shown_strategy(each) for each in plan.phases[: phase.index + 1]]
-    values = metrics.values(evaluation)
+    values = metrics.values(evaluation, run.config.task)
     return TrainResult(
-        accuracy=values.pop("accuracy"),
-        top5=values.pop("top5"),
         loss=values.pop("loss"),
         metrics=values,
         eval_examples=evaluation[metrics.COUNT],

@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -13,13 +14,12 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp import metrics
-from jaxdp.choices import LOSSES
+from jaxdp.choices import TASKS, kind_of_task
 from jaxdp.config import Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, TrainingError, first_line
-from jaxdp.losses import rank_of_label
 from jaxdp.metrics import COUNT, LOSS, METRICS
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
@@ -39,29 +39,30 @@ def evaluation_is_due(plan: Plan, *, before: int, after: int) -> bool:
 
 
 def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_stats: PixelStats) -> jax.stages.Wrapped:
-    """step(params, batch_stats, batch) -> (sums, predicted), jitted.
+    """step(params, batch_stats, batch, constants=None) -> (sums, predicted), jitted.
 
-    batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "seen" [B] int32, 1 for an example and 0
+    batch: {"images" [B, H, W, 3] uint8, "labels" of the task, "positions" [B] uint32, "seen" [B] int32, 1 for an example and 0
     for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: of all devices, {"eval_NAME"} for
     every metric of single images, int32 or float32, {"eval_loss"} float32, {"eval_examples", "seen"} int32, {"positions"}
-    uint32 modulo 2^32. predicted: class by row, [B] int32, sharded. The loss is the training loss of plain labels, without
-    class weights. A tie counts as an error: the predicted class is then not the label. If the batch holds "requests", sums has
-    their maximum as "request". If a metric needs all images, it has {"outputs" [B, classes], "labels", "weights"} of the batch.
+    uint32 modulo 2^32. predicted: by row, [B] int32 classes or as the task has it, sharded. The loss is the training loss of
+    plain labels, without class weights. A tie counts as an error: the predicted class is then not the label. If the batch holds
+    "requests", sums has their maximum as "request". If a metric needs all images, it has {"outputs", "labels", "weights"} of
+    the batch. constants: of a registered task.
     """
 
-    loss, present = LOSSES.implementation(config.optimizer.loss), metrics.names(config.model.class_count)
+    present = metrics.names(config.task, config.model.class_count)
     of_images = {name: METRICS.implementation(name) for name in present if name != LOSS and METRICS[name].of == "images"}
     gathers = any(METRICS[name].of == "all" for name in present)
+    task = TASKS.implementation(config.task)
     plain = dataclasses.replace(config.optimizer, label_smoothing=0.0, target_threshold=None, class_weights=())
 
-    def device_step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array, Batch]:
-        logits = evaluation_logits(
-            config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
-        )
-        weights, labels, rank = batch["weights"], batch["labels"], rank_of_label(logits, batch["labels"])
-        losses = jnp.where(weights > 0, loss(plain, logits, labels), 0.0)
-        other_logits = jnp.where(jnp.arange(logits.shape[-1], dtype=labels.dtype) == labels[:, None], -jnp.inf, logits)
-        predicted = jnp.where(rank < 1, labels, other_logits.argmax(-1).astype(jnp.int32))
+    def device_step(  # noqa: PLR0917 - shard_map passes arguments by position
+        params: dict, batch_stats: dict, batch: Batch, constants: Any
+    ) -> tuple[dict[str, jax.Array], Any, Batch]:
+        images = normalize(resize_for_evaluation(config, batch["images"]), *pixel_stats)
+        logits, _ = model.apply(params, batch_stats, images, train=False)
+        weights, labels = batch["weights"], batch["labels"]
+        losses = jnp.where(weights > 0, task.loss(plain, logits, labels, images=images, constants=constants), 0.0)
         sums = {name: _sum(metric(logits, labels), weights, name) for name, metric in of_images.items()} | {
             COUNT: jnp.sum(weights, dtype=jnp.int32),
             "seen": jnp.sum(batch["seen"], dtype=jnp.int32),
@@ -73,14 +74,20 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
         sums = lax.psum(sums, AXES)
         if request_flags.BATCH_KEY in batch:
             sums |= {LOSS: sums[LOSS][0], "request": request_flags.from_total(sums[LOSS][1:])}
-        return sums, predicted, {"outputs": logits, "labels": labels, "weights": weights} if gathers else {}
+        return (
+            sums,
+            task.predicted(logits, labels),
+            {"outputs": logits, "labels": labels, "weights": weights} if gathers else {},
+        )
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
-    in_specs, out_specs = (replicated, replicated, sharded), (replicated, sharded, sharded)
+    in_specs, out_specs = (replicated, replicated, sharded, replicated), (replicated, sharded, sharded)
     of_devices = jax.shard_map(device_step, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
 
-    def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:
-        sums, predicted, rows = of_devices(params, batch_stats, batch)
+    def step(  # noqa: PLR0917 - compiled programs take arguments by position
+        params: dict, batch_stats: dict, batch: Batch, constants: Any = None
+    ) -> tuple[dict[str, jax.Array], Any]:
+        sums, predicted, rows = of_devices(params, batch_stats, batch, constants)
         return sums | lax.with_sharding_constraint(rows, NamedSharding(mesh, replicated)), predicted
 
     return jax.jit(step)
@@ -98,20 +105,24 @@ def _sum(values: jax.Array, weights: jax.Array, name: str) -> jax.Array:
 def evaluation_logits(
     config: Config, model: Network, params: dict, *, batch_stats: dict, images: jax.Array, pixel_stats: PixelStats
 ) -> jax.Array:
-    """Logits [B, classes] float32 of uint8 images [B, S, S, 3], resized if S is `stored_size`, then normalized."""
+    """Logits [B, classes] float32 of uint8 images [B, S, S, 3], resized if S is `stored_size`, then normalized.
+
+    A registered task may have other outputs.
+    """
     images = normalize(resize_for_evaluation(config, images), *pixel_stats)
     logits, _ = model.apply(params, batch_stats, images, train=False)
     return logits
 
 
 def evaluate(
-    step: Callable[[dict, dict, Batch], tuple[dict[str, jax.Array], jax.Array]],
+    step: Callable[[dict, dict, Batch], tuple[dict[str, jax.Array], Any]],
     params: dict,
     batch_stats: dict,
     *,
     source: Any,
     batch: tuple[int, int],
     mesh: Mesh,
+    task: str = "classes",
     before_batch: Callable[[], dict[str, jax.Array]] = dict,
     on_request: Callable[[int], None] = lambda request: None,
     wait_for: Callable[[Future], Any] = Future.result,
@@ -119,13 +130,13 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics of `jaxdp.metrics` over a whole source, such as "eval_accuracy", then "eval_loss" and "eval_examples".
 
-    batch: (images that a step counts, rows of its batch: a multiple of the devices). before_batch: called before the step of
-    every batch, when the batch is loaded; may return requests. on_request: called with the largest request that a completed
-    step has carried. wait_for: returns the result of a future. observer: see `Observer`. Raises
-    TrainingError unless the number and the sum of positions of the images counted on the devices agree with the source.
+    batch: (images that a step counts, rows of its batch: a multiple of the devices). task: of the step. before_batch: called
+    before the step of every batch, when the batch is loaded; may return requests. on_request: called with the largest request
+    that a completed step has carried. wait_for: returns the result of a future. observer: see `Observer`. Raises TrainingError
+    unless the number and the sum of positions of the images counted on the devices agree with the source.
     """
     totals: Counter[str] = Counter()
-    gathered: dict[str, list[np.ndarray]] = {}  # the rows that count, for metrics of all images
+    gathered: list[dict[str, Any]] = []  # the rows of batches, for metrics of all images
     pending: deque[tuple[Any, Callable[[np.ndarray], Any] | None]] = deque()
 
     @status.current().waiting(status.DEVICES)
@@ -133,8 +144,8 @@ def evaluate(
         (sums, predicted), observe = pending.popleft()
         sums = jax.device_get(sums)
         on_request(int(sums.pop("request", 0)))
-        for name in [name for name in GATHERED if name in sums]:
-            gathered.setdefault(name, []).append(sums.pop(name))
+        if "outputs" in sums:
+            gathered.append({name: sums.pop(name) for name in GATHERED})
         for name, value in sums.items():
             totals[name] += value.item()
         if observe:
@@ -167,33 +178,42 @@ def evaluate(
         raise TrainingError("no evaluation image can be decoded")
     found = {name: value / count for name, value in totals.items() if name.startswith(metrics.PREFIX)}
     if gathered:
-        found |= _of_all(**{name: np.concatenate(parts) for name, parts in gathered.items()})
-    return {name: found[name] for name in metrics.names() if name in found} | {COUNT: count}
+        found |= _of_all(task, **jax.tree.map(lambda *parts: np.concatenate(parts), *gathered))
+    return {name: found[name] for name in metrics.names(task) if name in found} | {COUNT: count}
 
 
-def _of_all(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+def _of_all(task: str, *, outputs: Any, labels: Any, weights: np.ndarray) -> dict[str, float]:
     """The metrics of all held-out images together. Raises TrainingError for one that fails or returns no number."""
-    found, counts = {}, weights > 0
-    for name in [name for name in metrics.names() if METRICS[name].of == "all"]:
+    found = {}
+    outputs, labels = jax.tree.map(lambda rows: rows[weights > 0], (outputs, labels))
+    for name in [name for name in metrics.names(task) if METRICS[name].of == "all"]:
         try:
-            found[name] = float(METRICS.implementation(name)(outputs[counts], labels[counts]))
+            found[name] = float(METRICS.implementation(name)(outputs, labels))
         except Exception as error:
             raise TrainingError(f"{name} cannot be computed: {type(error).__name__}: {first_line(error)}") from error
     return found
 
 
-def _local_rows(rows: jax.Array) -> np.ndarray:
-    """The rows of a batch on this process's devices, in their order."""
-    shards = sorted(rows.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return np.concatenate([np.asarray(shard.data) for shard in shards])
+def _local_rows(rows: Any) -> Any:
+    """The rows of a batch, an array or a tree, on this process's devices, in their order."""
+
+    def local(array: jax.Array) -> np.ndarray:
+        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+    return jax.tree.map(local, rows)
 
 
 class ExampleCollector:
-    """An `Observer` that keeps up to `limit` images, evenly spread over all `total`."""
+    """An `Observer` that keeps up to `limit` images, evenly spread over all `total`.
 
-    def __init__(self, total: int, limit: int = 16) -> None:
+    task: of the run. Labels and predictions of a registered task with targets of its own are kept as texts.
+    """
+
+    def __init__(self, total: int, limit: int = 16, *, task: str = "classes") -> None:
+        self.own = None if kind_of_task(task) else TASKS.implementation(task)
         self.selected = np.unique(np.linspace(0, total - 1, min(limit, total)).round().astype(np.int64))
-        self.collected: dict[int, tuple[np.ndarray, int, int]] = {}  # position -> (image, label, predicted class)
+        self.collected: dict[int, tuple[np.ndarray, Any, Any]] = {}  # position -> (image, target, prediction)
 
     def __call__(self, batch: dict[str, Any]) -> Callable[[np.ndarray], None] | None:
         rows = np.flatnonzero(np.isin(batch["positions"], self.selected) & (batch["weights"] > 0))
@@ -201,10 +221,13 @@ class ExampleCollector:
 
         def add_predictions(predicted: np.ndarray) -> None:
             for index, row in enumerate(rows):
-                self.collected[int(positions[index])] = images[index], labels[index], predicted[row]
+                label, prediction = labels[index], jax.tree.map(itemgetter(row), predicted)
+                if self.own:
+                    label, prediction = self.own.shown_target(label), self.own.shown(prediction)
+                self.collected[int(positions[index])] = images[index], label, prediction
 
         return add_predictions if len(rows) else None
 
     def arrays(self) -> list[np.ndarray]:
-        """[images uint8 [E, H, W, 3], labels int32 [E], predicted classes int32 [E]], ordered by position; [] if empty."""
+        """[images uint8 [E, H, W, 3], labels [E], predictions [E]], ordered by position; [] if empty."""
         return [np.array(column) for column in zip(*(self.collected[p] for p in sorted(self.collected)), strict=True)]

@@ -177,13 +177,14 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     with run.clock.paused("evaluation"):
         processes.barrier("evaluation")
         signals.raise_if_stop_agreed()  # before the collectives that gather the parameters
-        examples = ExampleCollector(len(source))
+        examples = ExampleCollector(len(source), task=run.config.task)
         found = evaluate(
             program,
             *run.eval_variables,
             source=source,
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
+            task=run.config.task,
             before_batch=before_batch,
             on_request=processes.record_request,
             wait_for=signals.wait_for,

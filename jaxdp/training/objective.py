@@ -1,21 +1,23 @@
 """What training minimizes: the mean loss of one device's images, augmented and normalized for the network."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxdp.choices import LOSSES
+from jaxdp import metrics
+from jaxdp.choices import TASKS
 from jaxdp.config import Config
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.data.policies import change_pixels, erase
-from jaxdp.losses import Mix, rank_of_label
+from jaxdp.losses import Mix
+from jaxdp.metrics import METRICS
 from jaxdp.network import Network
 from jaxdp.training.state import TrainState
 
-Batch = dict[str, jax.Array]
+Batch = dict[str, Any]  # of arrays; the labels of a registered task may be a tree
 PixelStats = tuple[PixelStat, PixelStat]  # mean and standard deviation, on the 0-255 scale
 
 
@@ -23,12 +25,12 @@ class Examples(NamedTuple):
     """Images as the network takes them in training, and what its loss compares with the logits."""
 
     images: jax.Array  # [B, H, W, 3] float32, augmented and normalized
-    labels: jax.Array  # [B] int32
+    labels: Any  # int32 [B], or as the task has its targets
     mix: Mix | None  # labels of the images that were mixed in
     key: jax.Array  # of dropout and drop-path
 
 
-Loss = Callable[[jax.Array, Examples], jax.Array]  # (logits [B, K], examples) -> their mean loss, a scalar
+Loss = Callable[[Any, Examples], jax.Array]  # (logits [B, K], examples) -> their mean loss, a scalar
 Gradient = Callable[[TrainState, Batch, ArrayLike], tuple[dict, dict]]  # (state, batch, seed) -> (gradient, aux)
 LocalGradient = Callable[[Loss], Gradient]
 Metrics = dict[str, jax.Array]
@@ -44,17 +46,27 @@ def training_examples(config: Config, model: Network, batch: Batch, *, seed: Arr
         x = erase(config, normalize(x, *pixel_stats), positions, seed=seed)
         if config.data.mix != "none":
             x, partner, share = mix(config, x, positions, seed=seed)
-            mixed = labels[partner], share
+            mixed = jax.tree.map(lambda rows: rows[partner], labels), share
     keys = image_keys if model.draws_for_each_image else worker_key
     return Examples(x, labels, mixed, keys(seed, positions, MODEL_KEY))
 
 
-def mean_loss(config: Config, logits: jax.Array, examples: Examples) -> jax.Array:
-    """The mean of a loss in `losses.py`, `softmax` by default, over one device's images: a scalar. logits: [B, classes]."""
-    loss = LOSSES.implementation(config.optimizer.loss)
-    return loss(config.optimizer, logits, examples.labels, mix=examples.mix).mean()
+def mean_loss(config: Config, logits: Any, examples: Examples, *, constants: Any = None) -> jax.Array:
+    """The mean over one device's images of the task's loss, `softmax` in `losses.py` by default: a scalar.
+
+    logits: [B, classes], or as a registered task has its outputs. constants: of such a task.
+    """
+    loss = TASKS.implementation(config.task).loss
+    given = {"mix": examples.mix, "images": examples.images, "constants": constants}
+    return loss(config.optimizer, logits, examples.labels, **given).mean()
 
 
-def accuracy(logits: jax.Array, examples: Examples) -> jax.Array:
-    """The share of the images whose own class has the highest score, a scalar. logits: [B, classes]."""
-    return (rank_of_label(logits, examples.labels) == 0).mean(dtype=jnp.float32)
+def batch_metrics(config: Config, logits: Any, examples: Examples) -> Metrics:
+    """The first metric of the task over one device's images and their own labels, by its name without `eval_`, a scalar.
+
+    {} if it needs all held-out images.
+    """
+    name = config.first_metric
+    if METRICS[name].of == "all" or name == metrics.LOSS:
+        return {}
+    return {metrics.bare(name): METRICS.implementation(name)(logits, examples.labels).mean(dtype=jnp.float32)}

@@ -7,19 +7,20 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from jaxdp import __version__
-from jaxdp.metrics import PREFIX
 
 
 @dataclass(frozen=True, repr=False)
 class TrainResult:
     """Result of a finished run. Seconds are wall-clock time, summed over all sessions of the run.
 
-    With early stopping (`stop.patience`), accuracy, top5 and loss describe the best checkpoint, after best_samples samples, at
+    With early stopping (`stop.patience`), metrics and loss describe the best checkpoint, after best_samples samples, at
     best_epoch (both None without early stopping). steps, samples and epochs count the whole run. stopped_early: whether the run
     ended before its last epoch; stop_reason: why.
-    accuracy, top5: shares in [0, 1]; top5 is None with fewer than six classes. loss: mean held-out loss. metrics: registered
-    metrics, by name.
+    metrics: of the held-out images, by name; each is also an attribute, such as accuracy and top5, shares in [0, 1]; None if an
+    evaluation lacks it, such as top5 with fewer than six classes. loss: mean held-out loss.
     images_per_second: of training alone, without compilation, evaluation, audits and saving. seconds_to_first_step: from the
     start of the command, in the last session that took a step. compilation_seconds: time that the run waited for a program;
     most programs are compiled while it trains. Work that an interrupted session lost and a later one repeated counts once.
@@ -30,8 +31,7 @@ class TrainResult:
     `repr` shows the most important fields, `dataclasses.asdict` all.
     """
 
-    accuracy: float
-    top5: float | None
+    metrics: dict[str, float | None]
     loss: float
     eval_examples: int
     steps: int
@@ -47,7 +47,6 @@ class TrainResult:
     mesh: tuple[int, int]
     versions: dict[str, str]
     workdir: str
-    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
     skipped_steps: int = 0
     strategy: str = ""
     input_seconds: float = 0.0
@@ -67,15 +66,29 @@ class TrainResult:
     stopped_early: bool = False
     stop_reason: str | None = None
 
-    @property
-    def evaluation(self) -> dict[str, Any]:
-        """The metrics as an evaluation's record has them."""
-        shown = {"accuracy": self.accuracy, "top5": self.top5, "loss": self.loss} | self.metrics
-        return {f"{PREFIX}{name}": value for name, value in shown.items()}
+    def __getattr__(self, name: str) -> Any:
+        """A metric."""
+        if name in vars(self).get("metrics", {}):
+            return self.metrics[name]
+        raise AttributeError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of result.json: metrics and fields by name."""
+        fields = dataclasses.asdict(self)
+        return fields.pop("metrics") | fields
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "TrainResult":
+        """The result with the content of `to_dict`. Raises pydantic's ValidationError for a damaged one."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        values = {name: value for name, value in content.items() if name not in names}
+        known = {name: value for name, value in content.items() if name in names}
+        return TypeAdapter(cls).validate_python(known | {"metrics": values})
 
     def __repr__(self) -> str:
+        shown = "".join(f"{name}={value:.4f}, " for name, value in [*self.metrics.items()][:1] if value is not None)
         return (
-            f"TrainResult(accuracy={self.accuracy:.4f}, loss={self.loss:.4f}, epochs={self.epochs:.2f}, steps={self.steps}, "
+            f"TrainResult({shown}loss={self.loss:.4f}, epochs={self.epochs:.2f}, steps={self.steps}, "
             f"wall_seconds={self.wall_seconds:.1f}, workdir={self.workdir!r}, ...)"
         )
 

@@ -58,11 +58,14 @@ class StartedStep(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """Predictions of held-out images. positions: [N] in `datasets.evaluation`; labels: [N]; logits: [N, classes] float32."""
+    """Predictions of held-out images. positions: [N] in `datasets.evaluation`; labels: [N]; logits: [N, classes] float32.
+
+    A task may have other labels and outputs in their place.
+    """
 
     positions: np.ndarray
-    labels: np.ndarray
-    logits: np.ndarray
+    labels: Any
+    logits: Any
 
 
 class Hooks(Protocol):
@@ -185,15 +188,15 @@ class Run:
         """The parameters of an evaluation, see `eval_variables`; a tree of float32 arrays. All processes must ask for them."""
         return self.eval_variables[0]
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Logits [N, classes] float32 of images prepared as for evaluation, uint8 [N, S, S, 3]; see `datasets.evaluation`.
+    def predict(self, images: np.ndarray) -> Any:
+        """Logits [N, classes] float32, or other outputs of the model, of images as `datasets.evaluation` has them.
 
-        All processes must call this with the same images.
+        images: uint8 [N, S, S, 3], prepared as for evaluation. All processes must call this with the same images.
         """
         rows = -len(images) % self.mesh.size
         padded = np.concatenate([images, np.zeros((rows, *images.shape[1:]), images.dtype)])
         logits, _ = self._predict(self.eval_variables, {"images": from_host(padded, self.mesh)})
-        return logits[: len(images)]
+        return jax.tree.map(lambda rows: rows[: len(images)], logits)
 
     def predict_held_out(self) -> HeldOut:
         """Labels and logits of all held-out images, each once, in their order; the same on every process.
@@ -206,17 +209,18 @@ class Run:
             while (batch := batches.next(status.result_of)) is not None:
                 logits, found = self._predict(evaluated, to_global(batch, self.mesh))
                 counts = found["weights"] > 0  # neither padding nor an image that cannot be read
-                parts.append((found["positions"][counts], found["labels"][counts], logits[counts]))
+                of_batch = HeldOut(found["positions"], found["labels"], logits)
+                parts.append(jax.tree.map(lambda array, counts=counts: array[counts], of_batch))
                 self.processes.status.record_progress()
-        return HeldOut(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        return jax.tree.map(lambda *part: np.concatenate(part), *parts)
 
     @status.current().waiting(status.DEVICES)
-    def _predict(self, variables: tuple[dict, dict], batch: dict[str, jax.Array]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _predict(self, variables: tuple[dict, dict], batch: dict[str, jax.Array]) -> tuple[Any, dict[str, np.ndarray]]:
         """(logits of a batch, its other columns), on the host."""
         return jax.device_get(self._predictor(self.mesh)(*variables, batch))
 
     def _make_predictor(self, mesh: Mesh) -> Callable:
-        def outputs(params: dict, batch_stats: dict, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def outputs(params: dict, batch_stats: dict, batch: dict[str, jax.Array]) -> tuple[Any, dict[str, jax.Array]]:
             pixel_stats = (self.datasets.mean, self.datasets.std)
             images = jax.lax.with_sharding_constraint(batch["images"], batch_sharding(mesh))  # each device computes a part
             logits = evaluation_logits(

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxdp.choices import OPTIMIZERS
+from jaxdp.choices import OPTIMIZERS, TASKS
 from jaxdp.config import Config
 from jaxdp.network import FrozenStages, InitialValues, Network
 from jaxdp.optim import build_optimizer, loss_scale
@@ -66,6 +66,24 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 def from_host(value: Any, mesh: Mesh) -> jax.Array:
     """An array that every process has, replicated on a mesh, without a check that the processes agree."""
     return jax.make_array_from_process_local_data(replicated(mesh), np.asarray(value))
+
+
+def constants_of(config: Config, mesh: Mesh) -> Any:
+    """The constants of a registered task, a tree of arrays replicated on a mesh; None if it has none."""
+    return jax.tree.map(partial(from_host, mesh=mesh), _host_constants(config))
+
+
+def abstract_constants(config: Config, mesh: Mesh | AbstractMesh) -> Any:
+    """Shapes, dtypes and shardings of `constants_of`."""
+    one = partial(jax.ShapeDtypeStruct, sharding=replicated(mesh))
+    return jax.tree.map(lambda array: one(array.shape, array.dtype), _host_constants(config))
+
+
+def _host_constants(config: Config) -> Any:
+    own = TASKS[config.task].own
+    return jax.tree.map(
+        lambda value: np.asarray(value, jax.dtypes.canonicalize_dtype(jnp.result_type(value))), own and own.constants
+    )
 
 
 def make_optimizer(

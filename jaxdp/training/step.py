@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
-from jaxdp.config import Config, skips_steps
+from jaxdp.config import Config, divides_by_class_weights, skips_steps
 from jaxdp.network import Network
 from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce
@@ -41,7 +41,7 @@ from jaxdp.training.objective import (
     Metrics,
     PixelStats,
     Step,
-    accuracy,
+    batch_metrics,
     mean_loss,
     training_examples,
 )
@@ -54,7 +54,8 @@ HYPERPARAMETERS = ("learning_rate", "momentum")
 def local_gradient(config: Config, layout: StateLayout, loss: Loss, *, pixel_stats: PixelStats) -> Gradient:
     """The gradient of one device's share of the mean loss, before any reduction.
 
-    aux: {"loss" and "accuracy", means over the device's images, "moments" for the running statistics}.
+    aux: {"loss" and the first metric, such as "accuracy", means over the device's images, "moments" for the running
+    statistics}.
     """
 
     def gradient(state: TrainState, batch: Batch, seed: ArrayLike) -> tuple[dict, dict]:
@@ -66,7 +67,7 @@ def local_gradient(config: Config, layout: StateLayout, loss: Loss, *, pixel_sta
                 state.params | params, state.batch_stats, examples.images, train=True, key=examples.key
             )
             mean = loss(logits, examples)
-            aux = {"moments": moments, "loss": mean, "accuracy": accuracy(logits, examples)}
+            aux = {"moments": moments, "loss": mean} | batch_metrics(config, logits, examples)
             return mean / lax.axis_size(AXES), aux
 
         with jax.named_scope("forward"):
@@ -110,11 +111,14 @@ def with_update(config: Config, layout: StateLayout, gradient_of: Gradient) -> S
 
 
 def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStats, accumulation: int = 1) -> Callable[..., Any]:
-    """f(state, batch, seed, images=None, sent=None): `mean_gradient` with the modes of a config, called inside `shard_map`.
+    """f(state, batch, seed, images=None, constants=None, sent=None): `mean_gradient` with the modes of a config.
+
+    It is called inside `shard_map`.
 
     With `reduce.update sharded` each device gets its shard of the gradient. If the batch holds "requests", aux returns them, to
     be reduced with the metrics. accumulation: micro-batches of one device. images: all training images, uint8 [N, H, W, 3], if
-    the batch holds "indices" in place of "images". sent: for an audit, a list that receives (tree, buckets) of every reduction.
+    the batch holds "indices" in place of "images". constants: of a registered task. sent: for an audit, a list that receives
+    (tree, buckets) of every reduction.
     """
     reduce, is_scaled, gather_params = config.reduce, config.optimizer.loss_scale != "none", layout.params_gatherer()
     options: dict[str, Any] = {
@@ -124,7 +128,13 @@ def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStat
     }
 
     def gradient(
-        state: TrainState, batch: Batch, seed: ArrayLike, *, images: jax.Array | None = None, sent: list | None = None
+        state: TrainState,
+        batch: Batch,
+        seed: ArrayLike,
+        *,
+        images: jax.Array | None = None,
+        constants: Any = None,
+        sent: list | None = None,
     ) -> tuple[dict, dict]:
         devices = lax.axis_size(AXES)
         divisor = devices if is_scaled else 1
@@ -153,11 +163,12 @@ def step_gradient(config: Config, layout: StateLayout, *, pixel_stats: PixelStat
             return found
 
         local_gradient_of: LocalGradient = local
-        if config.optimizer.class_weights and config.data.mix == "none":
+        if divides_by_class_weights(config):
             local_gradient_of = partial(with_class_weights, config, local_gradient_of, mean=mean)
         if is_scaled:
             local_gradient_of = partial(with_loss_scale, local_gradient_of)
-        found = mean_gradient(with_requests(local_gradient_of(partial(mean_loss, config))), all_reduce, mean)
+        loss = partial(mean_loss, config, constants=constants)
+        found = mean_gradient(with_requests(local_gradient_of(loss)), all_reduce, mean)
         return (with_unscaled_gradient(found) if is_scaled else found)(state, batch, seed)
 
     return gradient
@@ -195,7 +206,8 @@ def make_train_step(
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32}, rows sharded over all devices. With
     `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
     argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the
-    augmentation; all can change without a new compilation. accumulation: micro-batches of one device.
+    augmentation; all can change without a new compilation. {"constants"} of a registered task are there, too. accumulation:
+    micro-batches of one device.
     The batch may also hold "requests" (see `jaxdp.training.request_flags`); their maximum is then the metric "request".
 
     metrics: float32 scalars {"loss", "accuracy", "gradient_norm"} of this batch before the update; with loss scaling
@@ -210,7 +222,8 @@ def make_train_step(
     def step(  # noqa: PLR0917 - shard_map passes arguments by position
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
-        device_step = with_update(config, layout, partial(gradients, images=images))
+        constants = hyperparameters.get("constants")
+        device_step = with_update(config, layout, partial(gradients, images=images, constants=constants))
         if config.optimizer.average_decay is not None:
             device_step = with_average(device_step, config, layout)
         if skips_steps(config):

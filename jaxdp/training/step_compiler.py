@@ -21,23 +21,33 @@ from jaxdp.parallel import allreduce, traffic
 from jaxdp.parallel.mesh import AXES, devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.targets import as_tree, target_of
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.objective import Batch, PixelStats
-from jaxdp.training.state import StateLayout, TrainState, abstract_state, from_host, replicated
+from jaxdp.training.state import (
+    StateLayout,
+    TrainState,
+    abstract_constants,
+    abstract_state,
+    constants_of,
+    from_host,
+    replicated,
+)
 from jaxdp.training.step import HYPERPARAMETERS, make_layout, make_train_step, step_gradient
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import jaxdp_jax_config
 
-EVALUATION_COLUMNS = {"labels": jnp.int32, "positions": jnp.uint32, "seen": jnp.int32, "weights": jnp.int32}
+EVALUATION_COLUMNS = {"positions": jnp.uint32, "seen": jnp.int32, "weights": jnp.int32}
 
 
 def _abstract_batch(
-    mesh: Mesh | AbstractMesh, rows: int, *, size: int, columns: dict[str, Any]
-) -> dict[str, jax.ShapeDtypeStruct]:
-    sharding = batch_sharding(mesh)
-    images = {"images": jax.ShapeDtypeStruct((rows, size, size, 3), jnp.uint8, sharding=sharding)}
-    return images | {name: jax.ShapeDtypeStruct((rows,), dtype, sharding=sharding) for name, dtype in columns.items()}
+    config: Config, mesh: Mesh | AbstractMesh, rows: int, *, size: int, columns: dict[str, Any]
+) -> dict[str, Any]:
+    array = partial(jax.ShapeDtypeStruct, sharding=batch_sharding(mesh))
+    labels = jax.tree.map(lambda one: array((rows, *one.shape[1:]), one.dtype), as_tree(target_of(config).empty(1)))
+    images = {"images": array((rows, size, size, 3), jnp.uint8), "labels": labels}
+    return images | {name: array((rows,), dtype) for name, dtype in columns.items()}
 
 
 def trace_train_step(
@@ -64,15 +74,16 @@ def abstract_arguments(
 ) -> tuple:
     """Shapes, dtypes and shardings of the arguments of a training step. config: with the image size of the phase."""
     state = make_layout(config, model, mesh).abstract
-    columns = {"labels": jnp.int32, "positions": jnp.uint32}
     size = config.data.stored_size or config.data.image_size
-    batch = _abstract_batch(mesh, phase.global_batch, size=size, columns=columns)
+    batch = _abstract_batch(config, mesh, phase.global_batch, size=size, columns={"positions": jnp.uint32})
     scalar = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
     hyperparameters = dict.fromkeys(HYPERPARAMETERS, scalar(dtype=jnp.float32)) | {"seed": scalar(dtype=jnp.uint32)}
+    if constants := abstract_constants(config, mesh):
+        hyperparameters["constants"] = constants
     resident: tuple[jax.ShapeDtypeStruct, ...] = ()
     if images is not None:
         del batch["images"]
-        batch["indices"] = batch["labels"]
+        batch["indices"] = jax.ShapeDtypeStruct((phase.global_batch,), jnp.int32, sharding=batch_sharding(mesh))
         resident = (jax.ShapeDtypeStruct(images.shape, images.dtype, sharding=replicated(mesh)),)
     return state, batch, hyperparameters, *resident
 
@@ -89,7 +100,7 @@ class _Program:
     """A compiled program, whose call may wait for other processes. resident: its last arguments, such as training images."""
 
     compiled: jax.stages.Compiled
-    resident: tuple[jax.Array, ...]
+    resident: tuple[Any, ...]
 
     @status.current().waiting(status.DEVICES)
     def __call__(self, *arguments: Any) -> Any:
@@ -123,6 +134,7 @@ class StepCompiler:
         self.meshes: dict[tuple[int, int], Mesh] = {}
         self.layouts: dict[tuple[int, int], StateLayout] = {}
         self.constants = cache(self._transfer_constants)
+        self.task_constants = cache(partial(constants_of, plan.config))  # on a mesh
         self.futures: dict[tuple, Future] = {}
         self.resident_images = cache(partial(from_host, images))  # on a mesh; the compiling thread alone calls it
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one thread: tracing holds the interpreter anyway
@@ -189,7 +201,7 @@ class StepCompiler:
         traced = trace_train_step(config, self.model, phase, mesh=mesh, pixel_stats=self.pixel_stats, images=self.images)
         if reason := inexact_collective_reason(traffic.primitives(traced.jaxpr), mesh.devices.flat[0].platform):
             raise ConfigError("reduce.strategy", config.reduce.strategy, reason=reason)
-        return self._compile(traced.lower(), mesh)
+        return self._compile(traced.lower(), mesh, self._resident(mesh))
 
     def _compile_gradient(self, phase: PlannedPhase) -> Callable:
         config = self.config_of(phase)
@@ -200,7 +212,8 @@ class StepCompiler:
         def gradient(  # noqa: PLR0917 - shard_map passes arguments by position
             state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
         ) -> dict:
-            return gradients(state, batch, hyperparameters["seed"], images=images)[0]
+            constants = hyperparameters.get("constants")
+            return gradients(state, batch, hyperparameters["seed"], images=images, constants=constants)[0]
 
         return self.compile_mapped(gradient, layout, phase, out_specs=PartitionSpec())
 
@@ -211,28 +224,35 @@ class StepCompiler:
         check_vma = allreduce.check_vma(config.reduce.strategy)
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
         arguments = abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images)
-        return self._compile(jax.jit(mapped).lower(*arguments), mesh)
+        return self._compile(jax.jit(mapped).lower(*arguments), mesh, self._resident(mesh))
 
     def _compile_evaluation(self, mesh: Mesh, rows: int) -> Callable:
         config = self.plan.config
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
         state = abstract_state(config, self.model, mesh)
-        batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
+        batch = _abstract_batch(config, mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
         batch[request_flags.BATCH_KEY] = request_flags.abstract(mesh)
-        return self._compile(step.lower(state.params, state.batch_stats, batch), mesh, of_step=False)
+        lowered = step.lower(state.params, state.batch_stats, batch, abstract_constants(config, mesh))
+        return self._compile(lowered, mesh, (self.task_constants(mesh),))
 
-    def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh, *, of_step: bool = True) -> Callable:
-        """A compiled program. of_step: it takes the arguments of a step; resident images, if any, are added."""
+    def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh, resident: tuple[Any, ...]) -> Callable:
+        """A compiled program. resident: its last arguments, which are on the devices."""
         with status.current().waiting(status.COMPILER):
             compiled = lowered.compile(options.compiler_options(self.plan.config.compile, mesh.devices.flat[0].platform))
-        return _Program(compiled, (self.resident_images(mesh),) if of_step and self.images is not None else ())
+        return _Program(compiled, resident)
+
+    def _resident(self, mesh: Mesh) -> tuple[jax.Array, ...]:
+        """The last arguments of a step: all training images, if they are on the devices."""
+        return (self.resident_images(mesh),) if self.images is not None else ()
 
     def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, Any]:
         """Scalars for a step of a phase with this learning rate; the call of the step transfers them."""
         return self.constants(phase.momentum, self.mesh(phase)) | {"learning_rate": np.float32(learning_rate)}
 
     def _transfer_constants(self, momentum: float, mesh: Mesh) -> dict[str, jax.Array]:
-        return {"seed": from_host(np.uint32(self.plan.config.seed), mesh), "momentum": from_host(np.float32(momentum), mesh)}
+        scalars = {"seed": np.uint32(self.plan.config.seed), "momentum": np.float32(momentum)}
+        of_task = {} if (constants := self.task_constants(mesh)) is None else {"constants": constants}
+        return {name: from_host(value, mesh) for name, value in scalars.items()} | of_task
 
     def close(self) -> None:
         """Cancel compilations that have not started."""

@@ -5,7 +5,6 @@ import json
 import threading
 
 import pytest
-from matplotlib.figure import Figure
 
 from jaxdp.bench import scaling, step_runner
 from jaxdp.cli import bench
@@ -86,25 +85,6 @@ def test_negative_communication_is_shown_with_its_interval():
     assert note.startswith("If an interval includes 0")
 
 
-def test_plot_stacks_the_parts_of_a_step_for_each_number_of_devices(tmp_path, monkeypatch):
-    rows = [
-        row(1, exposed=0.0, interval=None),
-        row(2, exposed=0.01, interval=[0.0, 0.02]),
-        row(4, exposed=-0.01, interval=None),
-    ]
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure))
-    scaling.draw(record_of(rows), tmp_path / "scaling.png")
-    (axes,) = figures[0].axes  # of an interrupted benchmark, without weak scaling
-    parts = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
-    assert {name: pytest.approx(heights) for name, heights in parts.items()} == {
-        "computation": [39, 29, 39],
-        "waiting for the slowest device": [2, 2, 2],
-        "exposed communication": [0, 10, 0],
-    }
-    assert [bar.get_y() + bar.get_height() for bar in axes.containers[-1]] == pytest.approx([41, 41, 41])
-
-
 def test_exposed_communication_is_the_median_of_the_alternating_differences(tiny_resnet, monkeypatch):
     seconds = {"with": [5.0, 9.0, 6.0], "without": [4.0, 5.0, 7.0]}  # the machine is slow in the second round
     monkeypatch.setattr(scaling, "build_with_and_without", lambda *_, **__: {"with": None, "without": None})
@@ -127,7 +107,6 @@ def test_interrupted_benchmark_shows_its_progress_and_keeps_what_was_measured(tm
         bench.run([*command, "--output", str(tmp_path)], "jaxdp bench")
     record = json.loads((tmp_path / "scaling.json").read_text())
     assert (record["stopped"], [each["devices"] for each in record["rows"]]) == (True, [1, 2])
-    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr()
     assert "2 of 6: strong scaling on 2 of 4 devices: 41.0 ms per step" in printed.err
     assert "strong scaling" in printed.out

@@ -8,8 +8,7 @@ import pytest
 from jaxdp.bench import step
 from jaxdp.bench import step as bench_step
 from jaxdp.cli.main import main
-from jaxdp.config import Config, Data, Model, Optimizer, Phase
-from jaxdp.doctor.devices import count_devices
+from jaxdp.config import Config, Data, Model, Phase
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.sizes import model_summary
@@ -25,8 +24,8 @@ def test_run_reports_rates_memory_and_ceilings(tiny, monkeypatch):
     assert record["bytes_an_image"] * 8 > 4 * model_summary(tiny)["parameters"]  # at least the parameters, once
     assert record["memory_bytes"] > 2 * 4 * model_summary(tiny)["parameters"]  # parameters and velocity
     assert min(record["ceilings"]["measured"].values()) > 0
-    table, notes = bench_step.render(record | {"first_steps": {"cold": {"to_first_step": 3.0, "whole_command": 4.0}}})
-    assert table.row_count == 8
+    table, notes = bench_step.render(record)
+    assert table.row_count == 7
     rows = dict(zip(*(column.cells for column in list(table.columns)[:2]), strict=True))
     assert rows["images/s per device"] == f"{record['images_per_second'] / 4:,.1f}"
     assert "six per multiply-add" in notes
@@ -43,7 +42,7 @@ def test_timed_step_is_written_before_its_profile(tiny, monkeypatch, tmp_path):
     monkeypatch.setitem(step.VECTOR_ELEMENTS, "cpu", 4096)
     monkeypatch.setattr(bench_step.kernels, "profile_kernels", profile_kernels)
     words = "bench step --model.depth 18 --model.width 4 --data.source synthetic --data.image-size 32 --model.stem small"
-    words += " --mesh.cpu-devices 8 --batch-size 8 --repeats 2 --seconds 0.01 --no-starts --kernels --output"
+    words += " --mesh.cpu-devices 8 --batch-size 8 --repeats 2 --seconds 0.01 --kernels --output"
     with pytest.raises(SystemExit):
         main([*words.split(), str(tmp_path)])
     record = json.loads((tmp_path / "step.json").read_text())
@@ -81,32 +80,3 @@ def test_check_impossible_step_raises(tiny, batch, more, field):
     with pytest.raises(ConfigError) as error:
         bench_step.check(config, batch, devices=4, **more)
     assert error.value.field == field
-
-
-RECIPE = """
-import jaxdp
-
-jaxdp.register_loss("squared", lambda logits, targets: ((logits - targets) ** 2).mean(-1))
-
-
-def config():
-    return jaxdp.load_config("digits", ["--optimizer.loss", "squared"])
-"""
-
-
-@pytest.mark.slow
-def test_time_first_steps_with_cold_and_warm_cache(tiny, tmp_path):
-    """A config that continues with a new schedule, with a loss that its recipe registers."""
-    recipe = tmp_path / "mine.py"
-    recipe.write_text(RECIPE)
-    config = dataclasses.replace(
-        tiny,
-        model=Model(depth=18, width=4, stem="small", classes=6),
-        optimizer=Optimizer(loss="squared"),
-        schedule=dataclasses.replace(tiny.schedule, from_epoch=2.0),
-    )
-    seconds = bench_step.time_first_steps(config, 8, str(recipe))
-    assert list(seconds) == ["cold", "warm"]
-    for start in seconds.values():
-        assert 0 < start["to_first_step"] < start["whole_command"]
-    assert count_devices(tiny.mesh) == 4

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,12 +64,11 @@ def test_contenders_of_a_call_exist(commands, call):
     assert {*names} <= known
 
 
-@pytest.mark.parametrize("call", ["position", "start"])
-def test_flags_of_a_call_exist(commands, call, capsys):
+def test_flags_of_a_call_exist(commands, capsys):
     with pytest.raises(SystemExit):
         main.main(["bench", "step", "--help", "all"])
     offered = capsys.readouterr().out
-    for words in commands(call):
+    for words in commands("position"):
         flags = [word for word in words if re.match(r"--[a-z]", word)]
         assert [flag for flag in flags if flag.replace("batch.0", "batch.N") not in offered and flag not in offered] == []
 
@@ -96,56 +94,6 @@ def test_first_convolution_over_blocks_of_pixels_is_the_same_function(gpu):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
-def test_proofs_are_written_to_a_file_as_they_come(gpu, tmp_path):
-    """So that the end of this process loses nothing of what its command prints after that."""
-    part = tmp_path / "out.part"
-    gpu.started(["-c", f"print(3, flush=True); assert open({str(part)!r}).read() == '3\\n'"], tmp_path / "out.json")
-    assert (tmp_path / "out.json").read_text() == "3\n"
-    assert not part.exists()
-    with pytest.raises(SystemExit):
-        gpu.started(["-c", "raise SystemExit(3)"], tmp_path / "out.json")
-    assert (tmp_path / "out.json").read_text() == "3\n"  # nothing was printed
-
-
-@pytest.mark.parametrize("failing", [False, True])
-def test_timed_step_is_kept_if_its_profile_fails(gpu, monkeypatch, tmp_path, failing):
-    def started(words):
-        folder = Path(words[words.index("--output") + 1])
-        assert folder.parent == tmp_path  # where it is kept if this process is killed
-        folder.mkdir(exist_ok=True)
-        assert not [*folder.iterdir()]
-        (folder / "step.json").write_text("3")
-        if failing:
-            sys.exit(4)
-
-    monkeypatch.setattr(gpu, "started", started)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "position", "--results", str(tmp_path)])
-    (tmp_path / "gpu_position").mkdir()
-    (tmp_path / "gpu_position/step.json").write_text("of a killed call")
-    with pytest.raises(SystemExit) if failing else nullcontext():
-        gpu.main()
-    assert [path.name for path in tmp_path.iterdir()] == ["gpu_position.json"]
-    assert (tmp_path / "gpu_position.json").read_text() == "3"
-
-
-def test_first_goes_on_after_a_failed_call(gpu, monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr(gpu, "__file__", str(tmp_path / "calls.py"))
-    (tmp_path / "calls.py").write_text(
-        "import sys\nassert sys.argv[-2:] == ['--cases', '32:small:2']\n"
-        "print(sys.argv[1], flush=True)\nsys.exit(3 * (sys.argv[1] == 'run'))"
-    )
-    with pytest.raises(SystemExit, match=r"failed: run \(3\)"):
-        gpu.first(tmp_path, ["32:small:2"])
-    assert sorted(capfd.readouterr().out.split()) == sorted([*gpu.TOGETHER, *gpu.ALONE])
-
-
-def test_first_ends_in_ten_minutes(gpu):
-    """With every call stopped at its limit, and the installation of packages before them."""
-    limits = {call: seconds + gpu.KILL_AFTER for call, seconds in gpu.SECONDS.items()}
-    assert max(limits[call] for call in gpu.TOGETHER) + sum(limits[call] for call in gpu.ALONE) <= 600 - 30
-    assert max(gpu.START_SECONDS[call] for call in gpu.ALONE if call in gpu.COMPARED) < 100  # of each contender
-
-
 @pytest.fixture
 def tables(gpu, monkeypatch, tmp_path):
     import common
@@ -155,25 +103,8 @@ def tables(gpu, monkeypatch, tmp_path):
     return tables
 
 
-@pytest.mark.parametrize("measured", [False, True])
-def test_folded_form_has_a_table_if_it_was_measured(tables, tmp_path, measured):
-    results = BENCHMARKS / "results"
-    record = json.loads((results / "gpu_best.json").read_text())
-    (tmp_path / "gpu_best.json").write_text(json.dumps(record))
-    [case] = record["cases"]
-    case["rows"] = {"jaxdp": case["rows"]["jaxdp"]}
-    case["failed"] = {"jaxdp:folded-no-triton": "did not answer within 90 s"}
-    if measured:
-        (tmp_path / "gpu_folded.json").write_text(json.dumps(record))
-    table = tables.speed_on_gpu()
-    assert ("folded" in table) is ("did not answer" in table) is ("relative to jaxdp" in table) is measured
-    assert table.count("6,288") == 1 + measured
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "calls", ["run verify", "best", "folded", "position", "start", "changes"], ids=lambda calls: calls.split()[0]
-)
+@pytest.mark.parametrize("calls", ["run verify", "best", "folded", "position", "changes"], ids=lambda calls: calls.split()[0])
 def test_calls_write_records_for_the_tables(gpu, tables, monkeypatch, tmp_path, calls):
     """On a CPU, with two small images and a small network, but for ResNet-50 beside PyTorch, which may not be installed.
 
@@ -195,10 +126,10 @@ def test_calls_write_records_for_the_tables(gpu, tables, monkeypatch, tmp_path, 
     records = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert records.keys() == {f"gpu_{call}" for call in calls}
     made = {"run": tables.gpu_run, "best": tables.speed_on_gpu, "folded": tables.speed_on_gpu}
-    made |= {"position": tables.MEASUREMENTS["gpu_kernels"], "start": lambda: str(records["gpu_start"]["first_steps"])}
+    made |= {"position": tables.MEASUREMENTS["gpu_kernels"]}
     shown = made.get(calls[0], lambda: step_vs_pytorch.table(records[f"gpu_{calls[0]}"]))()
     if calls[0] not in gpu.COMPARED:
-        assert {"run": "0 failed", "position": "weight gradient", "start": "cold"}[calls[0]] in shown
+        assert {"run": "0 failed", "position": "weight gradient"}[calls[0]] in shown
         return
     [case] = records[f"gpu_{calls[0]}"]["cases"]
     missing = {name for name in gpu.COMPARED[calls[0]] if name.startswith("torch")} if not find_spec("torch") else set()

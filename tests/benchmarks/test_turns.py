@@ -1,6 +1,5 @@
 """Alternating timing of processes, with steps of known duration."""
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -52,27 +51,6 @@ def test_time_alternately_failed_contender_is_reported(turns):
         assert row["step_seconds"] == np.median(row["seconds"])
         assert row["images_per_second"] == 8 / row["step_seconds"]
     assert rows["0.02"]["steps_a_round"] >= rows["0.2"]["steps_a_round"] == 1
-
-
-def test_record_of_a_comparison_that_is_cut_off_is_written(turns, monkeypatch, tmp_path):
-    import step_vs_pytorch
-
-    monkeypatch.setattr(turns, "Contender", lambda name, words, flags, start_seconds: f"{name} after {start_seconds}")
-
-    def time_alternately(makers, batch, rounds, seconds_a_round, keep):
-        row = {"seconds": [1.0, 1.0], "images_per_second": 1.0}
-        keep({"jaxdp": row}, {"torch": makers["torch"]()})
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(turns, "time_alternately", time_alternately)
-    words = ["--only", "jaxdp", "torch", "--cases", "32:small:2", "--start-seconds", "7", "--output", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", ["step_vs_pytorch.py", *words])
-    with pytest.raises(KeyboardInterrupt):
-        step_vs_pytorch.main()
-    [case] = json.loads((tmp_path / "out").read_text())["cases"]
-    assert case["rounds"] == 2
-    assert case["rows"]["jaxdp"]["to_jaxdp"] == 1.0
-    assert case["failed"] == {"torch": "torch after 7.0"}
 
 
 def test_ratio_compares_paired_rounds(turns):

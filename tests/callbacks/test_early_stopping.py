@@ -45,10 +45,9 @@ def expected(values, sign, *, patience):
 )
 def test_run_ends_after_patience_evaluations_that_do_not_improve(metric, values, patience):
     progress = Progress()
-    stop = Stop(metric=metric, patience=patience)
     last = None
     for index, value in enumerate(values):
-        update(progress, stop, {"samples": index, metric: value})
+        update(progress, metric, {"samples": index, metric: value})
         best = None if progress.best is None else progress.best["samples"]
         assert best == expected(values[: index + 1], SIGNS[metric], patience=99)[1]
         if progress.not_improved >= patience:

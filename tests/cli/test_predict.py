@@ -47,7 +47,7 @@ def test_predict_files_and_folders_writes_csv_and_json_and_reports_bad_images(fl
     assert document["left_out"] == [str(note)]
     assert f"jaxdp: cannot read {bad}: not an image of a known format" in err
     expected = predict(flowers / "run", [decode(held_out_files(flowers)[index].read_bytes()) for index in (7, 0)], top=2)
-    for row, classes, names, probabilities in zip(document["predictions"], *expected, strict=True):
+    for row, classes, names, probabilities in zip(document["predictions"], *expected[:3], strict=True):
         assert [one["class"] for one in row["top"]] == classes.tolist()
         assert [one["name"] for one in row["top"]] == names
         assert [one["probability"] for one in row["top"]] == pytest.approx(probabilities.tolist(), rel=1e-5)

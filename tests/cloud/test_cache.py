@@ -11,7 +11,7 @@ import google_crc32c
 import pytest
 
 from jaxdp.cloud.cache import Cache
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import ObjectInfo
 from jaxdp.errors import ConfigError
 
 BLOCK = 4096
@@ -150,7 +150,7 @@ WRITER = """
 import os, sys, zlib
 from pathlib import Path
 from jaxdp.cloud.cache import Cache
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import ObjectInfo
 
 cache = Cache(Path(sys.argv[1]), "s3://bucket/data", limit=int(sys.argv[2]), notice=print)
 print("ready", flush=True)

@@ -6,8 +6,7 @@ import uuid
 import pytest
 from helpers.object_storage import NO_AMAZON
 
-from jaxdp.cloud.location import ObjectNotFoundError, join_url, open_location
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import ObjectInfo, ObjectNotFoundError, join_url, open_location
 from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import is_url
 
@@ -171,3 +170,22 @@ def test_a_url_without_the_extra_names_it(monkeypatch):
         with pytest.raises(ConfigError) as error:
             open_location(f"{url}-{uuid.uuid4()}", "--workdir")
         assert str(error.value).endswith(f"': {package} is not installed; pip install -e '.[cloud]'")
+
+
+DATA = b"The quick brown fox jumps over the lazy dog"
+
+
+def test_tags_of_servers():
+    digest = hashlib.md5(DATA).hexdigest()
+    assert ObjectInfo.from_fsspec({"size": 43, "ETag": f'"{digest}"'}) == (43, f"md5:{digest}")
+    assert ObjectInfo.from_fsspec({"size": 43, "ETag": '"abc-12"'}) == (43, "etag:abc-12")
+    assert ObjectInfo.from_fsspec({"size": 43, "etag": "CAE=", "crc32c": "ImIEBA=="}) == (43, "crc32c:ImIEBA==")
+    assert ObjectInfo.from_fsspec({"size": 43, "mtime": 5.5}) == (43, "time:5.5")
+
+
+@pytest.mark.parametrize("tag", ["crc32c:ImIEBA==", "md5:9e107d9d372bb6826bd81d3542a419d6", "etag:abc-12"])  # published values
+def test_content_is_checked_against_the_tag_and_the_size(tag):
+    info = ObjectInfo(len(DATA), tag)
+    assert info.matches(DATA)
+    assert info.matches(DATA[:-1] + b"G") == tag.startswith("etag")
+    assert not info.matches(DATA[:-1])

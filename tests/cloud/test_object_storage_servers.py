@@ -58,15 +58,6 @@ def test_of_several_writers_that_create_an_object_one_succeeds(storage):
         storage.direct.rm_file("bucket/lease")
 
 
-def test_an_object_is_read_in_one_request(storage):
-    location = open_location(storage.url, "--workdir")
-    for size in (0, len(DATA)):
-        location.write("x", DATA[:size])
-        storage.proxy.forget()
-        assert location.read("x") == DATA[:size]
-        assert [line["method"] for line in storage.proxy.log()] == ["GET"]
-
-
 def test_a_location_may_be_collected_in_another_event_loop(storage, caplog):
     async def collect():
         open_location(storage.url, "--workdir").write("x", DATA)  # the result goes, and with it the last reference
@@ -77,14 +68,6 @@ def test_a_location_may_be_collected_in_another_event_loop(storage, caplog):
     asyncio.run(collect())
     gc.collect()
     assert [record for record in caplog.records if record.name == "asyncio"] == []
-
-
-def test_what_was_flipped_on_the_way_is_read_again(storage):
-    place = open_patiently(f"{storage.url}/run", "--workdir")
-    place.write("config.json", DATA)
-    storage.proxy.add("flipped_byte", times=1, methods=["GET"], path="config.json")
-    assert place.read_intact("config.json") == DATA
-    assert any(request["fault"] for request in storage.proxy.log())
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)

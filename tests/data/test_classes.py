@@ -104,15 +104,6 @@ def write_tfds(path):
     return Data(source="animals", directory=str(path), image_size=32)
 
 
-def write_hugging_face(path):
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=OWN)})
-    rows = {"image": [Image.fromarray(pixels) for pixels in PIXELS], "label": LABELS.tolist()}
-    split = datasets.Dataset.from_dict(rows, features=features)
-    datasets.DatasetDict(train=split, test=split).save_to_disk(str(path))
-    return Data(source="file", directory=str(path), image_size=32)
-
-
 def give(path):
     return Data(source="given", image_size=32)
 
@@ -125,7 +116,6 @@ def give(path):
         write_npz,
         write_cifar,
         write_tfds,
-        pytest.param(write_hugging_face, marks=pytest.mark.slow),  # as in test_file.py
         give,
     ],
 )

@@ -4,7 +4,6 @@ import codecs
 import csv
 import dataclasses
 import datetime
-import errno
 import os
 import pickle
 import pickletools
@@ -18,16 +17,14 @@ from PIL import Image
 
 import jaxdp
 from jaxdp.config import Config, Data
-from jaxdp.data import decode as decode_module
 from jaxdp.data import file_format, sources, table
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.from_python import as_source
-from jaxdp.errors import ConfigError, StorageError
+from jaxdp.errors import ConfigError
 
 LABELS = [2, 0, 1, 0]
 NAMES = ["ape", "bee", "cat"]
-WITH_EXTRA = pytest.param("hugging face", marks=pytest.mark.slow)  # .ci/run installs the extra only for these
 
 
 def config_of(path, **data) -> Config:
@@ -96,7 +93,7 @@ def test_numbers_are_labels_from_0_with_gaps_and_other_columns_are_named(tmp_pat
         write_table(
             tmp_path / f"{split}.csv", ["label", "id", "breed"], [("x", f"images/{n}.png", v) for n, v in enumerate(numbers)]
         )
-    opened = sources.open_datasets(config_of(tmp_path, image_column="id", label_column="breed"))
+    opened = sources.open_datasets(config_of(tmp_path, image_column="id", label_column=("breed",)))
     assert (opened.class_count, opened.classes) == (5, ())
     assert opened.train.labels.tolist() == [4, 0, 1, 0]
     assert opened.warnings == (
@@ -215,10 +212,10 @@ def write_parquet(path, values, paths=None):
     parquet.write_table(pyarrow.table({"path": paths, "label": values}), path)
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet", WITH_EXTRA, "npz"])
+@pytest.mark.parametrize("form", ["csv", "parquet", "npz"])
 def test_whole_floats_are_the_numbers_of_classes(tmp_path, images, form):
     """What pandas makes of integers after a missing value."""
-    values, place = np.array([10.0, 2.0, 0.0, 1.0]), tmp_path
+    values = np.array([10.0, 2.0, 0.0, 1.0])
     for split in ("train", "val"):
         if form == "csv":
             write_table(tmp_path / f"{split}.csv", ["path", "label"], [(f"images/{n}.png", v) for n, v in enumerate(values)])
@@ -226,9 +223,7 @@ def test_whole_floats_are_the_numbers_of_classes(tmp_path, images, form):
             write_parquet(tmp_path / f"{split}.parquet", values)
         elif form == "npz":
             np.savez(tmp_path / f"{split}.npz", images=np.zeros((4, 8, 8), np.uint8), labels=values)
-    if form == "hugging face":
-        place = save_hugging_face(tmp_path, values.tolist())
-    for items in splits(place).values():
+    for items in splits(tmp_path).values():
         assert (labels(items), items.classes) == (values.tolist(), 11)
         assert items.labels.dtype.kind == "i"
 
@@ -269,22 +264,20 @@ NOT_LABELS = [
 
 
 @pytest.mark.parametrize(("values", "row"), NOT_LABELS, ids=str)
-@pytest.mark.parametrize("form", ["parquet", WITH_EXTRA, "npz", "python"])
+@pytest.mark.parametrize("form", ["parquet", "npz", "python"])
 def test_a_value_that_is_no_name_and_no_number_of_a_class_is_refused_with_its_row(tmp_path, images, form, values, row):
     arrays = {"images": np.zeros((len(values), 8, 8), np.uint8), "labels": np.array(values)}
     if form in ("npz", "python") and (arrays["labels"].dtype.kind not in "if" or arrays["labels"].ndim > 1):
         return  # the type and shape of the array are refused
-    place, shown = tmp_path, re.escape(repr(values[row]))
+    shown = re.escape(repr(values[row]))
     if form == "parquet":
         write_parquet(tmp_path / "train.parquet", values)
-    elif form == "hugging face":
-        place = save_hugging_face(tmp_path, values)
     elif form == "npz":
         np.savez(tmp_path / "train.npz", **arrays)
     with pytest.raises(
         ConfigError, match=rf"row {row + (form == 'parquet')} (of train\w* )?has the label {shown}; labels are "
     ):
-        as_source(tuple(arrays.values()), "training") if form == "python" else splits(place)
+        as_source(tuple(arrays.values()), "training") if form == "python" else splits(tmp_path)
 
 
 def test_names_in_another_unicode_form_are_one_class_of_a_table_and_refused_as_given_names(tmp_path, images):
@@ -349,18 +342,6 @@ def test_parquet_has_images_or_paths_as_pandas_and_hugging_face_write_them(tmp_p
         for found, row in zip(pixels(items), rows, strict=True):
             np.testing.assert_array_equal(found, images[row])
     assert train.name(1).endswith("row 3 of all.parquet" + ")" * train.name(1).startswith(str(tmp_path)))
-
-
-def test_parquet_of_pandas_has_the_images_and_names_of_its_categories(tmp_path, images):
-    pandas = pytest.importorskip("pandas")
-    paths = [f"images/{n}.png" for n in range(4)]
-    frame = pandas.DataFrame({"path": paths, "label": [NAMES[label] for label in LABELS]}, dtype="category")
-    frame.to_parquet(tmp_path / "train.parquet")
-    frame.assign(path=[(tmp_path / path).read_bytes() for path in paths]).to_parquet(tmp_path / "val.parquet")
-    for items in splits(tmp_path).values():
-        assert (labels(items), items.classes) == (LABELS, NAMES)
-        for found, expected in zip(pixels(items), images, strict=True):
-            np.testing.assert_array_equal(found, expected)
 
 
 def write_shards(folder, suffix, shards):
@@ -653,24 +634,6 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
         splits(tmp_path / "binary")
 
 
-def save_hugging_face(folder, values, names=None):
-    """A saved data set of the first images with these labels, in train and test. names: of a ClassLabel."""
-    datasets = pytest.importorskip("datasets")
-    rows = {"image": [str(folder / f"images/{n}.png") for n in range(len(values))], "label": values}
-    split = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
-    if names:
-        split = split.cast_column("label", datasets.ClassLabel(names=names))
-    datasets.DatasetDict(train=split, test=split).save_to_disk(str(folder / "saved"))
-    return folder / "saved"
-
-
-@pytest.mark.slow
-def test_a_number_that_is_no_class_of_hugging_face_is_refused_with_its_row(tmp_path, images):
-    """The package writes -1 for an image without a label."""
-    with pytest.raises(ConfigError, match="row 2 of train has the label -1; remove the row, or give it one of the 3 classes"):
-        splits(save_hugging_face(tmp_path, [0, 1, -1, 0], NAMES))
-
-
 @pytest.mark.slow
 def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
     datasets = pytest.importorskip("datasets")
@@ -688,60 +651,7 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
         for found, expected in zip(pixels(items), images, strict=True):
             np.testing.assert_array_equal(found, expected)
     with pytest.raises(ConfigError, match=r"no column fine; .*its columns are img, label"):
-        splits(tmp_path / "saved", label_column="fine")
-
-
-@pytest.mark.slow
-def test_errors_of_the_files_of_hugging_face_say_nothing_about_the_image(tmp_path, images, monkeypatch):
-    items = splits(save_hugging_face(tmp_path, [0, 1, 0, 1]))["train"]
-    monkeypatch.setattr(decode_module.time, "sleep", lambda seconds: None)
-    data, errors = items.data, []
-
-    class Failing:
-        def __getitem__(self, index):
-            if errors:
-                raise OSError(errors.pop(), "broken")
-            return data[index]
-
-    items.data = Failing()
-    errors += [errno.EIO] * 3
-    assert decode(items[1][0]).tolist() == images[1].tolist()
-    for number, times in ((errno.EIO, 4), (errno.ENOENT, 1)):
-        errors += [number] * times
-        with pytest.raises(StorageError, match="row 1 of train: broken"):
-            items[1]
-        assert not errors
-
-
-@pytest.mark.slow
-def test_a_data_set_of_hugging_face_is_told_from_one_with_another_image(tmp_path, images):
-    first, again, other = (tmp_path / name for name in ("first", "again", "other"))
-    for folder in (first, again, other):
-        shutil.copytree(tmp_path / "images", folder / "images")
-    Image.fromarray(images[0]).save(other / "images/1.png")
-    found = [splits(save_hugging_face(folder, [0, 1, 0, 1]))["train"].identity() for folder in (first, again, other)]
-    assert found[0] == found[1]
-    assert [a == b for a, b in zip(found[0], found[2], strict=True)] == [True, False, True, True]
-
-
-@pytest.mark.slow
-def test_rows_of_hugging_face_without_a_class_or_an_image_are_named_and_names_keep_their_order(tmp_path, images):
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=NAMES[::-1])})
-
-    def save(numbers):
-        rows = {"img": [str(tmp_path / "images/0.png"), None], "label": numbers}
-        split = datasets.Dataset.from_dict(rows, features=features)
-        datasets.DatasetDict(train=split, test=split).save_to_disk(str(tmp_path / "saved"))
-        return splits(tmp_path / "saved")["train"]
-
-    items = save([2, 0])
-    assert (items.labels.tolist(), items.classes) == ([2, 0], NAMES[::-1])
-    np.testing.assert_array_equal(decode(items[0][0]), images[0])
-    with pytest.raises(ImageError, match="the row has no image"):
-        items[1]
-    with pytest.raises(ConfigError, match="row 1 of train has the label -1"):
-        save([2, -1])
+        splits(tmp_path / "saved", label_column=("fine",))
 
 
 def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, images):
@@ -758,8 +668,8 @@ def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, i
     ):
         with pytest.raises(ConfigError, match=message):
             splits(place if ":" in place else tmp_path / place)
-    with pytest.raises(ConfigError, match=r"data\.label_column='x': .*cifar has no columns"):
-        splits(tmp_path / "deep/cifar", label_column="x")
+    with pytest.raises(ConfigError, match=r"data\.label_column=.*'x'.*: .*cifar has no columns"):
+        splits(tmp_path / "deep/cifar", label_column=("x",))
     with pytest.raises(ConfigError, match=r"it has no split 'fit'; name one of test, train with"):
         splits(tmp_path / "deep/cifar", train_split="fit")
     (tmp_path / "train.csv").write_text(HEADER + GOOD)

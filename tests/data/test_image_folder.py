@@ -204,7 +204,7 @@ def test_names_with_control_characters_are_escaped(tmp_path):
     names = [source.name(index) for index in range(2)]
     assert names == [f"{place}/bad\\n\\x1b[31m.png", f"{place}/bad\\udcff.png"]
     assert source.warnings[0].endswith(f"{place}/note\\x1b]0;x\\x07.txt first")
-    loader = DecodedImages(source, transform=None, size=8, classes=2, on_bad_image="ignore")
+    loader = DecodedImages(source, transform=None, size=8, target=2, on_bad_image="ignore")
     loader.batch(np.arange(2), np.arange(2))
     assert sorted(loader.bad_images) == sorted(names)
     assert data_digest(loader).startswith("2 images, ")

@@ -11,7 +11,7 @@ from helpers.runs import outcome, outcome_of_whole_run
 
 import jaxdp
 from jaxdp.data import prefetch
-from jaxdp.data.batch_sources import ArraySource, DecodedImages
+from jaxdp.data.batch_sources import IGNORED, ArraySource, DecodedImages
 from jaxdp.data.sampler import sample_ids
 from jaxdp.parallel.mesh import make_mesh
 
@@ -77,7 +77,7 @@ def test_evaluation_batches_contain_every_example_once():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_each_rank_evaluates_its_rows_and_padding_and_ignored_examples_have_no_weight(ranks):
-    labels = np.where(np.arange(11) == 4, -1, np.arange(11))
+    labels = np.where(np.arange(11) == 4, IGNORED, np.arange(11))
     source, parts = ArraySource(np.arange(11)[:, None, None, None].repeat(3, -1), labels), []
     for rows in np.split(np.arange(6), ranks):  # of batches of 5, padded to 6
         feed = prefetch.evaluation_prefetcher(source, batch_size=5, rows=rows)
@@ -136,7 +136,7 @@ def test_a_source_at_a_network_is_told_each_image_of_a_batch_once_in_order_and_i
             self.stopped = True
 
     items = Far((np.full((2, 2, 3), n, np.uint8), n) for n in range(10))
-    source = DecodedImages(items, transform=lambda pixels, out, _: np.copyto(out, pixels), size=2, classes=10)
+    source = DecodedImages(items, transform=lambda pixels, out, _: np.copyto(out, pixels), size=2, target=10)
     feed = prefetch.DeviceIterator(source, make_mesh(2, 2), seed=3, first=12, end=36, global_batch=12, repeats=3)
     orders = [sample_ids(3, np.arange(first, first + 4), 10).tolist() for first in (4, 8)]
     assert items.passed == [list(dict.fromkeys(order)) for order in orders] != orders

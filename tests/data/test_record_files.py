@@ -83,7 +83,7 @@ def test_damaged_tfrecord_is_named_or_skipped(imagenet_tfrecord):
 
 def read_all(directory):
     source = open_split("imagenet2012", str(directory), "train")
-    loader = DecodedImages(source, transform=lambda image, out, _: center_crop(image, out, 8), size=8, classes=1000)
+    loader = DecodedImages(source, transform=lambda image, out, _: center_crop(image, out, 8), size=8, target=1000)
     return loader.batch(np.arange(20), np.arange(20))
 
 

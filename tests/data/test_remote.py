@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from helpers.remote_data import at_url
 
 from jaxdp.cloud import read_ahead
 from jaxdp.cloud import source as remote
-from jaxdp.cloud.location import Location, ObjectNotFoundError
-from jaxdp.cloud.objects import ObjectInfo
+from jaxdp.cloud.location import Location, ObjectInfo, ObjectNotFoundError
 from jaxdp.cloud.remote_folder import RemoteFolder
 from jaxdp.config import Config, Data, Model, Storage
 from jaxdp.data import prefetch, sources
@@ -197,15 +195,6 @@ def test_a_copy_with_a_byte_that_was_flipped_in_transit_is_made_again(imagenet, 
     of_kms = info._replace(tag=f"md5:{'0' * 32}")  # looks like an MD5 digest of the content, but is none
     monkeypatch.setattr(Location, "info", lambda self, name: of_kms)
     assert far.download(file.name, of_kms).read_bytes() == data
-
-
-def test_a_damaged_shard_at_a_url_raises_one_line(imagenet, tmp_path):
-    shutil.copytree(imagenet, tmp_path / "tfds")
-    (file,) = (tmp_path / "tfds").rglob("*-train.array_record-*")
-    data = file.read_bytes()
-    file.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ConfigError, match=r"data.directory='file:///.*': damaged file: .*; prepare it again"):
-        sources.open_datasets(at_url(records_config(imagenet), f"file://{tmp_path}/tfds", tmp_path / "cache"))
 
 
 def test_images_without_permission_raise_one_line_before_training(pictures, tmp_path, monkeypatch):

@@ -14,13 +14,12 @@ import jaxdp
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
-from jaxdp.data.batch_sources import ArraySource, DecodedImages
+from jaxdp.data.batch_sources import IGNORED, ArraySource, DecodedImages
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.folder import LocalFolders
 from jaxdp.data.from_python import as_source
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
-from jaxdp.recipes import load_config
 from jaxdp.setup import prepare
 
 GIVEN = Config(data=Data(source="given", image_size=32))
@@ -98,15 +97,6 @@ def test_number_of_classes_that_no_source_states_is_required():
         sources.open_datasets(GIVEN, pair)
     with pytest.raises(ConfigError, match=r"model.classes=1: data.source='given' has only one class"):
         sources.open_datasets(GIVEN, [(np.zeros((2, 8, 8), np.uint8), np.zeros(2, int))] * 2)
-
-
-def test_flag_for_another_source_drops_the_number_of_classes_of_the_recipes_source():
-    flags = ["--data.source", "folder", "--data.directory", "anywhere"]
-    assert load_config("digits").model.classes == 10
-    assert load_config("digits", flags).model.classes is None
-    assert load_config("digits", [*flags, "--model.classes", "7"]).model.classes == 7
-    assert load_config("digits", ["--data.source", "digits"]).model.classes == 10
-    assert load_config("imagenet_goyal_256", ["--data.source", "cifar10", "--data.image-size", "32"]).model.classes is None
 
 
 def test_train_on_a_folder_without_a_number_of_classes_records_it_and_resumes(tiny, pictures, tmp_path):
@@ -193,7 +183,7 @@ def test_the_evaluation_split_is_the_requested_one_or_the_first_with_a_usual_nam
 def test_an_image_that_cannot_be_read_has_no_prediction(pictures):
     loader = datasets.prediction_loader(folder_config(pictures), [(smooth_image(40, 50), 0), (b"broken", 0)])
     images, labels = loader.batch(np.arange(2), np.arange(2))
-    assert (images.shape, labels.tolist(), list(loader.bad_images)) == ((2, 32, 32, 3), [0, -1], ["image 1"])
+    assert (images.shape, labels.tolist(), list(loader.bad_images)) == ((2, 32, 32, 3), [0, IGNORED], ["image 1"])
 
 
 def test_is_resident_requires_images_in_memory(pictures, monkeypatch):
@@ -206,13 +196,6 @@ def test_is_resident_requires_images_in_memory(pictures, monkeypatch):
     assert sources.is_resident(arrays, "gpu")
     assert not sources.is_resident(arrays, "cpu")
     assert not sources.is_resident(sources.open_datasets(folder_config(pictures)), "gpu")
-
-
-def test_real_images_use_imagenet_statistics(pictures):
-    """The published mean and standard deviation of ImageNet's pixels, times 255."""
-    opened = sources.open_datasets(folder_config(pictures))
-    np.testing.assert_allclose(np.array(opened.mean) / 255, [0.485, 0.456, 0.406], atol=1e-6)
-    np.testing.assert_allclose(np.array(opened.std) / 255, [0.229, 0.224, 0.225], atol=1e-6)
 
 
 def small(tiny, **changes):

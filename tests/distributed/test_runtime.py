@@ -1,11 +1,14 @@
 import contextlib
 import os
+import platform
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import jax
 import pytest
 
+from jaxdp.bench import environment
 from jaxdp.config import Config, Guard, Mesh
 from jaxdp.distributed import runtime
 from jaxdp.distributed.signal_handler import Stopped, StopTraining
@@ -163,3 +166,43 @@ def test_a_process_joins_once_and_needs_a_directory_that_the_others_share(monkey
     ((cluster, board, limits),) = joined
     assert (cluster.rank, board.path, limits) == (1, tmp_path / "processes", limits_from(Guard()))
     assert runtime.current_group() == "group"
+
+
+SETTINGS = ("MALLOC_", "GLIBC_TUNABLES")
+STEPS = """
+import resource, statistics, sys
+from jaxdp.config import Mesh
+from jaxdp.distributed import runtime
+
+if sys.argv[1] == "kept":
+    runtime.start(Mesh())
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(x):  # allocates 48 MB while it runs
+    return (x @ x.T) @ x
+
+x = jnp.ones((3548, 8))
+each = []
+for _ in range(15):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step(x).block_until_ready()
+    each.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(statistics.median(each[5:]))  # after every thread has allocated its arena
+"""
+PAGES = 48 * 2**20 // 4096
+
+
+def page_faults(memory: str) -> float:
+    """Page faults of the median step, as the kernel counts them."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    command = [sys.executable, "-c", STEPS, memory]
+    return float(subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc has this option")
+@pytest.mark.skipif(environment.huge_pages() == "always", reason="large pages everywhere: too few page faults to count")
+def test_freed_memory_is_kept_and_reuses_the_memory_of_a_step_without_page_faults():
+    assert page_faults("kept") < PAGES / 5
+    assert page_faults("returned") > PAGES / 2

@@ -8,7 +8,7 @@ import pytest
 from jaxdp import load_config
 from jaxdp.choices import SOURCES
 from jaxdp.cli import main
-from jaxdp.doctor.cuda import OLDEST_DRIVERS
+from jaxdp.doctor.checks import OLDEST_DRIVERS
 from jaxdp.planning import make_plan
 
 PAGE = (Path(__file__).parents[2] / "docs/imagenet.md").read_text()

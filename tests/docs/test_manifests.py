@@ -77,28 +77,6 @@ def test_jobset_restarts_after_a_stop_without_limit_and_after_a_failure_with_one
     assert pods["backoffLimit"] == 0, "a process that restarts alone cannot rejoin the run"
 
 
-def test_job_of_one_process_restarts_after_a_stop_without_limit():
-    job = manifest_of("resuming.md")["spec"]
-    assert job["podFailurePolicy"]["rules"] == [
-        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [EXIT_STOPPED]}}
-    ]
-    assert job["backoffLimit"] > 0
-
-
-def test_pods_have_time_to_save_and_a_mounted_working_directory(train):
-    for pods in (train["template"]["spec"], manifest_of("resuming.md")["spec"]):
-        pod = pods["template"]["spec"]
-        assert pod["terminationGracePeriodSeconds"] >= 60
-        assert pod["restartPolicy"] == "Never", "a pod failure policy requires it"
-        volumes = {volume["name"] for volume in pod["volumes"]}
-        (container,) = pod["containers"]
-        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-        assert mounts.keys() == volumes
-        for flag in ("--workdir", "--data.directory"):
-            directory = container["args"][container["args"].index(flag) + 1]
-            assert any(directory.startswith(f"{path}/") for path in mounts.values())
-
-
 @pytest.mark.parametrize("page", ["clusters.md", "resuming.md"])
 def test_documented_manifest_runs_the_image_of_the_dockerfile(page, train):
     pod = (train["template"]["spec"] if page == "clusters.md" else manifest_of(page)["spec"])["template"]["spec"]

@@ -1,19 +1,24 @@
-"""`jaxdp doctor --verify` as a whole: its record and its command."""
+"""`jaxdp doctor --verify` as a whole: its record and its command, and the proofs of reductions."""
 
+import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 from helpers.strategies import replace_strategies
 from jax import lax
 
 from jaxdp.cli import main
+from jaxdp.config import Config, Data, Mesh, Model
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor import verify, verify_resume
 from jaxdp.doctor.proof import prove
+from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import AXES
+from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES
 
 SMALL = ["--model.depth", "18", "--model.width", "8"]
@@ -47,43 +52,6 @@ main.main(["doctor", "--verify", "--mesh.cpu-devices", "1", *{SMALL!r}, "--json"
     assert not list((tmp_path / "runs").glob("*"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "phase"), [(signal.SIGINT, "gradients:"), (signal.SIGTERM, "exact resume:")])
-def test_verify_when_interrupted_keeps_the_proofs_so_far(tmp_path, number, phase):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    script = f"""
-import os, threading
-from jaxdp.cli import main
-from jaxdp.doctor import verify_gradients
-from jaxdp.loggers.console import Screen
-from jaxdp.strategies import STRATEGIES
-
-for name in {{*STRATEGIES}} - {{"psum", "torus"}}:
-    del STRATEGIES.entries[name]
-verify_gradients.mesh_shapes = lambda _: [(1, 2)]
-info = Screen.info
-
-def info_and_interrupt(self, text):
-    info(self, text)
-    if text.startswith({phase!r}):
-        threading.Timer(3, os.kill, (os.getpid(), {int(number)})).start()
-
-Screen.info = info_and_interrupt
-main.main(["doctor", "--verify", "--mesh.cpu-devices", "2", "--json"])
-"""
-    environment = os.environ | {"TMPDIR": str(temporary), "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "jaxdp: interrupted"
-    assert "Traceback" not in done.stderr
-    record = json.loads(done.stdout)
-    assert (record["stopped"], record["failed"]) == (True, [])
-    if phase == "exact resume:":
-        assert [proof["name"] for proof in record["proofs"]][:2] == ["gradient: psum on 1x2", "same bits: psum on 1x2"]
-    assert not list(temporary.iterdir())
-
-
 def test_proofs_are_on_the_mesh_of_the_recipe_and_with_thorough_on_all(tiny, monkeypatch):
     seen, lines = [], []
 
@@ -95,7 +63,7 @@ def test_proofs_are_on_the_mesh_of_the_recipe_and_with_thorough_on_all(tiny, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(verify.verify_gradients, "proofs", gradients)
-    monkeypatch.setattr(verify.verify_sums, "proofs", stop)
+    monkeypatch.setattr(verify, "sum_proofs", stop)
     for thorough in (False, True):
         record = verify.run(tiny, lines.append, thorough=thorough)
         assert (record["stopped"], [proof["name"] for proof in record["proofs"]]) == (True, ["gradient: torus on 1x2"])
@@ -126,3 +94,28 @@ def test_verify_with_a_failed_proof_exits_with_1_and_names_it(capsys, monkeypatc
     assert stopped.value.code == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.endswith("FAILED: gradient: torus on 1x2, gradient: torus on 2x1, exact sums: torus on 1x2")
+
+
+RECIPE = Config(model=Model(depth=TWO_BLOCKS, width=4, stem="small", classes=6), data=Data(source="synthetic", image_size=16))
+
+
+def test_proofs_hold_for_every_strategy_on_the_mesh_of_the_recipe():
+    config = dataclasses.replace(RECIPE, mesh=Mesh(vertical=4, horizontal=2))
+    proofs = list(verify.sum_proofs(config, jax.devices(), info=print, group=ProcessGroup()))
+    assert [proof.name for proof in proofs] == [f"exact sums: {name} on 4x2" for name in STRATEGIES]
+    assert [(proof.passed, proof.difference) for proof in proofs] == [(True, 0)] * len(proofs)
+    assert f"{4 * model_summary(RECIPE)['parameters']:,} bytes of float32" in proofs[0].comparison
+
+
+def test_proof_of_a_sum_without_one_element_fails(monkeypatch):
+    def faulty(vector):
+        lost = (lax.axis_index(AXES) == 1) & (jnp.arange(vector.size) == vector.size - 1)
+        return lax.psum(jnp.where(lost, 0, vector), AXES)
+
+    replace_strategies(monkeypatch, {"torus": (faulty,)})
+    (proof,) = verify.sum_proofs(RECIPE, jax.devices()[:2], info=print, group=ProcessGroup())
+    assert (proof.passed, proof.difference) == (False, verify.CALLS)
+
+
+def test_mesh_shape_of_a_recipe_that_does_not_fit_is_the_most_square_one():
+    assert verify.mesh_shape(dataclasses.replace(RECIPE, mesh=Mesh(vertical=48, horizontal=72)), 8, 1) == (2, 4)

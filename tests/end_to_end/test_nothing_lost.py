@@ -81,19 +81,6 @@ def test_accepted_change_of_the_evaluation_data_evaluates_again(tiny, tmp_path):
     assert choose_checkpoint(tmp_path, "newest").metadata["evaluation"]["eval_examples"] == 11
 
 
-def test_a_kill_before_the_final_rename_loses_no_checkpoint(tiny, tmp_path):
-    train_until(tiny, tmp_path, step=12)
-    newest = latest_valid(tmp_path / "checkpoints")
-    folder, samples = newest.path.parent, newest.samples
-    newest.path.rename(folder / f"saving-{samples}")  # complete, not yet renamed
-    (folder / f"saving-{samples}-replaced").mkdir()  # the previous one of the same samples
-    (folder / "saving-9999").mkdir()  # incomplete
-    screen = Recorder()
-    train_shown(tiny, tmp_path, screen=screen)
-    assert any(f"resuming from {folder / str(samples)}" in line for line in screen.lines)
-    assert not list(folder.glob("saving-*"))
-
-
 def test_saving_the_same_samples_again_replaces_the_checkpoint_atomically(tiny, tmp_path, monkeypatch):
     """A checkpoint of these samples exists at every moment: the old one is removed after the new one is renamed."""
     train_until(tiny, tmp_path, step=12)

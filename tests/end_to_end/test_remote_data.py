@@ -87,13 +87,15 @@ def test_training_waits_for_an_outage_and_says_so(storage, url, config, tmp_path
 
 def test_missing_buckets_and_objects_raise_one_line(storage, url, config, tmp_path):
     for name in (f"{storage.url}-other/pictures", f"{storage.url}/picture"):
-        with pytest.raises(ConfigError, match=f"^data.directory='{name}': {name} not found: there is no such bucket"):
+        with pytest.raises(ConfigError, match=f"^data.directory='{name}': not found; check the URL, the credentials"):
             train_shown(at_url(config, name, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     wrong = dataclasses.replace(config, data=dataclasses.replace(config.data, train_split="fit"))
     with pytest.raises(ConfigError, match="it has no split 'fit'"):
         train_shown(at_url(wrong, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     storage.proxy.add("status", status=403)
-    with pytest.raises(ConfigError, match=r"^data.directory=.*; check the credentials and permissions$") as error:
+    with pytest.raises(
+        ConfigError, match=r"^data.directory=.*; check the URL, the credentials and their permissions$"
+    ) as error:
         train_shown(at_url(config, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     assert "\n" not in str(error.value)
     storage.proxy.clear()

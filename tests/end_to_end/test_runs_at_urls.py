@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import threading
 
 import jax
@@ -226,43 +225,6 @@ def test_storage_that_cannot_be_used_is_one_line(storage, url, tmp_path, capsys,
             storage.open_to_all()
         assert "check the URL, the credentials and their permissions" in line
     assert below(storage, url) == {}
-
-
-@pytest.mark.parametrize("storage", ["gcs"], indirect=True)
-def test_buckets_of_google_that_cannot_be_used_are_one_line(storage, url, tmp_path, capsys):
-    assert "the bucket does not exist" in refused("gs://absent/runs/x", tmp_path, capsys)
-    storage.proxy.add("status", status=403, methods=["POST", "PUT"])
-    assert "check the URL, the credentials and their permissions" in refused(url, tmp_path, capsys)
-    assert below(storage, url) == {}
-
-
-def test_a_full_local_disk_loses_nothing(config, storage, url, tmp_path):
-    mount = tmp_path / "small"
-    mount.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], check=False).returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        small = on_machine(config, mount)
-        block = mount / "block"
-        screen = Acting({step: lambda: fill(block) for step in range(8, 99)})  # what a save removes leaves space again
-        with pytest.raises((TrainingError, OSError), match=r"No space left|could be saved|could not be saved"):
-            train_shown(small, url, screen=screen)
-        assert any("could not be saved" in line and "training continues" in line for line in screen.lines)
-        saved = samples_at(url)
-        assert saved
-        block.unlink()
-        train(small, url)
-    finally:
-        subprocess.run(["umount", "-l", mount], check=True)
-    train(config, tmp_path / "uninterrupted")
-    assert fetched(url, tmp_path / "copy") == outcome(tmp_path / "uninterrupted")
-
-
-def fill(block):
-    with contextlib.suppress(OSError), open(block, "ab") as file:
-        while True:
-            file.write(bytes(4096))
-            file.flush()
 
 
 def test_commands_read_a_run_at_a_url(config, url, tmp_path, capsys):

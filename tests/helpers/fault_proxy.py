@@ -17,7 +17,6 @@ import re
 import threading
 from dataclasses import asdict, dataclass, field
 
-WRITES = ["PUT", "POST", "PATCH", "DELETE"]
 CHUNK = 1 << 16
 FAULTS = {
     "latency": "waits `seconds` before it passes the request on",

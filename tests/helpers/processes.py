@@ -50,10 +50,10 @@ def wait_for_exit(process, code=0) -> tuple[str, str]:
 
 
 def outcome(workdir) -> tuple:
-    """What a finished run leaves that does not depend on time: its log, accuracy, array digests and loss."""
+    """What a finished run leaves that does not depend on time: its log, first metric, array digests and loss."""
     log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
     result = json.loads((workdir / "result.json").read_text())
-    return log, result["accuracy"], latest_valid(workdir / "checkpoints").arrays, result["loss"]
+    return log, next(iter(result.values())), latest_valid(workdir / "checkpoints").arrays, result["loss"]
 
 
 def pids_of(launcher, processes) -> list[int]:

@@ -10,8 +10,7 @@ from jaxdp.recipes import load_config
 from jaxdp.validation import to_json
 
 RESULT = TrainResult(
-    accuracy=0.5,
-    top5=0.9,
+    metrics={"accuracy": 0.5, "top5": 0.9},
     loss=1.0,
     eval_examples=360,
     steps=9,
@@ -49,7 +48,7 @@ def write_run(path: Path, name: str = "digits", accuracies=(0.5, 0.7, 0.7601, 0.
 
 def write_result(run: Path, **changes) -> None:
     """Write result.json, which marks the run as finished. changes: fields of the result."""
-    (run / "result.json").write_text(json.dumps(dataclasses.asdict(dataclasses.replace(RESULT, **changes))))
+    (run / "result.json").write_text(json.dumps(RESULT.to_dict() | changes))
 
 
 def write_log(run: Path, records: list[dict]) -> None:

@@ -27,7 +27,7 @@ def save_run(config, run_dir, params, batch_stats) -> None:
     metadata = {
         "config": dataclasses.asdict(config),
         "epoch": 3.2,
-        "evaluation": {"eval_accuracy": 0.5, "eval_loss": 1.0, "eval_examples": 10},
+        "evaluation": {config.first_metric: 0.5, "eval_loss": 1.0, "eval_examples": 10},
         "progress": dataclasses.asdict(Progress(samples=SAMPLES, steps=STEPS)),
     }
     checkpoints.save(state, SAMPLES, metadata)

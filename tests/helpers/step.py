@@ -84,21 +84,25 @@ def compiled_step(config, mesh_shape):
     return make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
 
 
-def gradient_at(config, model, params, *, stats, batch, accumulation=1, scale=1.0, sent=None):
+def gradient_at(config, model, params, *, stats, batch, accumulation=1, scale=1.0, sent=None, constants=None):
     """`step_gradient` at these parameters, whole on every device. Call it inside `shard_map`."""
     state = TrainState(params, stats, (), (), loss_scale.create("none")._replace(scale=scale))
     layout = make_layout(with_parts(config, reduce={"update": "replicated"}), model, make_mesh(1, 1))
     gradients = step_gradient(config, layout, pixel_stats=PIXELS, accumulation=accumulation)
-    return gradients(state, batch, config.seed, sent=sent)
+    return gradients(state, batch, config.seed, sent=sent, constants=constants)
 
 
-def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
-    """`step_gradient` at the whole parameters, on a mesh; the shards of a sharded update are joined."""
+def distributed_gradients(config, mesh_shape, accumulation=1, *, scale=1.0, batch=None, constants=None):
+    """`step_gradient` at the whole parameters, on a mesh; the shards of a sharded update are joined.
+
+    batch: default `make_batch()`.
+    """
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     params, stats = initial_params(config)
 
     def local(params, stats, batch):
-        return gradient_at(config, model, params, stats=stats, batch=batch, accumulation=accumulation, scale=scale)
+        more = {"accumulation": accumulation, "scale": scale, "constants": constants}
+        return gradient_at(config, model, params, stats=stats, batch=batch, **more)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     check_vma = allreduce.check_vma(config.reduce.strategy)
@@ -106,7 +110,7 @@ def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
     specs = jax.tree.map(lambda p: partition_spec(p.shape), params) if sharded else everywhere
     in_specs, out_specs = (everywhere, everywhere, rows), (specs, everywhere)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
-    gradient, aux = jax.jit(mapped)(params, stats, prefetch.to_global(make_batch(), mesh))
+    gradient, aux = jax.jit(mapped)(params, stats, prefetch.to_global(batch or make_batch(), mesh))
     if sharded:
         gradient = jax.tree.map(lambda g, p: np.asarray(g).ravel()[: p.size].reshape(p.shape), gradient, params)
     return gradient, aux

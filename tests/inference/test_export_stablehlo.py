@@ -61,6 +61,7 @@ def test_file_has_the_logits_of_evaluation_and_of_numpy_for_every_number_of_imag
     assert metadata == {
         "jaxdp_version": jaxdp.__version__,
         "recipe": "tiny",
+        "task": "classes",
         "network": "ResNet-18",
         "class_names": ["ä", "b", "c", "class 3", "class 4", "class 5"],
         "client_preprocessing": {

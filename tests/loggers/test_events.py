@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 from helpers.runs import Recorder, train_shown, train_until
 
-from jaxdp import Stopped, run_records
+from jaxdp import Stopped
 from jaxdp.loggers.console import Screen
 from jaxdp.loggers.events import EventLog
 from jaxdp.run_records import read_events
@@ -96,26 +96,6 @@ def test_full_disk_and_unwritable_directory_lose_events_without_an_error(tmp_pat
     (tmp_path / "other/events.jsonl").mkdir()
     write(tmp_path / "other", "lost")
     write(None, "nowhere")
-
-
-def test_damaged_lines_and_old_events_are_left_out(tmp_path, monkeypatch):
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(
-        b'7\n{"event": 1, "text": ""}\n' + b"[" * 10**5 + b'\n\xff\n{"event": "message", "text": "a", "samples": "x"}\n'
-    )
-    assert read_events(path) == [{"event": "message", "text": "a"}]
-    monkeypatch.setattr(run_records, "MAX_READ", 200)
-    write(tmp_path, *map(str, range(50)))
-    texts = [event["text"] for event in read_events(path)]
-    assert 2 < len(texts) < 10
-    assert texts[-1] == "49"
-
-
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1e999", "9" * 400])
-def test_numbers_of_events_that_cannot_be_computed_with_are_left_out(tmp_path, value):
-    numbers = ", ".join(f'"{name}": {value}' for name in ("samples", "sessions", "wall_seconds"))
-    (tmp_path / "events.jsonl").write_text(f'{{"event": "start", "text": "", {numbers}}}\n')
-    assert read_events(tmp_path / "events.jsonl") == [{"event": "start", "text": ""}]
 
 
 def test_run_without_a_reader_of_its_output_trains_on_and_records_that_and_its_stop(tiny, tmp_path, capfd):

@@ -27,7 +27,7 @@ EVALUATION = {"samples": 64, "step": 8, "eval_accuracy": 0.75}
 @pytest.fixture
 def with_tracker(tiny, monkeypatch):
     """with_tracker(target): `tiny` with the tracker of helpers.fake_tracker in place of MLflow; pauses are short."""
-    monkeypatch.setattr("jaxdp.callbacks.build.MlflowLogger", FakeTracker)
+    monkeypatch.setattr("jaxdp.session.assembly.MlflowLogger", FakeTracker)
     monkeypatch.setattr("jaxdp.session.preparation.check_packages", lambda config: None)
     monkeypatch.setattr(tracker, "SHORTEST_PAUSE", 0.01)
     monkeypatch.setattr(tracker, "STOP_SECONDS", 60.0)

@@ -10,8 +10,6 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxdp import models
-from jaxdp.config import Model
 from jaxdp.models import resnet
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneValue, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import bn_relu, centered_bn_relu, fused_bn_relu, relu_by_sqrt
@@ -353,33 +351,6 @@ def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
     x = np.asarray(h, np.float64) @ rounded_to(jnp.bfloat16, term["kernel"])
     np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(square, (x * x).mean((0, 1, 2)), rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("direct_convolutions")
-def test_fewer_rows_than_channels_are_not_folded(monkeypatch):
-    """With two images of 1x1 the variance would be the rounding of the covariance."""
-    monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1, 1))
-    config = {"depth": 50, "width": 8, "classes": 5, "batch_norm": "folded"}
-    model = models.create(Model(**config))
-    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
-
-    centered = []
-    monkeypatch.setattr(resnet, "centered_bn_relu", lambda *given: centered.append(given) or centered_bn_relu(*given))
-
-    def folded_convolutions(batch, **options):
-        centered.clear()
-        images, model = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32), models.create(Model(**config, **options))
-        apply = partial(model.apply, train=True, key=jax.random.key(0))
-        jaxpr = jax.make_jaxpr(apply)(params, stats, images).jaxpr
-        return len(centered), sum(
-            eqn.primitive.name == "dot_general" and eqn.outvars[0].aval.shape[:1] == eqn.outvars[0].aval.shape[1:]
-            for eqn in jaxpr_equations(jaxpr)
-        )
-
-    assert folded_convolutions(128) == (5, 9)  # 5 last convolutions, behind a centered ReLU, and 4 shortcuts
-    assert folded_convolutions(2) == (3, 5)  # of the stages whose maps have as many rows
-    assert folded_convolutions(128, drop_path=0.5) == (1, 5)  # the first block's, whose branch has no factor
 
 
 def test_products_in_float32_state_their_precision():

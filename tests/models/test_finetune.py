@@ -127,16 +127,6 @@ def test_frozen_parts_of_given_parameters_stay_as_given_and_resume_without_them(
     assert same == {"conv1": True, "bn1": True, "layer1_0": True, "layer2_0": False, "fc_kernel": False, "fc_bias": False}
 
 
-def test_plan_refuses_an_initial_bias_of_a_given_classifier(tiny_resnet, tmp_path, capsys):
-    file, _ = write_tiny_weights(tmp_path / "w.safetensors")
-    config = finetuned(tiny_resnet, weights=file)
-    biased = with_parts(config, model={"classifier_bias": "class_frequency"})
-    (tmp_path / "config.json").write_text(to_json(biased))
-    with pytest.raises(SystemExit) as stopped:
-        main.main(["plan", "--config", str(tmp_path / "config.json")])
-    assert (stopped.value.code, "model.classifier_bias='class_frequency': not used" in capsys.readouterr().err) == (2, True)
-
-
 @pytest.mark.slow
 def test_resume_without_the_weights_file_succeeds(tiny_resnet, tmp_path):
     """Resumed, finished, and elsewhere by --resume PATH; a new run and a renamed file raise."""

@@ -15,7 +15,7 @@ from jaxdp import ConfigError, models
 from jaxdp.cli import main
 from jaxdp.config import Model
 from jaxdp.models import weights
-from jaxdp.models.resnet import TWO_BLOCKS, block_rate, branch_factor
+from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.models.summary import summary
 from jaxdp.models.torch_weights import COUNTER, to_torch
 
@@ -37,22 +37,6 @@ def test_size_is_that_of_timms_table(config, millions, giga_macs):
     counted = summary(config, (224, 224, 3))
     assert round(counted["parameters"] / 1e6, 2) == millions
     assert counted["macs"] / 1e9 == pytest.approx(giga_macs, abs=0.035)
-
-
-@pytest.mark.parametrize("blocks", [2, 16])
-def test_drop_path_rates_grow_linearly_and_factors_have_mean_one(blocks):
-    """timm's torch.linspace from 0 to the rate of the last block; an image's draw is of its key and the block alone."""
-    rates = [block_rate(0.4, block, blocks) for block in range(blocks)]
-    assert rates == pytest.approx(np.linspace(0, 0.4, blocks))
-    keys = jax.random.split(jax.random.key(blocks), 4000)
-    factors = [np.asarray(branch_factor(keys, rates[-1], block)) for block in (0, blocks - 1)]
-    for factor in factors:
-        assert (factor.shape, factor.dtype) == ((4000, 1, 1, 1), np.float32)
-        np.testing.assert_allclose(np.unique(factor), [0, 1 / 0.6], rtol=1e-6)
-        assert factor.mean() == pytest.approx(1, abs=0.06)  # five standard deviations
-    assert (factors[0] != factors[1]).mean() == pytest.approx(2 * 0.4 * 0.6, abs=0.04)  # blocks draw independently
-    np.testing.assert_array_equal(branch_factor(keys[7:9], rates[-1], 0), factors[0][7:9])
-    assert (np.asarray(branch_factor(keys[:9], 0.0, 0)) == 1).all()
 
 
 # Layout of a file and what is read from it: stem and shortcut are found in its names and shapes.

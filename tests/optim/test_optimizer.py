@@ -14,7 +14,7 @@ from jaxdp import train
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
 from jaxdp.optim import build_optimizer, lamb, lars
-from jaxdp.optim.precision import in_float32
+from jaxdp.optim.rules import in_float32
 
 GRADIENTS = [(0.6, 0.8), (-1.0, 0.0), (0.0, 2.0)]
 RATES = [1.0, 10.0, 5.0]

@@ -14,7 +14,6 @@ from helpers.strategies import set_stages
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxdp.config import Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce, traffic
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, abstract_mesh, make_mesh
@@ -191,13 +190,6 @@ def test_jax_verifies_the_strategies_of_psums_along_axes_alone():
     assert verified >= {"psum", "hierarchical", "torus"}
     assert verified.isdisjoint({"ring", "parameter_server"})
     assert not any(allreduce.check_vma(other) for other in (allreduce.psum, "no_strategy", None))
-
-
-def test_wire_dtype_is_that_of_the_config():
-    assert allreduce.wire_dtype_of(Reduce()) is None
-    assert {allreduce.wire_dtype_of(Reduce(wire_dtype=name)) for name in ("bfloat16", "float16")} == {
-        *(jnp.dtype(name) for name in ("bfloat16", "float16"))
-    }
 
 
 def test_hierarchical_all_reduces_are_not_merged():

@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from helpers.browser import Browser
 from helpers.processes import CACHE_EVERYTHING, ROOT, TINY
@@ -16,8 +15,7 @@ from helpers.watch import append, serving, training_record
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.loggers.events import EventLog
-from jaxdp.report import follow, output, page
-from jaxdp.report.confusion import ConfusionReport
+from jaxdp.report import follow, page
 from jaxdp.run_records import read_log
 from jaxdp.setup import run_dir
 
@@ -125,62 +123,6 @@ def test_value_of_the_nearest_point_is_shown_at_the_pointer(browse, runs):
         browser.evaluate(f"{CURVES}.querySelector('.plot').dispatchEvent({move})")
         text = browser.evaluate(f"(tip => tip.hidden ? '' : tip.textContent)({CURVES}.querySelector('output'))")
         assert text.startswith("training: training loss ")
-
-
-CONTRAST = """
-(() => {
-  const light = color => {
-    const parts = color.match(/[\\d.]+/g).slice(0, 3).map(part => part / 255);
-    const [red, green, blue] = parts.map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
-  };
-  const behind = element => {
-    const color = getComputedStyle(element).backgroundColor;
-    return color === "rgba(0, 0, 0, 0)" ? behind(element.parentElement) : light(color);
-  };
-  const texts = document.querySelectorAll("h1, h2, h3, p, dt, dd, li, th, td");
-  return Math.min(...[...texts].filter(element => element.textContent.trim()).map(element => {
-    const text = light(getComputedStyle(element).color), page = behind(element);
-    return (Math.max(text, page) + 0.05) / (Math.min(text, page) + 0.05);
-  }));
-})()
-"""
-
-
-OUTSIDE = """
-[...document.querySelectorAll(".stacked td, img")].filter(element => {
-  const box = element.getBoundingClientRect();
-  return box.width && (box.left < 0 || box.right > innerWidth);
-}).map(element => element.textContent || element.alt)
-"""  # cells of the results and classes, and pictures, that can only be seen by scrolling sideways
-
-
-def test_page_fits_phones_and_is_readable_in_light_and_dark(browse, runs, tmp_path):
-    failed = write_run(tmp_path / "a_long_name_without_a_space_that_is_wider_than_the_screen_of_a_phone")
-    with pytest.raises(ValueError, match="x"), EventLog(failed).session(KeyError):
-        raise ValueError("x" * 300)
-    with serving(*runs, failed) as client:
-        for width in (PHONE, 420, 1000, 1600):
-            with browse(client.url, width=width, height=800) as browser:
-                browser.wait(DRAWN)
-                assert browser.evaluate("document.documentElement.scrollWidth") <= width
-                assert browser.evaluate(OUTSIDE) == []
-                for scheme in ("light", "dark"):
-                    browser.media(prefers_color_scheme=scheme)
-                    assert browser.evaluate(CONTRAST) >= 4.5
-                assert browser.evaluate("document.getAnimations().length") == 0
-
-
-@pytest.mark.parametrize("width", [PHONE, 1600])
-def test_page_with_long_names_of_classes_fits(browse, tmp_path, monkeypatch, width):
-    names = [f"common_{'beginning_' * 8}{number}" if number % 2 else f"pictures of the bird {number}" for number in range(25)]
-    confusion = ConfusionReport(np.eye(25, dtype=np.int64) * 4 + np.roll(np.eye(25, dtype=np.int64), 1), names, "a checkpoint")
-    monkeypatch.setattr(output, "_evaluate", lambda *_: confusion)
-    written = output.write(write_run(tmp_path / "run"), tmp_path / "page")
-    with browse(written.as_uri(), width=width, height=800) as browser:
-        assert browser.evaluate("document.querySelectorAll('.classes td').length") == 75
-        assert browser.evaluate("document.documentElement.scrollWidth") <= width
-        assert browser.evaluate(OUTSIDE) == []
 
 
 def test_page_says_when_the_server_has_ended_and_goes_on_when_it_is_back(browse, runs):

@@ -19,17 +19,16 @@ from helpers.saved_run import save_run
 from helpers.step import with_parts
 
 from jaxdp import models, train
-from jaxdp.config import Data, Phase
+from jaxdp.config import Data, Optimizer, Phase
 from jaxdp.errors import ConfigError
 from jaxdp.inference import evaluate as evaluation
 from jaxdp.inference.evaluate import evaluate
-from jaxdp.loggers.events import EventLog
 from jaxdp.report import plots, write
 from jaxdp.report.confusion import ConfusionReport
 from jaxdp.report.run_history import PARTS, read, read_all
 
 SECTIONS = (
-    *("Progress", "Messages", "Results", "Loss and accuracy", "Learning rate, momentum, batch size and speed"),
+    *("Progress", "Messages", "Results", "Loss and metrics", "Learning rate, momentum, batch size and speed"),
     *("Wall time", "Classes", "More numbers"),
 )
 CURVES = {f"{name}.png" for name in ("loss", "loss-time", "accuracy", "accuracy-time")}
@@ -118,6 +117,17 @@ def test_page_says_why_a_run_is_not_evaluated(no_drawing, tmp_path):
     assert "missing: the run was given its images from Python" in write(str(tmp_path)).read_text()
 
 
+def test_page_of_a_run_on_several_labels_has_its_metrics_and_no_classes(no_drawing, tmp_path):
+    shown, task = [], {"task": "labels", "data": Data(source="given"), "optimizer": Optimizer(loss="binary")}
+    run = write_run(tmp_path / "labels", **task)
+    for evaluated in (False, True):
+        html = write(run, evaluate=evaluated, info=shown.append).read_text()
+        assert "Results" in html
+        assert "Classes</h2>" not in html
+        assert "by class" not in html
+    assert shown == []
+
+
 def test_page_of_a_run_with_other_classes_is_written_without_them(no_drawing, tiny, tmp_path):
     config = dataclasses.replace(with_parts(tiny, model={"classes": 10}), data=Data(source="digits", image_size=16))
     run = tmp_path / "run"
@@ -156,16 +166,6 @@ def test_names_of_classes_and_of_values_that_are_not_unicode_are_escaped(tmp_pat
     assert r'alt="recall\udcff"' in text
     assert "\x1b" not in text
     assert (run / "report/classes-1.csv").read_text().splitlines()[1] == r"a\udcff,4,3,0.75,b\x1b,1"
-
-
-def test_flags_in_the_texts_of_a_page_do_not_break(no_drawing, tmp_path):
-    run = write_run(tmp_path)
-    log = EventLog(run)
-    log.write("message", "<slow>: raise --data.read-ahead, see a--b")
-    log.close()
-    text = write([run], evaluate=False).read_text()
-    assert "&lt;slow&gt;: raise <code><span>--data.read-ahead</span></code>, see a--b" in text
-    assert "confusion matrix skipped: <code><span>--no-evaluate</span></code>." in text
 
 
 def test_write_on_a_full_disk_keeps_the_earlier_report(no_drawing, tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pytest
 from helpers.report import write_result, write_run
@@ -143,19 +142,6 @@ def test_figures_are_drawn_again_when_runs_change_and_old_ones_stay_for_slow_vie
         assert client.get(f"/{name}")[2] == b"\x89PNG[5]"
 
 
-def test_page_says_that_curves_are_being_drawn_until_they_are_or_there_are_none(tmp_path, monkeypatch):
-    go_on = threading.Event()
-    monkeypatch.setattr(follow.plots, "draw", lambda runs: {} if go_on.wait(120) else None)
-    with serving(write_run(tmp_path / "run")) as client:
-        for _ in range(2):
-            text = client.get()[2]
-            assert ("The curves are being drawn." in text, "No curves yet." in text) == (True, False)
-        go_on.set()
-        assert "being drawn" not in wait_for(
-            lambda: next((page for page in [client.get()[2]] if "No curves yet." in page), None)
-        )
-
-
 def test_error_of_drawing_is_shown_and_progress_goes_on(tmp_path, monkeypatch):
     def fail(runs):
         raise ZeroDivisionError("<x>")
@@ -264,15 +250,6 @@ def test_page_on_all_interfaces_needs_the_token_of_its_address(no_drawing, tmp_p
         cookie = headers["Set-Cookie"]
         assert re.fullmatch(rf"jaxdp_watch_\d+={token}; HttpOnly; SameSite=Strict; Path=/", cookie)
         assert client.get("/", host="machine", Cookie=cookie.partition(";")[0])[0] == 200
-
-
-def test_answers_are_written_in_parts_so_that_the_time_out_is_that_of_a_part():
-    handler, parts = object.__new__(server.Handler), []
-    handler.headers, handler.command, handler.wfile = {}, "GET", SimpleNamespace(write=parts.append)
-    handler.send_response = handler.send_header = handler.end_headers = lambda *_: None
-    handler._answer(b"x" * 10**5, server.TEXT)
-    assert b"".join(parts) == b"x" * 10**5
-    assert max(map(len, parts)) == server.PART
 
 
 def test_page_is_compressed_for_those_who_ask(no_drawing, tmp_path):

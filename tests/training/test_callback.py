@@ -100,16 +100,6 @@ def test_logged_values_are_in_the_record_at_hand_and_make_it_logged(rare, tmp_pa
     assert evaluation["images"] == 23
 
 
-def test_log_refuses_to_overwrite_a_field_of_the_record(rare, tmp_path):
-    class Overwrites(Callback):
-        def after_step(self, run, metrics):
-            for name in ("loss", "eval_accuracy", "audit_share", "waiting_share", "run"):
-                with pytest.raises(ValueError, match=f"{name}=1.0"):
-                    run.log(**{name: 1.0})
-
-    train(rare, tmp_path, callbacks=[Overwrites()])
-
-
 @pytest.mark.parametrize("value", [10**5000, "3.5", b"3.5", None], ids=lambda value: type(value).__name__)
 def test_log_refuses_what_is_no_number(rare, tmp_path, value):
     class LogsIt(Callback):
@@ -132,15 +122,6 @@ class Asks(Callback):
             run.evaluate()
         if metrics["step"] == 9:
             run.stop("it is good enough")
-
-
-def test_run_that_is_stopped_at_its_start_takes_one_step(rare, tmp_path):
-    class StopsAtStart(Callback):
-        def on_start(self, run):
-            run.stop("before the first step")
-
-    result = train(rare, tmp_path / "run", callbacks=[StopsAtStart()])
-    assert (result.steps, result.stop_reason) == (1, "before the first step")
 
 
 def test_run_saves_evaluates_and_stops_after_the_step_that_is_running(rare, tmp_path):

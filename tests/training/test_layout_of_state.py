@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.runs import outcome, outcome_of_whole_run, train_until
-from helpers.step import BATCH, PIXELS, assert_close, hyperparameters, linear_config, make_batch, step_config, with_parts
+from helpers.step import BATCH, PIXELS, assert_close, hyperparameters, make_batch, step_config, with_parts
 
 import jaxdp
 from jaxdp import models, register_model, train
@@ -27,7 +27,7 @@ from jaxdp.parallel.mesh import HORIZONTAL, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import shard_shape
 from jaxdp.parallel.traffic import find_collectives
 from jaxdp.planning import make_plan
-from jaxdp.sizes import model_summary, state_bytes
+from jaxdp.sizes import model_summary
 from jaxdp.training.state import abstract_state, create_state
 from jaxdp.training.step import make_layout, make_train_step
 from jaxdp.training.step_compiler import trace_train_step
@@ -202,26 +202,6 @@ def test_placed_state_is_in_shards_and_gathers_to_the_same_bits(small_net, mesh_
     jax.tree.map(np.testing.assert_array_equal, layout.eval_variables(placed), whole.eval_variables)
 
 
-@pytest.mark.slow
-def test_optimizer_state_of_a_compiled_step_is_a_part_of_the_replicated_one(normalized_linear):
-    """By XLA's own account of the arguments of the step on one device, and as `jaxdp plan` counts the state."""
-    sizes, mesh = {}, make_mesh(2, 4)
-    for config in (linear_config(), sharded(linear_config())):
-        layout, whole = state_of(config, mesh)
-        step = make_train_step(config, models.create(config.model), mesh, pixel_stats=PIXELS, accumulation=2)
-        batch = prefetch.to_global(make_batch(), mesh)
-        compiled = step.lower(layout.place(whole), batch, hyperparameters(0.1)).compile()
-        others = sum(leaf.nbytes for leaf in jax.tree.leaves(batch)) / 8 + 12
-        sizes[config.reduce.update] = compiled.memory_analysis().argument_size_in_bytes - others
-        plan = make_plan(config, examples=100, devices=8)
-        parts = state_bytes(plan, model_summary(config))
-        shown = parts["parameters"] + parts["batch_statistics"] + parts["optimizer"]
-        assert sizes[config.reduce.update] == pytest.approx(shown, rel=0.02)  # tensors are padded to whole shards
-        bytes_of = sum(math.prod(leaf.shape) * 4 for leaf in jax.tree.leaves(whole.opt_state))
-        assert parts["optimizer"] == bytes_of // (4 if config.reduce.update == "sharded" else 1)
-    assert sizes["sharded"] < 0.27 * sizes["replicated"]
-
-
 def collectives(config, mesh_shape=(2, 4)):
     devices = math.prod(mesh_shape)
     config = dataclasses.replace(config, batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH // devices),))
@@ -316,17 +296,6 @@ def test_sharded_update_without_a_strategy_that_scatters_is_refused(tiny):
         "reduce.update='sharded': reduce.strategy='psum' does not begin with a reduce-scatter and end with an all-gather; "
         "torus does; omit it, or use replicated"
     )
-
-
-@pytest.mark.slow
-def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, small_net):
-    jaxdp.register_optimizer("my_rule", lambda config, rate, momentum: optax.lion(rate, momentum))
-    assert "optimizer.name='my_rule' is not registered as elementwise" in refusal(tiny, optimizer={"name": "my_rule"})
-    jaxdp.register_optimizer("my_rule", lambda config, rate, momentum: optax.lion(rate, momentum), elementwise=True)
-    config = on_small_net(optimizer={"name": "my_rule"})
-    expected, _ = ten_steps(config, (2, 4), 2)
-    state, _ = ten_steps(sharded(config), (2, 4), 2)
-    assert relative_difference(state.params, expected.params) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_train_writes_config_metrics_result_and_plot(tiny, plots, tmp_path):
     assert files == {".lock", "checkpoints", "classes.json", "config.json"} | logs
     assert from_json((tmp_path / "run/config.json").read_text()) == tiny
     saved = json.loads((tmp_path / "run/result.json").read_text())
-    assert saved == json.loads(json.dumps(dataclasses.asdict(result)))
+    assert saved == json.loads(json.dumps(result.to_dict()))
     assert saved["eval_examples"] == 23
     assert saved["mesh"] == [2, 2]
     assert saved["seconds_to_first_step"] < saved["wall_seconds"]

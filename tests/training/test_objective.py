@@ -9,7 +9,7 @@ from helpers.step import PIXELS, linear_config, make_batch, with_parts
 
 from jaxdp import models
 from jaxdp.data import augment, policies
-from jaxdp.training.objective import accuracy, mean_loss, training_examples
+from jaxdp.training.objective import batch_metrics, mean_loss, training_examples
 
 CONFIG = with_parts(
     linear_config(seed=3),
@@ -48,5 +48,5 @@ def test_the_loss_is_the_mean_over_the_images(normalized_linear):
     log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True, dtype=np.float64))
     target = 0.9 * np.eye(7)[batch["labels"]] + 0.1 / 7
     assert float(mean_loss(config, logits, examples)) == pytest.approx(-(target * log_softmax).sum(1).mean(), rel=1e-5)
-    found = accuracy(logits, examples)
+    (found,) = batch_metrics(config, logits, examples).values()
     assert (found.dtype, float(found)) == ("float32", np.float32((logits.argmax(1) == batch["labels"]).mean()))

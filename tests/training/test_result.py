@@ -53,7 +53,7 @@ def run(*, samples=96, patience=None, report=None):
         clock=SimpleNamespace(wall_seconds=20.0),
         datasets=SimpleNamespace(bad_images={"a.png": "empty"}),
         compiler=SimpleNamespace(shown_strategy=lambda phase: "none" if phase.devices == 1 else "torus"),
-        config=SimpleNamespace(stop=SimpleNamespace(patience=patience)),
+        config=SimpleNamespace(task="classes", stop=SimpleNamespace(patience=patience)),
         checkpoints=SimpleNamespace(last_error="No space left on device"),
         **{"epoch": 1.5, "devices": [SimpleNamespace(device_kind="cpu")], "location": "s3://bucket/run"},
         stop_reason="it is good enough",
@@ -62,10 +62,8 @@ def run(*, samples=96, patience=None, report=None):
 
 SHARED = {
     **{
-        "accuracy": 0.75,
-        "top5": 0.875,
+        "metrics": {"accuracy": 0.75, "top5": 0.875},
         "loss": 0.5,
-        "metrics": {},
         "eval_examples": 37,
         "steps": 12,
         "samples": 96,
@@ -89,7 +87,11 @@ FINISHED = {"samples": 192, "images_per_second": 24.0, "devices": 4, "mesh": (1,
         ({"patience": 0}, (), {"best_samples": 64, "best_epoch": 1.25}),
         ({"report": {"waiting_share": 0.5, "slowest": [{"rank": 3}]}}, (), {"waiting_share": 0.5, "slowest": [{"rank": 3}]}),
         ({"samples": 191}, (), FINISHED | {"samples": 191, "images_per_second": 23.875}),
-        ({"samples": 192}, ("eval_top5",), FINISHED | {"top5": None, "stopped_early": False, "stop_reason": None}),
+        (
+            {"samples": 192},
+            ("eval_top5",),
+            FINISHED | {"metrics": {"accuracy": 0.75, "top5": None}, "stopped_early": False, "stop_reason": None},
+        ),
     ],
     ids=["stopped", "early stopping", "stragglers", "stopped before its last image", "finished"],
 )

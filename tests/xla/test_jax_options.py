@@ -8,7 +8,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from helpers.doctor import run_check
 from helpers.processes import TIMEOUT, TINY, popen
 from helpers.runs import Recorder, train_shown
 from helpers.step import with_parts
@@ -17,7 +16,7 @@ from safetensors.numpy import load_file
 import jaxdp
 from jaxdp import models
 from jaxdp.config import Finetune, Phase
-from jaxdp.doctor import cuda
+from jaxdp.doctor import checks
 from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
@@ -213,10 +212,10 @@ def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(
 
 
 def test_run_and_doctor_name_the_options_without_effect(tiny, tmp_path):
-    screen = Recorder()
+    screen, result = Recorder(), checks.CheckResult("variables")
     with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
         train_shown(tiny, tmp_path, screen=screen)
-        message = run_check(cuda.check_variables).message
+        checks.check_variables(result)
     line = "these options of JAX have no effect on a run: jax_enable_x64=True, jax_numpy_rank_promotion=raise"
     assert screen.lines.count(line) == 1
-    assert line in message
+    assert line in result.message

@@ -256,7 +256,7 @@ def test_most_above_least_sorts_by_the_time_lost():
 @pytest.mark.slow
 def test_bench_step_with_kernels_prints_time_by_kind(tmp_path, capsys):
     words = "bench step --model.depth 18 --model.width 8 --data.source synthetic --data.image-size 32 --mesh.cpu-devices 2"
-    words += " --model.stem small --batch-size 8 --repeats 1 --seconds 0.1 --no-starts --kernels --output"
+    words += " --model.stem small --batch-size 8 --repeats 1 --seconds 0.1 --kernels --output"
     main([*words.split(), str(tmp_path)])
     record = json.loads((tmp_path / "step.json").read_text())
     assert {"convolution", "input gradient", "weight gradient", "collective"} <= {

@@ -126,14 +126,6 @@ def test_options_that_this_release_lacks_are_left_out(monkeypatch):
         assert options.compiler_options(Compile(deterministic=True), "cpu") == expected | deterministic
 
 
-def test_tuned_options_leave_collectives_and_operations_in_the_order_of_the_program():
-    """XLA combines no collectives up to 0 bytes, and runs one operation after another, with vectors of 512 bits."""
-    combined = {value for name, value in options.TUNED["gpu"].items() if "combine_threshold_bytes" in name}
-    assert combined == {0}
-    at_once = options.TUNED["cpu"]["xla_cpu_enable_concurrency_optimized_scheduler"]
-    assert (at_once, options.TUNED["cpu"]["xla_cpu_prefer_vector_width"]) == (False, 512)
-
-
 def test_without_a_directory_for_it_there_is_no_cache(jax_cache, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -200,8 +192,3 @@ def test_without_the_cache_programs_are_neither_stored_nor_read(jax_cache, monke
     with options.without_compilation_cache():
         assert files_after_compiling(2.0) == stored > 0
     assert files_after_compiling(3.0) == stored + 1
-
-
-def test_deterministic_sets_the_gpu_option():
-    assert options.compiler_options(Compile(deterministic=True), "gpu")["xla_gpu_deterministic_ops"] is True
-    assert "xla_gpu_deterministic_ops" not in options.compiler_options(Compile(), "gpu")

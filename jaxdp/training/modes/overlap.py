@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxdp.config import Config
 from jaxdp.parallel.allreduce import Overlap, varying
 from jaxdp.parallel.mesh import AXES
-from jaxdp.training.objective import Batch, Gradient, Loss, PixelStats, accuracy, training_examples
+from jaxdp.training.objective import Batch, Gradient, Loss, PixelStats, batch_metrics, training_examples
 from jaxdp.training.state import StateLayout, TrainState
 
 
@@ -45,13 +45,13 @@ def overlapped_gradient(
                 return mean / lax.axis_size(AXES), mean
 
             share, backward, mean = jax.vjp(share_of_loss, x, has_aux=True)
-            correct = accuracy(x, examples)
+            shares = batch_metrics(config, x, examples)
         with jax.named_scope("backward"):
             (cotangent,) = backward(jnp.ones_like(share))
         for backward in reversed(backwards):
             with jax.named_scope("backward"):
                 own_gradient, cotangent = backward(cotangent)
             cotangent = overlap.enqueue(cotangent, own_gradient)
-        return {}, {"moments": moments, "loss": mean, "accuracy": correct}
+        return {}, {"moments": moments, "loss": mean} | shares
 
     return gradient

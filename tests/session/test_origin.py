@@ -6,7 +6,7 @@ import pytest
 
 from jaxdp.config import Config, Phase
 from jaxdp.errors import ConfigError
-from jaxdp.setup.continued import Continued, kept_ends, with_ended_phases, with_new_schedule
+from jaxdp.session.origin import Continued, kept_ends, with_ended_phases, with_new_schedule
 from jaxdp.validation import to_json, with_fields
 
 THREE_PHASES = Config(batch=(Phase(8, until_epoch=10.0), Phase(16, until_epoch=20.0), Phase(32)))

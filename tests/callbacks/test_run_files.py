@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from helpers.checkpoints import metadata, replicate
 
-from jaxdp.callbacks import checkpoint_interval
-from jaxdp.callbacks.checkpoint_interval import CheckpointInterval
+from jaxdp.callbacks import run_files
+from jaxdp.callbacks.run_files import CheckpointInterval
 from jaxdp.checkpoint import listing
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint
@@ -38,7 +38,7 @@ def run(monkeypatch):
     run.progress, run.resume_action = SimpleNamespace(samples=8), "the same command"
     run.processes = SimpleNamespace(request_save=request_save, take_agreed_save=take_agreed_save)
     run.save = save
-    monkeypatch.setattr(checkpoint_interval.time, "monotonic", lambda: 61.0)
+    monkeypatch.setattr(run_files.time, "monotonic", lambda: 61.0)
     return run
 
 

@@ -12,11 +12,11 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 import jaxdp
-from jaxdp import registered_augmentations
 from jaxdp.config import Augment, Config, Data
 from jaxdp.data import policies
 from jaxdp.data.augment import image_keys
 from jaxdp.errors import ConfigError
+from jaxdp.registration import check_augmentation
 
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text()
 CONFIG = Config(seed=3, data=Data(source="synthetic", image_size=24, auto_augment="mine"))
@@ -87,5 +87,5 @@ def test_a_wrong_function_is_refused_before_the_run(change, message):
     jaxdp.register_augmentation("mine", change)
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, depth=18, classes=10))
     with pytest.raises(ConfigError, match=f"^data.auto_augment='mine': {message}") as refused:
-        registered_augmentations.check(config)
+        check_augmentation(config)
     assert "\n" not in str(refused.value)

@@ -1,0 +1,55 @@
+"""Check of a task and its metrics before a run: they are traced with the outputs of the model."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp import metrics
+from jaxdp.choices import TASKS
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.metrics import LOSS, METRICS
+from jaxdp.targets import as_tree, target_of
+
+IMAGES = 3
+
+
+def check_outputs(config: Config, outputs: Any) -> None:
+    """Trace the loss of a registered task, its gradient, and registered metrics. outputs: shapes for one image.
+
+    Raises ConfigError if they fail, if the loss is not [B], and for a tree of outputs where the task takes logits.
+    """
+    own, size = TASKS[config.task].own, config.data.image_size
+    if (own is None or own.like) and not hasattr(outputs, "shape"):
+        reason = f"returns {len(jax.tree.leaves(outputs))} arrays, and task={config.task!r} takes logits [B, classes]"
+        raise ConfigError("model.name", config.model.name, reason=reason, hint="return logits, or register a task")
+    outputs = jax.tree.map(lambda part: jax.ShapeDtypeStruct((IMAGES, *part.shape[1:]), jnp.float32), outputs)
+    targets = jax.tree.map(jnp.asarray, as_tree(target_of(config).empty(IMAGES)))
+    if own is not None:
+        images, loss = jnp.zeros((IMAGES, size, size, 3)), TASKS.implementation(config.task).loss
+
+        def gradient(outputs: Any) -> Any:
+            losses = partial(loss, config.optimizer, targets=targets, images=images, constants=own.constants)
+            return jax.grad(lambda outputs: losses(outputs).mean())(outputs)
+
+        _trace("register_task", config.task, gradient, outputs=outputs)
+    of_images = [name for name in metrics.names(config.task) if name != LOSS and METRICS[name].of == "images"]
+    for name in [name for name in of_images if name in METRICS.registered]:
+        _trace("register_metric", metrics.bare(name), _of_outputs(METRICS.implementation(name), targets), outputs=outputs)
+
+
+def _of_outputs(metric: Callable[[Any, Any], Any], targets: Any) -> Callable[[Any], Any]:
+    return lambda outputs: metric(outputs, targets)
+
+
+def _trace(register: str, name: str, function: Callable[[Any], Any], *, outputs: Any) -> None:
+    try:
+        jax.eval_shape(function, outputs)
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
+        raise ConfigError(register, name, reason=reason, hint="it gets (outputs, targets) of a batch") from error
