@@ -131,8 +131,8 @@ def _increasing(ranges: Augment, key: jax.Array, *, size: int) -> Operation:
 def increasing_operation(index: jax.Array, level: jax.Array, sign: jax.Array, *, size: int) -> Operation:
     """Operation number `index` of INCREASING (-1: none) at a share `level` of the largest magnitude, with a sign of +-1."""
     strongest = {"shear_x": 0.3, "shear_y": 0.3, "right": 0.45 * size, "down": 0.45 * size, "degrees": 30.0}
-    strengths = {name: sign * level * largest for name, largest in strongest.items()}
-    strengths |= dict.fromkeys(BLENDS, jnp.maximum(1 + 0.9 * sign * level, 0.1))
+    strengths: dict[Kind | str, jax.Array] = {name: sign * level * largest for name, largest in strongest.items()}
+    strengths |= {operation: jnp.maximum(1 + 0.9 * sign * level, 0.1) for operation in BLENDS}
     strengths |= {
         Kind.POSTERIZE: 4 - jnp.floor(4 * level),
         Kind.SOLARIZE: 256 - jnp.floor(256 * level),
