@@ -78,7 +78,7 @@ def abstract_arguments(
     batch = _abstract_batch(config, mesh, phase.global_batch, size=size, columns={"positions": jnp.uint32})
     scalar = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
     hyperparameters = dict.fromkeys(HYPERPARAMETERS, scalar(dtype=jnp.float32)) | {"seed": scalar(dtype=jnp.uint32)}
-    if constants := abstract_constants(config, mesh):
+    if (constants := abstract_constants(config, mesh)) is not None:
         hyperparameters["constants"] = constants
     resident: tuple[jax.ShapeDtypeStruct, ...] = ()
     if images is not None:
