@@ -39,7 +39,7 @@ class Predict:
     top: int | None = None
     """Number of classes per image (None: 5, or all if there are fewer)"""
     threshold: float | None = None
-    """Probability from which a label is present (None: 0.5; only for runs with several labels for each image)"""
+    """Probability from which one of several labels of an image is present (None: 0.5)"""
     csv: str | None = None
     """CSV file to write, with one row per image and class, and a column `present` for several labels"""
     overwrite: Switch = False

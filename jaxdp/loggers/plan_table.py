@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from jaxdp import metrics
-from jaxdp.choices import LOSSES
+from jaxdp.choices import LOSSES, TASKS
 from jaxdp.config import RESNET, Finetune
 from jaxdp.config_words import (
     HELD_OUT_LABELS,
@@ -92,6 +92,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     rounded = f" (whole steps make it {whole})" if whole != f"{config.epochs:.1f}" else ""
     epochs = plural(config.epochs, "epoch", "g") + rounded
     loss = LOSSES[optimizer.loss].title if optimizer.loss in LOSSES.builtin else f"{optimizer.loss}, registered"
+    if TASKS[config.task].own:
+        loss = f"of the task {config.task}"
     labels = [f"training: {training_labels(config)}", f"held-out: {HELD_OUT_LABELS}"]
     rows = [
         ("run", f"{config.name}, seed {config.seed}, {epochs}, {plural(plan.total_steps, 'step', ',')}"),
