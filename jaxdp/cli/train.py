@@ -128,7 +128,7 @@ def _parsed(signals: "SignalHandler", arguments: list[str], program: str) -> Ite
     group = runtime.current_group()
     if options.json and group.is_rank0 and train.result is not None:
         try:
-            print_safe(to_json(dataclasses.asdict(train.result), indent=2), document)
+            print_safe(to_json(train.result.to_dict(), indent=2), document)
         except OSError:
             group.close()  # the run has ended well: the other processes exit with 0
             raise

@@ -26,28 +26,26 @@ def check_outputs(config: Config, outputs: Any) -> None:
     if (own is None or own.like) and not hasattr(outputs, "shape"):
         reason = f"returns {len(jax.tree.leaves(outputs))} arrays, and task={config.task!r} takes logits [B, classes]"
         raise ConfigError("model.name", config.model.name, reason=reason, hint="return logits, or register a task")
-    outputs = jax.tree.map(lambda part: jax.ShapeDtypeStruct((IMAGES, *part.shape[1:]), jnp.float32), outputs)
-    targets = jax.tree.map(jnp.asarray, as_tree(target_of(config).empty(IMAGES)))
+    abstract = partial(
+        jax.tree.map, lambda part: jax.ShapeDtypeStruct((IMAGES, *part.shape[1:]), part.dtype)
+    )  # starts no device
+    outputs, targets = abstract(outputs), abstract(as_tree(target_of(config).empty(1)))
     if own is not None:
-        images, loss = jnp.zeros((IMAGES, size, size, 3)), TASKS.implementation(config.task).loss
+        loss, images = TASKS.implementation(config.task).loss, jax.ShapeDtypeStruct((IMAGES, size, size, 3), jnp.float32)
 
-        def gradient(outputs: Any) -> Any:
-            losses = partial(loss, config.optimizer, targets=targets, images=images, constants=own.constants)
-            return jax.grad(lambda outputs: losses(outputs).mean())(outputs)
+        def gradient(outputs: Any, targets: Any, images: Any) -> Any:
+            given = {"images": images, "constants": own.constants}
+            return jax.grad(lambda outputs: loss(config.optimizer, outputs, targets, **given).mean())(outputs)
 
-        _trace("register_task", config.task, gradient, outputs=outputs)
+        _trace("register_task", config.task, gradient, given=(outputs, targets, images))
     of_images = [name for name in metrics.names(config.task) if name != LOSS and METRICS[name].of == "images"]
     for name in [name for name in of_images if name in METRICS.registered]:
-        _trace("register_metric", metrics.bare(name), _of_outputs(METRICS.implementation(name), targets), outputs=outputs)
+        _trace("register_metric", metrics.bare(name), METRICS.implementation(name), given=(outputs, targets))
 
 
-def _of_outputs(metric: Callable[[Any, Any], Any], targets: Any) -> Callable[[Any], Any]:
-    return lambda outputs: metric(outputs, targets)
-
-
-def _trace(register: str, name: str, function: Callable[[Any], Any], *, outputs: Any) -> None:
+def _trace(register: str, name: str, function: Callable[..., Any], *, given: tuple) -> None:
     try:
-        jax.eval_shape(function, outputs)
+        jax.eval_shape(function, *given)
     except ConfigError:
         raise
     except Exception as error:
