@@ -45,8 +45,8 @@ Mix = tuple[jax.Array, jax.Array]  # (labels of the partners, share of the own l
 def soft_targets(optimizer: Optimizer, labels: jax.Array, classes: int, *, mix: Mix | None) -> jax.Array:
     """The mixed and then smoothed labels, as the share of each class [B, K] float32; with `target_threshold` 0 or 1.
 
-    labels: int32 [B] classes, whose smoothing is divided among all classes; or float32 [B, K], of which each is 0 or 1, and is
-    smoothed by itself: by half of the smoothing.
+    labels: int32 [B] classes, whose smoothing is divided among all classes; or float32 [B, K], each 0 or 1, and each
+    smoothed alone, by half of the smoothing.
     """
     smoothing, shares = optimizer.label_smoothing, partial(_shares, classes=classes)
     targets, alternatives = shares(labels), classes if labels.ndim == 1 else 2

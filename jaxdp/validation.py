@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import metrics
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, TASKS, kind_of_task
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, TASKS
 from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Finetune, Optimizer
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.fields import SMALLEST, Section
@@ -338,7 +338,9 @@ def check_class_weights(config: Config) -> None:
         reason = f"{plural(len(weights), 'weight')} for {plural(classes, 'class')}"
         hint = "give one for each class, or use balanced"
         raise ConfigError("optimizer.class_weights", weights, reason=reason, hint=hint)
-    able = TASKS[config.task].losses if kind_of_task(config.task) == "labels" else ("softmax",)
+    if TASKS[config.task].own:  # has its own loss, see `_check_own_task`
+        return
+    able = TASKS[config.task].losses or ("softmax",)
     if weights and config.optimizer.loss not in able:
         reason = f"not used with optimizer.loss={config.optimizer.loss!r}"
         raise ConfigError("optimizer.class_weights", weights, reason=reason, hint=f"use {' or '.join(able)}, or omit it")

@@ -202,7 +202,7 @@ class Linear(nn.Module):
 
 
 def test_loss_with_images_and_a_teacher_as_constants_has_the_metrics_of_classes(tiny, tmp_path, own_programs):
-    """Distillation: a student that starts as its teacher has the cross entropy of its own probabilities as loss."""
+    """Distillation: the loss of a student that starts as its teacher is the entropy of the teacher's probabilities."""
     jaxdp.register_model("linear", Linear)
     teacher_config = dataclasses.replace(tiny, model=Model(name="linear", classes=6), epochs=2.0)
     jaxdp.train(teacher_config, tmp_path / "teacher")

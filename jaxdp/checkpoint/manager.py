@@ -37,6 +37,7 @@ from jaxdp.checkpoint.manifest import (
 from jaxdp.checkpoint.replicas import StateReport
 from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Checkpoint as CheckpointConfig
+from jaxdp.config import Config
 from jaxdp.distributed import status
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError
@@ -86,7 +87,7 @@ class CheckpointManager:
         *,
         group: ProcessGroup | None = None,
         uploader: Uploader | None = None,
-        metric: str = "eval_accuracy",
+        metric: str = Config().first_metric,
     ) -> None:
         self.folder, self.info, self.group, self.uploader = folder, info, group or ProcessGroup(), uploader
         self.retention = Retention(config.keep, metric)

@@ -118,7 +118,7 @@ def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
 def _by_image(predicted: Any) -> Iterator[list[dict[str, Any]]]:
     """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image. For the task
     labels, with "present", and all present ones."""
-    if predicted.predictions.classes.shape[1] == 0:  # of a registered task with targets of its own
+    if predicted.predictions.classes.shape[1] == 0:  # of a registered task with its own targets
         yield from ([{"prediction": text} for text in texts] for texts in predicted.predictions.names)
         return
     names, threshold = predicted.class_names, predicted.threshold

@@ -25,6 +25,7 @@ from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, par
 from jaxdp.cloud.lease import LeaseHeld, LeaseRecord, newest_lease, wait_until_free
 from jaxdp.cloud.location import Location, ObjectNotFoundError, open_location, storage_errors
 from jaxdp.cloud.retry import open_patiently
+from jaxdp.config import Config
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, print_safe
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT
@@ -216,7 +217,7 @@ def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, dict[
 
 
 def download_checkpoint(
-    url: str, field: str, folder: Path, *, checkpoint: str = "newest", metric: str = "eval_accuracy"
+    url: str, field: str, folder: Path, *, checkpoint: str = "newest", metric: str = Config().first_metric
 ) -> Manifest:
     """Download a checkpoint of the run at a URL, with the log of the run, to `folder`/checkpoints and verify it.
 

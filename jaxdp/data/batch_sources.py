@@ -13,10 +13,9 @@ from jaxdp.cores import usable_cores
 from jaxdp.data import progress
 from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
 from jaxdp.errors import OneLine, StorageError
-from jaxdp.targets import UNUSABLE, ClassLabel, Target
+from jaxdp.targets import ClassLabel, Target
 
 OnBadImage = Literal["stop", "skip", "ignore"]
-IGNORED = UNUSABLE  # the class of an image that cannot be used and does not count
 
 Transform = Callable[[np.ndarray, np.ndarray, int], None]
 """transform(pixels [H, W, 3] uint8, out [S, S, 3] uint8, position) fills `out`."""

@@ -63,7 +63,7 @@ def check_installed() -> None:
 def to_onnx(served: ServedModel) -> bytes:
     """The content of a .onnx file with the input `images`, uint8 [N, H, W, 3], for every N of at least 1.
 
-    Its outputs are `probabilities` and `logits`, float32 [N, classes] each; a registered task with targets of its own has
+    Its outputs are `probabilities` and `logits`, float32 [N, classes] each; a registered task with its own targets has
     `logits` alone. The network must be a ResNet. The metadata are `metadata_props`, as JSON where they are not text.
     """
     from onnx import TensorProto, helper

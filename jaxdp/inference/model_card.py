@@ -208,7 +208,7 @@ def _metrics(facts: _Facts) -> Iterable[str]:
     yield _table(header[:columns], [row[:columns] for row in rows])
     loss, name = METRICS[metrics.LOSS].shown(evaluation[metrics.LOSS]), facts.config.optimizer.loss
     title = (LOSSES[name].title or "cross entropy") if name in LOSSES.builtin else _escape(name)
-    if TASKS[facts.config.task].own or facts.config.task not in TASKS.builtin:
+    if facts.config.task not in TASKS.builtin:
         title = f"of the task {_escape(facts.config.task)}"
     yield f"Held-out loss (mean {title}): {loss}. All are of {images:,} held-out images."
     if columns > 2:

@@ -42,7 +42,7 @@ class Predictions(NamedTuple):
     all classes in their order, float32 [N, C]. present: for the task labels, N lists of the names of the labels whose
     probability reaches the threshold, most likely first; else None.
 
-    Of a registered task with targets of its own, `scores` are the outputs, [N, ...] or a tree; `names` has N lists of one text,
+    Of a registered task with its own targets, `scores` are the outputs, [N, ...] or a tree; `names` has N lists of one text,
     the output as people see it; the others are empty.
     """
 
@@ -237,7 +237,7 @@ def _predict_source(
 
 
 def _own(config: Config, outputs: Any, usable: np.ndarray) -> Predictions:
-    """Predictions of a registered task with targets of its own."""
+    """Predictions of a registered task with its own targets."""
     show, empty = TASKS.implementation(config.task).shown, np.zeros((len(usable), 0))
     texts = [[show(jax.tree.map(itemgetter(row), outputs))] if ok else [] for row, ok in enumerate(usable)]
     return Predictions(empty.astype(np.int32), texts, empty.astype(np.float32), outputs, None)

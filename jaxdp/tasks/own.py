@@ -67,10 +67,6 @@ class OwnTask:
         """A metric of the task's targets, of the outputs of a model."""
         return lambda outputs, targets: function(self.arranged(outputs), targets)
 
-    def shown_target(self, target: Any) -> str:
-        """The target of an image, for people."""
-        return as_text(target)
-
     def shown(self, output: Any) -> str:
         """The output for an image, for people."""
         return printable(str(self.task.show(output))) if self.task.show else as_text(output)

@@ -24,6 +24,7 @@ from jaxdp.metrics import COUNT, LOSS, METRICS
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.planning import Plan, interval_elapsed
+from jaxdp.tasks.own import as_text
 from jaxdp.training import request_flags
 from jaxdp.training.objective import Batch, PixelStats
 
@@ -59,7 +60,7 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     def device_step(  # noqa: PLR0917 - shard_map passes arguments by position
         params: dict, batch_stats: dict, batch: Batch, constants: Any
     ) -> tuple[dict[str, jax.Array], Any, Batch]:
-        images = normalize(resize_for_evaluation(config, batch["images"]), *pixel_stats)
+        images = evaluation_images(config, batch["images"], pixel_stats)
         logits, _ = model.apply(params, batch_stats, images, train=False)
         weights, labels = batch["weights"], batch["labels"]
         losses = jnp.where(weights > 0, task.loss(plain, logits, labels, images=images, constants=constants), 0.0)
@@ -102,6 +103,11 @@ def _sum(values: jax.Array, weights: jax.Array, name: str) -> jax.Array:
     return jnp.sum(jnp.where(weights > 0, values, 0), dtype=jnp.int32 if exact else jnp.float32)
 
 
+def evaluation_images(config: Config, images: jax.Array, pixel_stats: PixelStats) -> jax.Array:
+    """The images as a network takes them: float32, resized if they have `stored_size`, then normalized."""
+    return normalize(resize_for_evaluation(config, images), *pixel_stats)
+
+
 def evaluation_logits(
     config: Config, model: Network, params: dict, *, batch_stats: dict, images: jax.Array, pixel_stats: PixelStats
 ) -> jax.Array:
@@ -109,8 +115,7 @@ def evaluation_logits(
 
     A registered task may have other outputs.
     """
-    images = normalize(resize_for_evaluation(config, images), *pixel_stats)
-    logits, _ = model.apply(params, batch_stats, images, train=False)
+    logits, _ = model.apply(params, batch_stats, evaluation_images(config, images, pixel_stats), train=False)
     return logits
 
 
@@ -207,7 +212,7 @@ def _local_rows(rows: Any) -> Any:
 class ExampleCollector:
     """An `Observer` that keeps up to `limit` images, evenly spread over all `total`.
 
-    task: of the run. Labels and predictions of a registered task with targets of its own are kept as texts.
+    task: of the run. Targets and predictions of a registered task that is not like a built-in one are kept as texts.
     """
 
     def __init__(self, total: int, limit: int = 16, *, task: str = "classes") -> None:
@@ -223,7 +228,7 @@ class ExampleCollector:
             for index, row in enumerate(rows):
                 label, prediction = labels[index], jax.tree.map(itemgetter(row), predicted)
                 if self.own:
-                    label, prediction = self.own.shown_target(label), self.own.shown(prediction)
+                    label, prediction = as_text(label), self.own.shown(prediction)
                 self.collected[int(positions[index])] = images[index], label, prediction
 
         return add_predictions if len(rows) else None

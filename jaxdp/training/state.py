@@ -70,20 +70,22 @@ def from_host(value: Any, mesh: Mesh) -> jax.Array:
 
 def constants_of(config: Config, mesh: Mesh) -> Any:
     """The constants of a registered task, a tree of arrays replicated on a mesh; None if it has none."""
-    return jax.tree.map(partial(from_host, mesh=mesh), _host_constants(config))
+    return jax.tree.map(lambda value: from_host(np.asarray(value, _dtype_on_device(value)), mesh), _constants(config))
 
 
 def abstract_constants(config: Config, mesh: Mesh | AbstractMesh) -> Any:
-    """Shapes, dtypes and shardings of `constants_of`."""
+    """Shapes, dtypes and shardings of `constants_of`, which are not copied for them."""
     one = partial(jax.ShapeDtypeStruct, sharding=replicated(mesh))
-    return jax.tree.map(lambda array: one(array.shape, array.dtype), _host_constants(config))
+    return jax.tree.map(lambda value: one(np.shape(value), _dtype_on_device(value)), _constants(config))
 
 
-def _host_constants(config: Config) -> Any:
+def _constants(config: Config) -> Any:
     own = TASKS[config.task].own
-    return jax.tree.map(
-        lambda value: np.asarray(value, jax.dtypes.canonicalize_dtype(jnp.result_type(value))), own and own.constants
-    )
+    return own and own.constants
+
+
+def _dtype_on_device(value: Any) -> np.dtype:
+    return jax.dtypes.canonicalize_dtype(jnp.result_type(value))
 
 
 def make_optimizer(

@@ -10,8 +10,8 @@ from helpers.images import encode, folder_config, smooth_image
 from PIL import Image
 
 from jaxdp.data import batch_sources, decode, host_crops, progress, sources
-from jaxdp.data.batch_sources import IGNORED, ArraySource, DataError, DecodedImages
-from jaxdp.targets import ClassLabel
+from jaxdp.data.batch_sources import ArraySource, DataError, DecodedImages
+from jaxdp.targets import UNUSABLE, ClassLabel
 
 
 def center(image, out, _):
@@ -75,7 +75,7 @@ def test_every_copy_of_a_damaged_image_is_replaced_or_ignored(pictures):
     assert labels.tolist() == [1, 1, 1]
     skipping.on_bad_image = "ignore"
     images, labels = skipping.batch(ids, positions)
-    assert labels.tolist() == [IGNORED, 1, IGNORED]
+    assert labels.tolist() == [UNUSABLE, 1, UNUSABLE]
     assert not images[[0, 2]].any()
 
 

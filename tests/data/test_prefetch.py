@@ -11,9 +11,10 @@ from helpers.runs import outcome, outcome_of_whole_run
 
 import jaxdp
 from jaxdp.data import prefetch
-from jaxdp.data.batch_sources import IGNORED, ArraySource, DecodedImages
+from jaxdp.data.batch_sources import ArraySource, DecodedImages
 from jaxdp.data.sampler import sample_ids
 from jaxdp.parallel.mesh import make_mesh
+from jaxdp.targets import UNUSABLE
 
 
 @pytest.mark.parametrize("mesh_shape", [(1, 1), (2, 2), (1, 4)])
@@ -77,7 +78,7 @@ def test_evaluation_batches_contain_every_example_once():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_each_rank_evaluates_its_rows_and_padding_and_ignored_examples_have_no_weight(ranks):
-    labels = np.where(np.arange(11) == 4, IGNORED, np.arange(11))
+    labels = np.where(np.arange(11) == 4, UNUSABLE, np.arange(11))
     source, parts = ArraySource(np.arange(11)[:, None, None, None].repeat(3, -1), labels), []
     for rows in np.split(np.arange(6), ranks):  # of batches of 5, padded to 6
         feed = prefetch.evaluation_prefetcher(source, batch_size=5, rows=rows)

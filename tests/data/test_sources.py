@@ -14,13 +14,14 @@ import jaxdp
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
-from jaxdp.data.batch_sources import IGNORED, ArraySource, DecodedImages
+from jaxdp.data.batch_sources import ArraySource, DecodedImages
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.folder import LocalFolders
 from jaxdp.data.from_python import as_source
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.setup import prepare
+from jaxdp.targets import UNUSABLE
 
 GIVEN = Config(data=Data(source="given", image_size=32))
 
@@ -183,7 +184,7 @@ def test_the_evaluation_split_is_the_requested_one_or_the_first_with_a_usual_nam
 def test_an_image_that_cannot_be_read_has_no_prediction(pictures):
     loader = datasets.prediction_loader(folder_config(pictures), [(smooth_image(40, 50), 0), (b"broken", 0)])
     images, labels = loader.batch(np.arange(2), np.arange(2))
-    assert (images.shape, labels.tolist(), list(loader.bad_images)) == ((2, 32, 32, 3), [0, IGNORED], ["image 1"])
+    assert (images.shape, labels.tolist(), list(loader.bad_images)) == ((2, 32, 32, 3), [0, UNUSABLE], ["image 1"])
 
 
 def test_is_resident_requires_images_in_memory(pictures, monkeypatch):

@@ -13,13 +13,13 @@ from jaxdp import models
 from jaxdp.config import Config, Data, Model, Optimizer
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
-from jaxdp.data.batch_sources import IGNORED
 from jaxdp.data.synthetic import SyntheticSource
 from jaxdp.distributed.signal_handler import StopTraining
 from jaxdp.errors import TrainingError
 from jaxdp.inference.evaluate import Confusion
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.run_records import read_log
+from jaxdp.targets import UNUSABLE
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import ExampleCollector, evaluate, make_evaluation_step
 
@@ -37,7 +37,7 @@ class IgnoringSome(SyntheticSource):
 
     def batch(self, indices, positions=None):
         images, labels = super().batch(indices, positions)
-        return images, np.where(np.asarray(indices) % 5 == 0, IGNORED, labels)
+        return images, np.where(np.asarray(indices) % 5 == 0, UNUSABLE, labels)
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from helpers.step import PIXELS, with_parts
 
 from jaxdp import models
 from jaxdp.data.augment import normalize
-from jaxdp.data.batch_sources import IGNORED
 from jaxdp.data.prefetch import train_batch
 from jaxdp.data.sources import open_datasets
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.run_records import RECORD_FIELDS
+from jaxdp.targets import UNUSABLE
 from jaxdp.training import run as module
 from jaxdp.training.run import Run, open_batches
 from jaxdp.training.state import create_state
@@ -104,7 +104,7 @@ def test_unreadable_images_are_no_held_out_predictions(tiny, run_of, monkeypatch
 
     def batch(indices, positions):
         images, labels = read(indices, positions)
-        return images, np.where(positions == 3, IGNORED, labels)
+        return images, np.where(positions == 3, UNUSABLE, labels)
 
     monkeypatch.setattr(source, "batch", batch, raising=False)
     assert [*run.predict_held_out().positions] == [number for number in range(23) if number != 3]
