@@ -106,6 +106,7 @@ _ROWS = {
     "opt optimizer": Counterpart("--optimizer.name", "--help optimizer lists jaxdp's", "sgd"),
     "wd": Counterpart("--optimizer.weight-decay", "not of biases and normalization"),
     "smoothing": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
+    "finetune-head-multiplier": Counterpart("--optimizer.groups", "", "fc:rate=10", form="--optimizer.groups fc:rate={}"),
     "class-weights": Counterpart("--optimizer.class-weights", "a number for each class, or balanced"),
     "criterion": Counterpart("--optimizer.loss", "softmax or binary", "softmax"),
     "bce-loss": Counterpart("--optimizer.loss", form="--optimizer.loss binary"),

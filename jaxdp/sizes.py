@@ -22,8 +22,10 @@ def model_summary(config: Config) -> dict[str, Any]:
     """
     import jax
 
+    from jaxdp.models import create
     from jaxdp.models.summary import check_image_size, summary
     from jaxdp.optim.checks import check_loss
+    from jaxdp.optim.groups import check_groups, decayed_counts
     from jaxdp.registration import check_augmentation
     from jaxdp.tasks.checks import check_outputs
 
@@ -35,11 +37,12 @@ def model_summary(config: Config) -> dict[str, Any]:
         check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
     counted = summary(config.model, (size, size, 3), config.finetune.frozen_stages)
     check_outputs(config, counted["outputs"])
+    model, trainable = create(config.model, platform="any"), counted["trainable_shapes"][0]
+    check_groups(config, model, counted["shapes"][0])
     counted["target_bytes"] = target_of(config).dtype.itemsize
     counted["output_bytes"] = sum(4 * math.prod(part.shape) for part in jax.tree.leaves(counted.pop("outputs")))
-    if config.optimizer.adapt == "all":
-        decayed, rest = counted["decayed"], counted["not_decayed"]
-        counted |= {"decayed": {key: decayed[key] + rest[key] for key in rest}, "not_decayed": dict.fromkeys(rest, 0)}
+    if config.optimizer.adapt == "all" or config.optimizer.groups:
+        counted |= decayed_counts(config, model, trainable)
     width = WIRE_BYTES[config.reduce.wire_dtype]
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     messages = []

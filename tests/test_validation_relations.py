@@ -91,7 +91,6 @@ def checked(fields: dict) -> Config:
         ),
         ({"finetune.weights": "gs://bucket/w"}, {"finetune.weights": "w"}, "finetune.weights"),
         (LINEAR | {"finetune.frozen_stages": 1}, {"finetune.frozen_stages": 0}, "finetune.frozen_stages"),
-        (LINEAR | {"finetune.head_multiplier": 2.0}, {"finetune.head_multiplier": 1.0}, "finetune.head_multiplier"),
         ({"data.source": "folder"}, {"data.directory": "/images"}, "data.directory"),
         ({"data.train_split": "fit", "data.eval_split": "tast"}, {"data.eval_split": "test"}, "data.eval_split"),
         ({"data.train_split": "fits"}, {"data.train_split": "fit"}, "data.train_split"),

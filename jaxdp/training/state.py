@@ -18,6 +18,7 @@ from jaxdp.choices import OPTIMIZERS, TASKS
 from jaxdp.config import Config
 from jaxdp.network import FrozenStages, InitialValues, Network
 from jaxdp.optim import build_optimizer, loss_scale
+from jaxdp.optim.groups import check_groups, factors_of
 from jaxdp.optim.squares import SquaredNorms, SumOfSquares, local_sums_of_squares
 
 
@@ -91,15 +92,16 @@ def _dtype_on_device(value: Any) -> np.dtype:
 def make_optimizer(
     config: Config, model: Network, *, learning_rate: float | jax.Array, momentum: float | jax.Array
 ) -> optax.GradientTransformation:
-    """The optimizer of the trainable parameters; the classifier's rate is multiplied by `finetune.head_multiplier`."""
-    multiplier = config.finetune.head_multiplier
-    multipliers = {} if multiplier == 1.0 else dict.fromkeys(model.segments[-1], multiplier)
-    return build_optimizer(config.optimizer, learning_rate, momentum, multipliers=multipliers)
+    """The optimizer of the trainable parameters, with the factors of their groups."""
+    has_groups = config.optimizer.groups or config.finetune.layer_decay != 1
+    factors = partial(factors_of, config, model) if has_groups else None
+    return build_optimizer(config.optimizer, learning_rate, momentum, factors_of=factors)
 
 
 def _initial_state(config: Config, model: Network, seed: jax.typing.ArrayLike) -> TrainState:
     shape = (config.data.image_size, config.data.image_size, 3)
     params, batch_stats = model.init(jax.random.key(seed), shape)
+    check_groups(config, model, params)
     trainable, average = partial(model.trainable, frozen_stages=config.finetune.frozen_stages), ()
     if config.optimizer.average_decay is not None:
         average = jax.tree.map(jnp.zeros_like, Average(trainable(params), trainable(batch_stats), jnp.zeros((), jnp.float32)))
