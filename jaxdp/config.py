@@ -513,10 +513,23 @@ class Finetune(Section):
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
     """Number of frozen parts, with their batch statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
     to 5, all but the classifier"""
+    unfreeze_epoch: Positive | None = None
+    """Epoch of the run from which the frozen parts train too: from the first step at or past it (None: never). Their
+    optimizer state begins at zero, and their batch statistics follow the training images from then on"""
     layer_decay: Annotated[float, Field(ge=SMALLEST, le=1)] = 1.0
     """Factor on the learning rate for each layer below the classifier, as in timm: layer_decay^k for the k-th one. The layers
     of a ResNet are its blocks and the stem, of a registered module what its method `stages` returns (1: none). It multiplies
     the rates of `optimizer.groups`"""
+
+    @property
+    def frozen(self) -> int:
+        """The frozen parts at first; in the config of `unfrozen` 0."""
+        return 0 if self.unfreeze_epoch == 0 else self.frozen_stages
+
+    @property
+    def always_frozen(self) -> int:
+        """The parts that are frozen to the end of the run."""
+        return self.frozen_stages if self.unfreeze_epoch is None else 0
 
 
 @dataclass(frozen=True)
@@ -733,6 +746,11 @@ def skips_steps(config: Config) -> bool:
 def phase_image_size(config: Config, index: int) -> int:
     """Height and width of the training images of a phase, in pixels."""
     return config.batch[index].image_size or config.data.image_size
+
+
+def unfrozen(config: Config) -> Config:
+    """The config of training steps after `finetune.unfreeze_epoch`, and of their state."""
+    return replace(config, finetune=replace(config.finetune, unfreeze_epoch=0.0))
 
 
 def at_image_size(config: Config, size: int) -> Config:

@@ -79,7 +79,8 @@ def finetuning_words(config: Config) -> str:
     frozen = ["the stem"] * (finetune.frozen_stages > 0)
     frozen += [f"{finetune.frozen_stages - 1} stage{'s' * (finetune.frozen_stages > 2)}"] * (finetune.frozen_stages > 1)
     start = finetune.weights or ("given parameters" if finetune.digest else "random weights")
-    words = [f"from {start}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
+    until = "" if finetune.unfreeze_epoch is None else f" until epoch {finetune.unfreeze_epoch:g}"
+    words = [f"from {start}", f"{' and '.join(frozen)} frozen{until}" if frozen else "nothing frozen"]
     if finetune.layer_decay != 1.0:
         words.append(f"learning rate times {finetune.layer_decay:g} for each layer below the classifier")
     return ", ".join(words)

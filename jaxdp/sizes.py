@@ -15,7 +15,8 @@ from jaxdp.targets import target_of
 
 def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
-    per step and message of the gradient and, in float32, of the batch statistics with loss, metric and requests.
+    per step and message of the gradient and, in float32, of the batch statistics with loss, metric and requests. With
+    `finetune.unfreeze_epoch` they are those after unfreezing.
 
     messages: of gradients, then statistics_messages. gathered_messages: bytes of the parameters that a sharded update gathers,
     by message. norms_messages: of its messages of sums of squares.
@@ -35,7 +36,7 @@ def model_summary(config: Config) -> dict[str, Any]:
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):
         check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
-    counted = summary(config.model, (size, size, 3), config.finetune.frozen_stages)
+    counted = summary(config.model, (size, size, 3), config.finetune.always_frozen)
     check_outputs(config, counted["outputs"])
     model, trainable = create(config.model, platform="any"), counted["trainable_shapes"][0]
     check_groups(config, model, counted["shapes"][0])

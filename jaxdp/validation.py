@@ -190,7 +190,9 @@ def _comparable(config: Config) -> dict[str, Any]:
 
 def _is_scaled(name: str, values: tuple[Any, Any], *, ratio: float) -> bool:
     """Whether a field has changed as `scale_schedule` changes it with the number of epochs."""
-    if ratio == 1 or not re.fullmatch(r"batch\.\d+\.until_epoch|schedule\.(warmup_epochs|boundaries)", name):
+    if ratio == 1 or not re.fullmatch(
+        r"batch\.\d+\.until_epoch|schedule\.(warmup_epochs|boundaries)|finetune\.unfreeze_epoch", name
+    ):
         return False
     before, after = (value if isinstance(value, tuple) else (value,) for value in values)
     if len(before) != len(after) or None in (*before, *after):
@@ -399,7 +401,7 @@ def _check_own_task(config: Config, task: Task) -> None:
 
 def _check_blocks(config: Config) -> None:
     model = config.model
-    if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
+    if model.drop_path and config.finetune.always_frozen == ALL_BLOCKS_FROZEN:
         reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
         raise ConfigError("model.drop_path", model.drop_path, reason=reason, hint="omit it, or freeze fewer stages")
 
@@ -432,12 +434,16 @@ def _check_schedule(config: Config) -> None:
 
 
 def _check_finetune(config: Config) -> None:
-    """The weights are a local file. The parts of a ResNet are known: only they can be frozen."""
+    """The weights are a local file. The parts of a ResNet are known: only they can be frozen. Frozen ones can be unfrozen."""
     check_local(config.finetune.weights, "finetune.weights")
     frozen = config.finetune.frozen_stages
     if config.model.name != RESNET and frozen:
         reason = f"not supported with model.name={config.model.name!r}"
         raise ConfigError("finetune.frozen_stages", frozen, reason=reason, hint="omit it")
+    epoch = config.finetune.unfreeze_epoch
+    if epoch is not None and not frozen:
+        hint = "use --finetune.frozen-stages, or omit it"
+        raise ConfigError("finetune.unfreeze_epoch", epoch, reason="nothing is frozen", hint=hint)
 
 
 def _check_source(config: Config) -> None:

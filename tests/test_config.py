@@ -230,6 +230,7 @@ NUMBERS = {
     "schedule.factor": (LEAST, 0.1, MOST),
     "schedule.from_epoch": (0.0, 0.0, MOST),
     "finetune.frozen_stages": (0, 0, 5),
+    "finetune.unfreeze_epoch": (LEAST, None, MOST),
     "finetune.layer_decay": (LEAST, 1.0, 1.0),
     "mesh.vertical": (1, None, COUNT),
     "mesh.horizontal": (1, None, COUNT),

@@ -90,6 +90,7 @@ def checked(fields: dict) -> Config:
             "schedule.boundaries",
         ),
         ({"finetune.weights": "gs://bucket/w"}, {"finetune.weights": "w"}, "finetune.weights"),
+        ({"finetune.unfreeze_epoch": 1.0}, {"finetune.frozen_stages": 1}, "finetune.unfreeze_epoch"),
         (LINEAR | {"finetune.frozen_stages": 1}, {"finetune.frozen_stages": 0}, "finetune.frozen_stages"),
         ({"data.source": "folder"}, {"data.directory": "/images"}, "data.directory"),
         ({"data.train_split": "fit", "data.eval_split": "tast"}, {"data.eval_split": "test"}, "data.eval_split"),

@@ -48,7 +48,7 @@ def listed_parameters(config: Config, model: Network, params: Any) -> list[dict[
 
     params: of the whole model, arrays or shapes.
     """
-    trained = model.trainable(params, config.finetune.frozen_stages)
+    trained = model.trainable(params, config.finetune.always_frozen)
     found = zip(jax.tree.leaves_with_path(params), _leaves(factors_of(config, model, params)), strict=True)
     return [
         {"path": path_of(path), "shape": list(leaf.shape), "group": factors.group.pattern if factors.group else ""}

@@ -4,8 +4,8 @@ docs/extending.md lists the steps to add one.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +22,23 @@ Scalar: TypeAlias = "float | jax.Array"
 
 
 def build_optimizer(
-    config: Optimizer, learning_rate: Scalar, momentum: Scalar, *, factors_of: Callable[[Any], Any] | None = None
+    config: Optimizer,
+    learning_rate: Scalar,
+    momentum: Scalar,
+    *,
+    factors_of: Callable[[Any], Any] | None = None,
+    later: Collection[str] = (),
 ) -> optax.GradientTransformation:
     """The update rule of a config, preceded by gradient clipping. The structure of its state is the same for all values.
 
     learning_rate, momentum: a float or a traced scalar. factors_of: a function of the parameters that returns the tree of their
-    `Factors` (default: none). `update` takes `squares`, the sums of squares of whole tensors; without them it computes them,
-    which is wrong for shards.
+    `Factors` (default: none). later: names of top-level subtrees that begin to train later, see `StateInParts`. `update` takes
+    `squares`, the sums of squares of whole tensors; without them it computes them, which is wrong for shards.
     """
     build = _registered_in_groups if config.name in OPTIMIZERS.registered else OPTIMIZERS.implementation(config.name)
     decay_factors = None if factors_of is None else lambda params: _each(lambda factors: factors.decay, factors_of(params))
     rule = optax.with_extra_args_support(optax.chain(build(config, learning_rate, momentum, decay_factors=decay_factors)))
+    rule = _in_parts(rule, later) if later else rule
 
     def update(gradient: Any, state: Any, params: Any = None, *, squares: SquaredNorms | None = None) -> tuple[Any, Any]:
         if squares is None:
@@ -47,6 +53,29 @@ def build_optimizer(
         return updates, state
 
     return optax.GradientTransformationExtraArgs(rule.init, update)
+
+
+class StateInParts(NamedTuple):
+    """The state of parameters that were always trained, and of those that were not."""
+
+    first: Any
+    later: Any
+
+
+def _in_parts(rule: optax.GradientTransformationExtraArgs, later: Collection[str]) -> optax.GradientTransformationExtraArgs:
+    """A rule with a state of its own for the subtrees `later`, so that Adam's averages count their own steps."""
+
+    def split(tree: Any) -> tuple[dict, dict]:
+        parts = ({name: tree[name] for name in tree if (name in later) == is_later} for is_later in (False, True))
+        return next(parts), next(parts)
+
+    def update(gradient: Any, state: StateInParts, params: Any, *, squares: SquaredNorms) -> tuple[Any, StateInParts]:
+        norms = zip(split(squares.gradient), split(squares.params) if squares.params else ((), ()), strict=True)
+        each = zip(split(gradient), state, split(params), norms, strict=True)
+        found = [rule.update(g, s, p, squares=SquaredNorms(*n, squares.of)) for g, s, p, n in each]
+        return found[0][0] | found[1][0], StateInParts(found[0][1], found[1][1])
+
+    return optax.GradientTransformationExtraArgs(lambda params: StateInParts(*map(rule.init, split(params))), update)
 
 
 def _each(function: Callable[[Factors], Any], tree: Any) -> Any:
