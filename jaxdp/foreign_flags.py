@@ -114,6 +114,10 @@ _ROWS = {
     "adam-beta2": Counterpart("--optimizer.beta2"),
     "opt-betas": Counterpart("--optimizer.beta2", "the first one is --optimizer.momentum", "0.999", convert=_second),
     "smoothing label-smoothing-factor": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
+    "finetune-head-multiplier": Counterpart("--optimizer.groups", "", "fc:rate=10", form="--optimizer.groups fc:rate={}"),
+    "norm-weight-decay bias-weight-decay": Counterpart(
+        "--optimizer.groups", "a factor on weight decay", "bias|scale:decay=0", convert=lambda _: None
+    ),
     "class-weights": Counterpart("--optimizer.class-weights", "a number for each class, or balanced"),
     "criterion": Counterpart("--optimizer.loss", "softmax or binary", "softmax"),
     "bce-loss": Counterpart("--optimizer.loss", form="--optimizer.loss binary"),

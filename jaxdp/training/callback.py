@@ -16,8 +16,8 @@ from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 
 INSTEAD_OF_CHANGES = (
-    "callbacks change nothing of the training: to freeze layers until an epoch, train a run with finetune.frozen_stages and "
-    "another from its exported weights with finetune.weights, or scale their updates in your own jaxdp.register_optimizer"
+    "callbacks change nothing of the training: to freeze stages until an epoch, use finetune.unfreeze_epoch; for other "
+    "rates, use optimizer.groups, or scale updates in your own jaxdp.register_optimizer"
 )
 
 PREFIXES = ("on_", "before_", "after_")  # of the methods of a callback

@@ -523,7 +523,7 @@ class ReplacesConfig(Callback):
 
 @pytest.mark.parametrize("callback", [Replaces, ReplacesAtStart, Edits, ReplacesConfig])
 def test_freezing_by_a_callback_is_refused_with_what_to_use_and_changes_nothing(rare, tmp_path, callback):
-    with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze layers until an epoch, "):
+    with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze stages until an epoch, "):
         train(rare, tmp_path / "run", callbacks=[callback()])
     train(rare, tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome_of_whole_run(rare)
