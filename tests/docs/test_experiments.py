@@ -24,6 +24,9 @@ def test_program_runs_as_it_stands(title, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(PROGRAMS[title], title, "exec"), {"__name__": "__main__"})
     results = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/result.json")]
-    assert len(results) == {"Several seeds": 3, "k-fold cross-validation": 5, "Hyperparameter search with Optuna": 4}.get(
-        title, 1
-    )
+    assert len(results) == {
+        "Unfreezing in one run": 2,
+        "Several seeds": 3,
+        "k-fold cross-validation": 5,
+        "Hyperparameter search with Optuna": 4,
+    }.get(title, 1)
