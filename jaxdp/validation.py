@@ -375,7 +375,7 @@ def _check_task(config: Config) -> None:
     elif entry.losses and config.optimizer.loss in LOSSES.builtin and config.optimizer.loss not in entry.losses:
         reason, hint = f"not possible with task={config.task!r}", f"use {' or '.join(entry.losses)}, or a registered loss"
         raise ConfigError("optimizer.loss", config.optimizer.loss, reason=reason, hint=hint)
-    if entry.targets is None and config.model.classes == 1:
+    if config.task in TASKS and entry.targets is None and config.model.classes == 1:
         raise ConfigError("model.classes", 1, reason=f"task={config.task!r} needs at least two", hint="omit it")
 
 

@@ -119,9 +119,13 @@ def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
 
 def _by_image(predicted: Any) -> Iterator[list[dict[str, Any]]]:
     """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image. For the task
-    labels, with "present", and all present ones."""
+    labels, with "present", and all present ones. For a registered task with its own targets [{"prediction", "outputs"}]."""
+    import jax
+
     if predicted.predictions.classes.shape[1] == 0:  # of a registered task with its own targets
-        yield from ([{"prediction": text} for text in texts] for texts in predicted.predictions.names)
+        for row, texts in enumerate(predicted.predictions.names):
+            outputs = jax.tree.map(lambda part, row=row: part[row].tolist(), predicted.predictions.scores)
+            yield [{"prediction": text, "outputs": outputs} for text in texts]
         return
     names, threshold = predicted.class_names, predicted.threshold
     for classes, scores in zip(predicted.predictions.classes, predicted.predictions.scores, strict=True):
