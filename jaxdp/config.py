@@ -107,6 +107,8 @@ class OnDisk(Splits, EvalResize):
     """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets); for file its path"""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of decoding threads (None: one per core)"""
+    holdout: BelowOne = 0.0
+    """Share of the images of each class to hold out, chosen by hashes of their names, of data with training images alone"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +163,13 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
     """Blending of each image with another of its worker's batch"""
 
     def check(self) -> None:
-        """The resize for evaluation is a short side or a crop ratio, and normalization is for three channels."""
+        """The resize for evaluation is a short side or a crop ratio, normalization is for three channels, and held-out images
+        have one source."""
+        if self.holdout and self.eval_split is not None:
+            hint = "omit one of them"
+            raise ConfigError(
+                "data.holdout", self.holdout, reason=f"not used with data.eval_split={self.eval_split!r}", hint=hint
+            )
         size, resize = self.evaluated_size, self.eval_resize
         if resize is not None and not (0.1 <= resize <= 1 or (isinstance(resize, int) and 8 <= resize <= MOST_PIXELS)):
             reason = f"must be a crop ratio from 0.1 to 1, or a whole number of pixels from 8 to {MOST_PIXELS}"
