@@ -20,8 +20,10 @@ class ArrayItems:
     """Images and labels of the caller, without a copy.
 
     images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers from 0, or booleans, [N]; or [N, C], each 0 or 1.
-    classes: the largest label plus one, or C; or the names of the classes.
+    classes: the largest label plus one, or C; or the names of the classes. weights: if given, [N] of `data.sampling`.
     """
+
+    weights: Any
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
@@ -115,15 +117,18 @@ def check_pair(pair: Any, config: Config) -> tuple[ItemSource, ItemSource]:
 
 
 def as_source(item: Any, name: str, target: Target | None = None) -> ItemSource:
-    """A source of arrays (images, labels) or (images, labels, names of the classes); any other object unchanged.
+    """A source of arrays (images, labels, names of the classes or None, weights), without the last ones too; any other object
+    unchanged.
 
     target: of a registered task, whose labels may be a mapping of arrays.
 
     Raises ConfigError as `_array_items` and `with_names`, and for a name that stands there twice.
     """
-    if not (isinstance(item, (tuple, list)) and len(item) in (2, 3) and getattr(item[0], "ndim", 0) >= 3):
+    if not (isinstance(item, (tuple, list)) and len(item) in (2, 3, 4) and getattr(item[0], "ndim", 0) >= 3):
         return item
     items = _array_items(np.asarray(item[0]), item[1], name, target=target)
+    if len(item) == 4:
+        items.weights = item[3]
     if len(item) == 2 or item[2] is None:
         return items
     names = [str(one) for one in item[2]]

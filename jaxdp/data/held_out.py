@@ -34,6 +34,11 @@ class Part:
         """The labels of these images; missing if the source does not have them in memory."""
         return np.asarray(self.whole.labels)[self.rows]
 
+    @property
+    def weights(self) -> np.ndarray:
+        """Their weights for `data.sampling`; missing as the labels. Raises IndexError for a wrong number of weights."""
+        return np.asarray(self.whole.weights)[np.isin(np.arange(len(self.whole)), self.rows)]
+
     def name(self, index: int) -> str:
         """The name that the source has for the image, or the image's place there."""
         row = int(self.rows[index])
