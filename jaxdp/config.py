@@ -107,6 +107,8 @@ class OnDisk(Splits, EvalResize):
     """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets); for file its path"""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of decoding threads (None: one per core)"""
+    holdout: BelowOne = 0.0
+    """Share of the images of each class to hold out, chosen by hashes of their names, of data with training images alone"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +157,26 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
     augmentation: Annotated[str, OneOf(AUGMENTATIONS)] = "none"
     """Random transform of training images"""
     auto_augment: AutoAugmentName = "none"
+    sampling: Literal["shuffle", "balanced", "weights"] = "shuffle"
+    """Order of the training images. shuffle: each once an epoch; with replacement, as many an epoch: balanced: each class
+    equally often; weights: in proportion to the attribute `weights` of data given in Python"""
     repeats: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of times that a batch contains each of its images, differently augmented (Hoffer et al.)"""
     mix: Annotated[str, OneOf(MIXES)] = "none"
     """Blending of each image with another of its worker's batch"""
 
     def check(self) -> None:
-        """The resize for evaluation is a short side or a crop ratio, and normalization is for three channels."""
+        """The resize for evaluation is a short side or a crop ratio, normalization is for three channels, held-out images
+        have one source, and copies are of images that are shuffled."""
+        if self.holdout and self.eval_split is not None:
+            hint = "omit one of them"
+            raise ConfigError(
+                "data.holdout", self.holdout, reason=f"not used with data.eval_split={self.eval_split!r}", hint=hint
+            )
+        if self.sampling != "shuffle" and self.repeats > 1:
+            raise ConfigError(
+                "data.sampling", self.sampling, reason=f"not used with data.repeats={self.repeats}", hint="omit it"
+            )
         size, resize = self.evaluated_size, self.eval_resize
         if resize is not None and not (0.1 <= resize <= 1 or (isinstance(resize, int) and 8 <= resize <= MOST_PIXELS)):
             reason = f"must be a crop ratio from 0.1 to 1, or a whole number of pixels from 8 to {MOST_PIXELS}"

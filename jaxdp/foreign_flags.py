@@ -156,6 +156,7 @@ _ROWS = {
         "--data.directory", "folder: images in SPLIT/CLASS/", "pets", form="--data.directory {} --data.source folder"
     ),
     "val-split": Counterpart("--data.eval-split"),
+    "train-val-split validation-split": Counterpart("--data.holdout", "a share of data without held-out images"),
     "img-size train-crop-size": Counterpart("--data.image-size"),
     "val-crop-size": Counterpart("--data.eval-size"),
     "val-resize-size": Counterpart("--data.eval-resize"),

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import metrics
-from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, TASKS
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, TASKS, kind_of_task
 from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Group, Optimizer
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.fields import SMALLEST, Section
@@ -375,6 +375,9 @@ def _check_task(config: Config) -> None:
     elif entry.losses and config.optimizer.loss in LOSSES.builtin and config.optimizer.loss not in entry.losses:
         reason, hint = f"not possible with task={config.task!r}", f"use {' or '.join(entry.losses)}, or a registered loss"
         raise ConfigError("optimizer.loss", config.optimizer.loss, reason=reason, hint=hint)
+    if config.data.sampling == "balanced" and kind_of_task(config.task) != "classes":
+        reason = f"task={config.task!r} has no classes, one for each image"
+        raise ConfigError("data.sampling", "balanced", reason=reason, hint="use weights")
     if config.task in TASKS and entry.targets is None and config.model.classes == 1:
         raise ConfigError("model.classes", 1, reason=f"task={config.task!r} needs at least two", hint="omit it")
 

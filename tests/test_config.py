@@ -194,6 +194,7 @@ NUMBERS = {
     "data.eval_size": (8, None, 4096),
     "data.eval_resize": (0.1, None, 65536),
     "data.threads": (1, None, 1024),
+    "data.holdout": (0.0, 0.0, FRACTION),
     "data.train_examples": (1, 4096, COUNT),
     "data.eval_examples": (1, 1000, COUNT),
     "data.mix_alpha": (1e-3, 1.0, 1e3),

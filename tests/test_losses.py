@@ -138,7 +138,7 @@ def test_balanced_class_weights_are_those_of_sklearn(tiny):
     np.testing.assert_allclose(two, compute_class_weight("balanced", classes=np.arange(2), y=labels > 4), rtol=1e-15)
     with pytest.raises(ConfigError, match="no training image has the class 5"):
         with_class_weights(config, ArraySource(np.zeros((32, 2, 2, 3)), labels % 5))
-    with pytest.raises(ConfigError, match=r"has its labels only with the images; give a number for each class, or datasets"):
+    with pytest.raises(ConfigError, match=r"has its labels only with the images; give weights in place of balanced, or"):
         with_class_weights(config, object())
     for wrong in (labels[:-1], labels[:, None], labels.astype(np.float32), labels - 1, labels + 1):
         with pytest.raises(ConfigError, match=r"the labels of the training set are \w+ of shape .* for 32 images"):

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp.cloud.location import ObjectInfo
 from jaxdp.cloud.read_ahead import ReadAhead
 from jaxdp.cloud.source import RemoteData
-from jaxdp.data.datasets import SplitReader
+from jaxdp.data.datasets import SplitReader, has_splits
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import below_common_folder, class_images, identity, ignored_warnings, is_image, match_classes
 from jaxdp.errors import ConfigError, printable
@@ -33,6 +33,9 @@ class RemoteFolders(SplitReader):
 
     def names(self) -> list[str]:
         return self._names
+
+    def undivided(self, train: str) -> "RemoteFolder | None":
+        return None if has_splits(self._names, train) else RemoteFolder.open(self.remote, "")
 
     def open(self, name: str, classes: list[str] | None = None) -> "RemoteFolder":
         if name not in self._names:
@@ -57,7 +60,7 @@ class RemoteFolder:
 
     @classmethod
     def open(cls, remote: RemoteData, split: str, classes: list[str] | None = None) -> "RemoteFolder":
-        """List a split: one request for it, and one for every 1,000 images of a class and each of its folders.
+        """List a split, or "" for class folders alone: one request for it, and one for every 1,000 images of each folder.
 
         classes: the training split's classes, which this split must have too. Raises ConfigError like `ImageFolder.open`.
         """
@@ -69,13 +72,13 @@ class RemoteFolder:
             folders, beside = remote.ask(lambda location: location.list_folder(split))
             names = [name for name in folders if not name.startswith(".")]
             names = match_classes(names, classes, split=split, error=error)
-            below = [f"{split}/{name}" for name in names]
+            below = [f"{split}/{name}" if split else name for name in names]
             listed = remote.list_below(below)
         by_class: dict[str, list[str]] = {folder: [] for folder in below}
         for path in sorted(listed, key=lambda path: path.split("/")):  # as on a disk, where each folder is sorted
-            by_class["/".join(path.split("/", 2)[:2])].append(path)
+            by_class["/".join(path.split("/")[: 1 + bool(split)])].append(path)
         images = class_images(below, by_class.__getitem__, error)
-        strays = sorted(f"{split}/{name}" for name in beside if is_image(name) and not name.startswith("."))
+        strays = sorted(f"{split}/{name}".lstrip("/") for name in beside if is_image(name) and not name.startswith("."))
         unused = ([remote.url_of(name) for name in some] for some in (strays, images.ignored))
         objects = [listed[path] for path in images.paths]
         warnings = ignored_warnings(remote.url_of(split), *unused)
@@ -114,4 +117,12 @@ class RemoteFolder:
 
     def identity(self) -> list[str]:
         """The identity of the same folder on a disk."""
-        return identity(below_common_folder(self.paths), lambda index: self.objects[index].size)
+        return identity(self.relative_names(), lambda index: self.objects[index].size)
+
+    def relative_names(self) -> list[str]:
+        """The names of the same folder on a disk."""
+        return below_common_folder(self.paths)
+
+    def __copy__(self) -> "RemoteFolder":
+        """The same images, fetched in an order of their own."""
+        return replace(self)

@@ -65,6 +65,7 @@ class DecodedImages:
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
         self.scratch = Scratch()
         self.bad_images: dict[str, str] = {}
+        self.cumulative: np.ndarray | None = None
         self.loading_seconds = 0.0  # of all threads
         self.lock = threading.Lock()
         # A source that fetches images over a network gets the coming order; threads that wait for images fail.
@@ -200,6 +201,7 @@ class ArraySource:
         is_target = labels.dtype == np.float32 or labels.dtype.names
         self.labels = np.ascontiguousarray(labels, None if is_target else np.int32)
         self.bad_images = dict(bad_images or {})
+        self.cumulative: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,5 +1,6 @@
 """The names of classes, and their weights. Equal names in two sets of images are one class, whatever its label in each."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from jaxdp.choices import kind_of_task
 from jaxdp.config import Config
 from jaxdp.data.image_folder import normalized, same_names
 from jaxdp.errors import ConfigError
+from jaxdp.fields import LARGEST
 
 CLASS_NUMBER = r"0|[1-9][0-9]{0,8}"
 HINT = "use the classes of the training, with the same names or, if these had none, the same numbers"
@@ -61,16 +63,21 @@ def matching_labels(
 
 
 def with_class_weights(config: Config, train: Any) -> Config:
-    """The config with numbers in place of balanced class weights: images / (classes * images of the class), or for several
-    labels an image, images without the label / images with it.
-
-    train: the training images. Raises ConfigError for data that have no `labels`, an array of all of them, or a class without
-    images.
-    """
+    """The config with numbers in place of balanced class weights, see `balanced_weights`. train: the training images."""
     optimizer = config.optimizer
     if optimizer.class_weights != "balanced":
         return config
-    field, hint = "optimizer.class_weights", "give a number for each class, or datasets with an attribute `labels`"
+    weights = tuple(balanced_weights(config, train, "optimizer.class_weights").tolist())
+    return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, class_weights=weights))
+
+
+def balanced_weights(config: Config, train: Any, field: str) -> np.ndarray:
+    """images / (classes * images of the class), or for several labels an image, images without the label / images with it.
+
+    field: for errors. Raises ConfigError for training images that have no `labels`, an array of all of them, or a class without
+    images.
+    """
+    hint = "give weights in place of balanced, or datasets with an attribute `labels`"
     labels = getattr(train, "labels", None)
     if labels is None:
         reason = f"data.source={config.data.source!r} has its labels only with the images"
@@ -80,8 +87,7 @@ def with_class_weights(config: Config, train: Any) -> Config:
         positive = labels.sum(0)
         if not positive.all():
             raise ConfigError(field, "balanced", reason=f"no training image has the label {positive.argmin()}", hint=hint)
-        weights = tuple(((len(labels) - positive) / positive).tolist())
-        return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, class_weights=weights))
+        return (len(labels) - positive) / positive
     if labels.shape != (len(train),) or labels.dtype.kind not in "iub" or not np.all((labels >= 0) & (labels < classes)):
         found = f"{labels.dtype} of shape {labels.shape} for {len(train)} images"
         reason = f"the labels of the training set are {found}, not a class, 0 to {classes - 1}, for each"
@@ -89,5 +95,20 @@ def with_class_weights(config: Config, train: Any) -> Config:
     counts = np.bincount(labels, minlength=classes)
     if not counts.all():
         raise ConfigError(field, "balanced", reason=f"no training image has the class {counts.argmin()}", hint=hint)
-    weights = tuple((counts.sum() / (len(counts) * counts)).tolist())
-    return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, class_weights=weights))
+    return counts.sum() / (len(counts) * counts)
+
+
+def image_weights(config: Config, train: Any) -> np.ndarray:
+    """What `data.sampling` balanced or weights draws the training images in proportion to, float64 [N].
+
+    Raises ConfigError for data that do not have the labels or the weights.
+    """
+    if config.data.sampling == "balanced":
+        return balanced_weights(config, train, "data.sampling")[np.asarray(train.labels, np.int64)]
+    with contextlib.suppress(AttributeError, IndexError, TypeError, ValueError):
+        weights = np.asarray(train.source.weights, np.float64)
+        if weights.shape == (len(train),) and np.all((weights >= 0) & (weights <= LARGEST)) and weights.any():
+            return weights
+    reason = f"the training set has no `weights` of shape ({len(train)},), from 0 to {LARGEST:g} and not all 0"
+    hint = "give arrays (images, labels, names or None, weights), or an object with this attribute"
+    raise ConfigError("data.sampling", config.data.sampling, reason=reason, hint=hint)

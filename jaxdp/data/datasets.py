@@ -1,10 +1,12 @@
 """The training and evaluation sets of a run, and the interface of the data sources that open them."""
 
+import copy
 import dataclasses
 import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +16,7 @@ from jaxdp.choices import SOURCES, kind_of_task
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.batch_sources import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.classes import matching_labels, names_of
+from jaxdp.data.held_out import divide, has_held_out
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError, printable
@@ -25,6 +28,8 @@ SIMILAR_NAMES = {  # flag -> (names of the split, names that only look like one)
     "--data.train-split": (("train",), r"(train|training)([ _-].*)?"),
     "--data.eval-split": (EVALUATION_NAMES, r"(val|valid|validation|test|testing|eval|dev)([ _-].*)?"),
 }
+HOLDOUT_HINT = "hold out a tenth of the images with --data.holdout 0.1"
+HELD_OUT = "held-out"  # the split of images that `data.holdout` takes from the training split
 LISTED = 20  # names in a message
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # a data set of small images up to these limits is decoded once
 
@@ -116,6 +121,10 @@ class SplitReader(ABC):
         Raises ConfigError for a split that does not exist, is empty or has other classes.
         """
 
+    def undivided(self, train: str) -> EncodedItems | None:
+        """The images of a data set without splits; None if it has some. train: name of the training split."""
+        return None
+
     def no_split(self, name: str) -> ConfigError:
         """The error for a split that does not exist."""
         names = sorted(self.names())
@@ -131,8 +140,37 @@ class SplitReader(ABC):
         if found := [name for name in EVALUATION_NAMES if name in names]:
             return found[0]
         reason = f"{self.place!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
-        hint = similar_splits(names) or f"name one with --data.eval-split; it has {listed(sorted(names)) or 'none'}"
+        others = f"name one with --data.eval-split; it has {listed(sorted(names)) or 'none'}"
+        hint = similar_splits(names) or f"{HOLDOUT_HINT}, or {others}"
         raise ConfigError("data.eval_split", None, reason=reason, hint=hint)
+
+
+class Divided(SplitReader):
+    """The two parts of a data set that has training images alone."""
+
+    def __init__(self, reader: SplitReader, config: Config) -> None:
+        self.reader, self.config, self.place = reader, config, reader.place
+
+    def names(self) -> Sequence[str]:
+        return [self.config.data.train_split, HELD_OUT]
+
+    def evaluation_name(self, requested: str | None) -> str:
+        return HELD_OUT
+
+    def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
+        if name not in self.names():
+            raise self.no_split(name)
+        return self._parts[name]
+
+    @cached_property
+    def _parts(self) -> dict[str, Any]:
+        train = self.config.data.train_split
+        whole = self.reader.undivided(train)
+        if whole is None:
+            if found := [name for name in EVALUATION_NAMES if name in self.reader.names()]:
+                raise has_held_out(self.config, f"split {found[0]!r}")
+            whole = self.reader.open(train)
+        return dict(zip(self.names(), divide(whole, copy.copy(whole), self.config), strict=True))
 
 
 def similar_splits(names: Sequence[str]) -> str:
@@ -143,6 +181,11 @@ def similar_splits(names: Sequence[str]) -> str:
         if found and not set(usual) & set(found):
             flags.append(f"{flag} {shlex.quote(found[0])}")
     return f"use {' '.join(flags)}" if flags else ""
+
+
+def has_splits(names: Sequence[str], train: str) -> bool:
+    """Whether folders are splits, or may be meant as splits, and not classes. train: name of the training split."""
+    return bool({train, *EVALUATION_NAMES} & {*names} or similar_splits(names))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -163,12 +206,16 @@ class FileSource(Source):
         return len(train), stated_classes(train)
 
     def splits(self, config: Config) -> Sequence[tuple[str, EncodedItems]]:
-        data_set, train_name = self.data_set(config), config.data.train_split
+        data_set, train_name = self._splits_of(config), config.data.train_split
         train, name = data_set.open(train_name), data_set.evaluation_name(config.data.eval_split)
         return [(train_name, train), (name, data_set.open(name, _class_list(train)))]
 
     def split(self, config: Config, name: str) -> EncodedItems:
-        return self.data_set(config).open(name)
+        return self._splits_of(config).open(name)
+
+    def _splits_of(self, config: Config) -> SplitReader:
+        """The data set, with held-out images by `data.holdout`."""
+        return Divided(self.data_set(config), config) if config.data.holdout else self.data_set(config)
 
     def open(self, config: Config, *, may_lack_classes: bool, trained: Sequence[str] | None) -> Datasets:
         if may_lack_classes:
@@ -183,7 +230,7 @@ class FileSource(Source):
 
     def _evaluation_split(self, config: Config) -> EncodedItems:
         """The evaluation split, without the training split, which need not exist."""
-        data_set, train_name, classes = self.data_set(config), config.data.train_split, None
+        data_set, train_name, classes = self._splits_of(config), config.data.train_split, None
         if data_set.matches_classes and train_name in data_set.names():
             classes = _class_list(data_set.open(train_name))
         return data_set.open(data_set.evaluation_name(config.data.eval_split), classes)

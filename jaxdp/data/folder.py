@@ -5,12 +5,12 @@ from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.data import progress
-from jaxdp.data.datasets import FileSource, SplitReader
+from jaxdp.data.datasets import HOLDOUT_HINT, FileSource, SplitReader, has_splits
 from jaxdp.data.image_folder import ImageFolder
 from jaxdp.errors import ConfigError
 from jaxdp.files import is_url
 
-LAYOUT_HINT = "arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE (docs/data.md divides a folder of classes)"
+LAYOUT_HINT = f"arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE, or {HOLDOUT_HINT}"
 
 
 class Folder(FileSource):
@@ -40,6 +40,9 @@ class LocalFolders(SplitReader):
         except OSError as error:
             hint = "give the folder of the images; a relative path starts in the current directory"
             raise ConfigError("data.directory", self.place, reason=error.strerror or str(error), hint=hint) from None
+
+    def undivided(self, train: str) -> ImageFolder | None:
+        return None if has_splits(self.names(), train) else ImageFolder.open(self.root)
 
     def open(self, name: str, classes: list[str] | None = None) -> ImageFolder:
         if (self.root / name).is_dir():

@@ -7,7 +7,8 @@ import numpy as np
 
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.batch_sources import ItemSource
-from jaxdp.data.datasets import Datasets, Source, decode_items, stated_classes
+from jaxdp.data.datasets import HOLDOUT_HINT, Datasets, Source, decode_items, stated_classes
+from jaxdp.data.held_out import divide, has_held_out
 from jaxdp.data.image_folder import normalized
 from jaxdp.errors import ConfigError, first_line, place_in_user_code
 from jaxdp.targets import BadTarget, Target, own_target
@@ -19,8 +20,10 @@ class ArrayItems:
     """Images and labels of the caller, without a copy.
 
     images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers from 0, or booleans, [N]; or [N, C], each 0 or 1.
-    classes: the largest label plus one, or C; or the names of the classes.
+    classes: the largest label plus one, or C; or the names of the classes. weights: if given, [N] of `data.sampling`.
     """
+
+    weights: Any
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
@@ -67,7 +70,7 @@ class Given(Source):
             hint = "pass them in Python: jaxdp.train(config, workdir, datasets=(training, evaluation))"
             raise ConfigError("data.source", GIVEN, reason="the images are given from Python", hint=hint)
         try:
-            return check_pair(self.make(config.data), own_target(config.task))
+            return check_pair(self.make(config.data), config)
         except ConfigError:
             raise
         except Exception as error:
@@ -85,36 +88,47 @@ def open_pair(
     source: str = GIVEN,
 ) -> Datasets:
     """Data sets of (training, evaluation) items from Python; see `Source.open`. source: name of their data source."""
-    train, evaluation = check_pair(pair, own_target(config.task))
+    train, evaluation = check_pair(pair, config)
     return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, trained=trained)
 
 
-def check_pair(pair: Any, target: Target | None) -> tuple[ItemSource, ItemSource]:
-    """The training and the evaluation items. target: of a registered task.
+def check_pair(pair: Any, config: Config) -> tuple[ItemSource, ItemSource]:
+    """The training and the evaluation items; of a pair (training, None) they are parts of the first, by `data.holdout`.
 
-    Raises ConfigError for anything but a pair of arrays or of objects with items.
+    Raises ConfigError for anything but a pair of arrays or of objects with items, and for a pair that needs no division.
     """
-    items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
+    target, items = own_target(config.task), tuple(pair) if isinstance(pair, (tuple, list)) else ()
+    if is_alone := len(items) == 2 and items[1] is None:
+        items = (items[0], items[0])
+    if is_alone and not config.data.holdout:
+        raise ConfigError("datasets", reason="have no evaluation images", hint=f"give some in place of None, or {HOLDOUT_HINT}")
     pairs = "give ((images, labels), (evaluation_images, evaluation_labels))"
     if len(items) == 2 and all(hasattr(item, "ndim") for item in items):
         raise ConfigError("datasets", reason="are two arrays, not two data sets", hint=pairs)
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
         reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
         raise ConfigError("datasets", reason=reason, hint=pairs)
-    training, evaluation = (as_source(item, name, target) for item, name in zip(items, ("training", "evaluation"), strict=True))
-    return training, evaluation
+    training = as_source(items[0], "training", target)
+    if is_alone:
+        return divide(training, training, config)
+    if config.data.holdout:
+        raise has_held_out(config, "images of the pair")
+    return training, as_source(items[1], "evaluation", target)
 
 
 def as_source(item: Any, name: str, target: Target | None = None) -> ItemSource:
-    """A source of arrays (images, labels) or (images, labels, names of the classes); any other object unchanged.
+    """A source of arrays (images, labels, names of the classes or None, weights), without the last ones too; any other object
+    unchanged.
 
     target: of a registered task, whose labels may be a mapping of arrays.
 
     Raises ConfigError as `_array_items` and `with_names`, and for a name that stands there twice.
     """
-    if not (isinstance(item, (tuple, list)) and len(item) in (2, 3) and getattr(item[0], "ndim", 0) >= 3):
+    if not (isinstance(item, (tuple, list)) and len(item) in (2, 3, 4) and getattr(item[0], "ndim", 0) >= 3):
         return item
     items = _array_items(np.asarray(item[0]), item[1], name, target=target)
+    if len(item) == 4:
+        items.weights = item[3]
     if len(item) == 2 or item[2] is None:
         return items
     names = [str(one) for one in item[2]]

@@ -78,7 +78,11 @@ class ImageFolder:
 
     def identity(self) -> list[str]:
         """What tells this split from others, wherever it lies: see `identity`."""
-        return identity(below_common_folder(self.paths), lambda index: file_size(self.paths[index]))
+        return identity(self.relative_names(), lambda index: file_size(self.paths[index]))
+
+    def relative_names(self) -> list[str]:
+        """CLASS/IMAGE for each image."""
+        return below_common_folder(self.paths)
 
 
 def identity(names: list[str], size_of: Callable[[int], int]) -> list[str]:
@@ -89,8 +93,8 @@ def identity(names: list[str], size_of: Callable[[int], int]) -> list[str]:
 
 def below_common_folder(paths: list[str]) -> list[str]:
     """Paths without the folder that all have in common, which the first and the last in alphabetical order have."""
-    start = len(os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))]))
-    return [path[start:] for path in paths]
+    common = os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])
+    return [path[len(common) :] if common else f"/{path}" for path in paths]
 
 
 def file_size(path: str | Path) -> int:

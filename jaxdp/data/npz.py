@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jaxdp.data.datasets import listed
+from jaxdp.data.datasets import HOLDOUT_HINT, listed
 from jaxdp.data.file_format import FileFormat
 from jaxdp.data.from_python import ArrayItems
 from jaxdp.errors import ConfigError, first_line
@@ -32,9 +32,13 @@ class Npz(FileFormat):
 
     def names(self) -> Sequence[str]:
         if not (pairs := self._pairs()):
-            hint = f"give the folder of {self.path.name}, with one such file for each split" if {*WHOLE} <= {*self.keys} else ""
+            folder = f"give the folder of {self.path.name}, with one such file for each split, or {HOLDOUT_HINT}"
+            hint = folder if {*WHOLE} <= {*self.keys} else ""
             raise self._lacks("SPLIT_images and SPLIT_labels, or x_SPLIT and y_SPLIT,", hint)
         return list(pairs)
+
+    def undivided(self, train: str) -> ArrayItems | None:
+        return None if self._pairs() or not {*WHOLE} <= {*self.keys} else self.whole([self], None)
 
     def no_split(self, name: str) -> ConfigError:
         error = super().no_split(name)

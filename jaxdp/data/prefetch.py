@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Data
 from jaxdp.data.batch_sources import ArraySource, DecodedImages
-from jaxdp.data.sampler import repeated_positions, sample_ids
+from jaxdp.data.sampler import drawn_ids, repeated_positions, sample_ids
 from jaxdp.parallel.mesh import AXES
 from jaxdp.targets import as_tree, counts, without_ignored
 
@@ -44,10 +44,11 @@ def image_bytes(data: Data) -> int:
 class BatchSource(Protocol):
     """A data set that returns batches; its results depend on the arguments alone.
 
-    bad_images: name -> reason of the images that could not be read.
+    bad_images: name -> reason of the images that could not be read. cumulative: see `drawn_ids`; None: epochs are shuffled.
     """
 
     bad_images: dict[str, str]
+    cumulative: np.ndarray | None
 
     def __len__(self) -> int: ...
 
@@ -102,15 +103,21 @@ class BatchRows(NamedTuple):
         return cls(first + offsets, repeated_positions(offsets, first=first, global_batch=global_batch, repeats=repeats))
 
 
+def ids_of(source: BatchSource, seed: int, positions: np.ndarray) -> np.ndarray:
+    """The id of the sample at each position of the order, int64 [B]: shuffled, or drawn if the source says so."""
+    cumulative = getattr(source, "cumulative", None)
+    return sample_ids(seed, positions, len(source)) if cumulative is None else drawn_ids(seed, positions, cumulative)
+
+
 def load_images(source: BatchSource, seed: int, rows: BatchRows) -> Batch:
     """{"images", "labels", "positions"} of these rows."""
-    images, labels = source.batch(sample_ids(seed, rows.order, len(source)), rows.positions)
+    images, labels = source.batch(ids_of(source, seed, rows.order), rows.positions)
     return {"images": images, "labels": labels, "positions": rows.positions.astype(np.uint32)}
 
 
 def load_indices(source: ArraySource, seed: int, rows: BatchRows) -> Batch:
     """`load_images` for an `ArraySource` that is resident on the devices: "indices" [B] int32 replace the images."""
-    indices = sample_ids(seed, rows.order, len(source))
+    indices = ids_of(source, seed, rows.order)
     positions = rows.positions.astype(np.uint32)
     return {"indices": indices.astype(np.int32), "labels": source.labels[indices], "positions": positions}
 
@@ -229,7 +236,7 @@ class DeviceIterator:
         self.chunk_rows = chunk_rows or self.rows
         load: Callable[..., Batch] = load_indices if resident else load_images
         if not resident:
-            read_ahead(source, (sample_ids(seed, rows.order, len(source)) for rows in self._rows(first, end)))
+            read_ahead(source, (ids_of(source, seed, rows.order) for rows in self._rows(first, end)))
         self.chunks = Prefetcher(partial(load, source, seed), self._rows(first, end), on_close=partial(stop_reading, source))
 
     def _rows(self, first: int, end: int) -> Iterator[BatchRows]:

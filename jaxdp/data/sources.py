@@ -7,10 +7,13 @@ a local disk no client of object storage.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxdp.choices import SOURCES, TASKS
 from jaxdp.config import Config
 from jaxdp.data import from_python
 from jaxdp.data.batch_sources import ArraySource, ItemSource
+from jaxdp.data.classes import image_weights
 from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, Source, model_classes, with_classes
 from jaxdp.errors import ConfigError
 
@@ -54,8 +57,14 @@ def open_datasets(
     Other arguments, errors: as of `Source.open`.
     """
     if pair is not None:
-        return from_python.open_pair(config, pair, may_lack_classes=may_lack_classes, trained=trained)
-    return source_of(config).open(config, may_lack_classes=may_lack_classes, trained=trained)
+        opened = from_python.open_pair(config, pair, may_lack_classes=may_lack_classes, trained=trained)
+    else:
+        opened = source_of(config).open(config, may_lack_classes=may_lack_classes, trained=trained)
+    if config.data.sampling != "shuffle" and not may_lack_classes:
+        sums = np.cumsum(image_weights(with_classes(config, opened.class_count), opened.train))
+        for source in (opened.train, *opened.resized.values()):
+            source.cumulative = sums / sums[-1]
+    return opened
 
 
 def is_resident(datasets: Datasets, platform: str) -> bool:

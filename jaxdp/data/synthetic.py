@@ -43,6 +43,7 @@ class SyntheticSource:
         self.examples, self.image_size, self.classes = examples, image_size, classes
         self.key = (seed << 8) + split
         self.bad_images: dict[str, str] = {}
+        self.cumulative: np.ndarray | None = None
         self.colors = np.random.Generator(np.random.Philox(key=[7, classes])).integers(0, 128, (classes, 3), np.uint8)
 
     def __len__(self) -> int:

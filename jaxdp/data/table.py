@@ -20,7 +20,7 @@ import google_crc32c
 import numpy as np
 
 from jaxdp.data import progress
-from jaxdp.data.datasets import listed
+from jaxdp.data.datasets import HOLDOUT_HINT, listed
 from jaxdp.data.decode import ImageError, read_image
 from jaxdp.data.file_format import FileFormat, measured, numbered, several
 from jaxdp.data.image_folder import file_size, identity
@@ -70,9 +70,12 @@ class Table(FileFormat):
 
     def names(self) -> Sequence[str]:
         if "" in self.splits:
-            hint = "add it, with train or val in each row, or give a folder with train.csv and val.csv"
+            hint = f"add it, with train or val in each row, give a folder with train.csv and val.csv, or {HOLDOUT_HINT}"
             raise self.error(f"no column {SPLIT_COLUMN!r}", hint)
         return list(self.splits)
+
+    def undivided(self, train: str) -> "TableItems | None":
+        return self.read("", None) if "" in self.splits else None
 
     def read(self, name: str, classes: list[str] | None) -> "TableItems":
         return TableItems(self, self.splits[name], classes)
@@ -255,9 +258,12 @@ class TableItems:
 
     def identity(self) -> list[str]:
         """What tells these rows from others, wherever the table lies: see `identity`."""
+        return identity(self.relative_names(), lambda index: self._size(self.rows.images[index]))
+
+    def relative_names(self) -> list[str]:
+        """The path of each image below the folder of the table, or the checksum of an encoded one."""
         images, folder = self.rows.images, f"{self.table.path.parent}/"
-        names = [image.removeprefix(folder) if isinstance(image, str) else str(google_crc32c.value(image)) for image in images]
-        return identity(names, lambda index: self._size(images[index]))
+        return [image.removeprefix(folder) if isinstance(image, str) else str(google_crc32c.value(image)) for image in images]
 
     def _size(self, image: str | bytes) -> int:
         return len(image) if isinstance(image, bytes) else file_size(self._path(image))

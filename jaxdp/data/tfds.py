@@ -35,6 +35,8 @@ class Prepared(FileSource):
     def size(self, config: Config) -> tuple[int, int | None]:
         """See `RemoteData.size`; a published size is known without the data."""
         data, published = config.data, SOURCES[config.data.source]
+        if data.holdout:
+            return super().size(config)
         if published.train_images is not None and data.train_split == "train" and data.directory is None:
             return published.train_images, published.classes
         train = self.data_set(config).describe(data.train_split)

@@ -91,6 +91,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     whole = f"{plan.total_samples / plan.examples:.1f}"
     rounded = f" (whole steps make it {whole})" if whole != f"{config.epochs:.1f}" else ""
     epochs = plural(config.epochs, "epoch", "g") + rounded
+    drawn = {"balanced": ", classes equally often", "weights": ", by weights"}.get(config.data.sampling, "")
+    drawn += f", {config.data.holdout:.3g} of each class held out" * bool(config.data.holdout)
     loss = LOSSES[optimizer.loss].title if optimizer.loss in LOSSES.builtin else f"{optimizer.loss}, registered"
     if TASKS[config.task].own:
         loss = f"of the task {config.task}"
@@ -99,7 +101,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("run", f"{config.name}, seed {config.seed}, {epochs}, {plural(plan.total_steps, 'step', ',')}"),
         ("model", f"{config.model.title}, {config.model.dtype}, {model_summary['parameters']:,} parameters"),
         ("compute", f"{model_summary['macs']:,} multiply-adds an image{f' of {size}x{size}' * (sizes != {size})}"),
-        ("data", f"{config.data.source}, {plural(plan.examples, 'image', ',')} of {shown} an epoch"),
+        ("data", f"{config.data.source}, {plural(plan.examples, 'image', ',')} of {shown} an epoch{drawn}"),
         ("input", f"up to {_size(memory['host'])} per host, {_size(memory['device'])} per device for two batches"),
         ("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}"),
         ("devices", devices),

@@ -31,11 +31,11 @@ def train(
     checkpoint or of another run continues from it in this directory. accept_changes: resume although the configuration or the
     data differ from the checkpoint's. schedule_from_now: begin the learning-rate schedule anew at the checkpoint, for the
     remaining epochs. The run stores the checkpoint's epoch as `schedule.from_epoch`. datasets: (training, evaluation) in place
-    of the config's source. Each is a pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3], labels [N]) or an object with
-    `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label). The object needs `classes`, a number or a list of
-    names, unless `config.model.classes` is set. Fields that only the config's source uses are reset. callbacks: objects of
-    subclasses of `jaxdp.Callback`. initial_params: arrays {"params": ..., "batch_stats": ...} from which the run starts in
-    place of `finetune.weights`, such as the result of `jaxdp.load_params`.
+    of the config's source, or (training, None) with `data.holdout`. Each is a pair of arrays (images uint8 [N, H, W] or [N, H,
+    W, 1 or 3], labels [N]) or an object with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label). The object
+    needs `classes`, a number or a list of names, unless `config.model.classes` is set. Fields that only the config's source
+    uses are reset. callbacks: objects of subclasses of `jaxdp.Callback`. initial_params: arrays {"params": ..., "batch_stats":
+    ...} from which the run starts in place of `finetune.weights`, such as the result of `jaxdp.load_params`.
 
     Shows the run in the notebook's cell, else on stdout. Error messages name flags of the command line: `--resume never` is
     here the argument resume="never".

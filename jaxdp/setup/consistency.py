@@ -77,6 +77,8 @@ def data_digest(source: Any) -> str:
     digest = hashlib.sha256(np.ascontiguousarray(images).tobytes() + np.ascontiguousarray(labels).tobytes())
     labels = np.asarray(getattr(items, "labels", ()))
     digest.update((labels.astype(np.int64) if labels.dtype.kind in "iub" else labels).tobytes())
+    if (cumulative := getattr(source, "cumulative", None)) is not None:
+        digest.update(cumulative.tobytes())
     if hasattr(items, "identity"):
         digest.update("\0".join(items.identity()).encode("utf-8", "surrogateescape"))
     for each in (source, items):

@@ -170,7 +170,7 @@ def test_only_small_and_few_images_are_kept_in_memory(pictures, monkeypatch):
 
 def test_the_evaluation_split_is_the_requested_one_or_the_first_with_a_usual_name(tmp_path):
     splits = LocalFolders(tmp_path)
-    with pytest.raises(ConfigError, match=r"none of the splits val, validation, valid, test; name one .*; it has none$"):
+    with pytest.raises(ConfigError, match=r"none of the splits val, .*, test; hold out .*, or name one .*; it has none$"):
         splits.evaluation_name(None)
     for name in ("train", "test", "valid", "validation", "val"):
         (tmp_path / name).mkdir()
