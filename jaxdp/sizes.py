@@ -26,7 +26,7 @@ def model_summary(config: Config) -> dict[str, Any]:
     from jaxdp.models import create
     from jaxdp.models.summary import check_image_size, summary
     from jaxdp.optim.checks import check_loss
-    from jaxdp.optim.groups import check_groups, decayed_counts
+    from jaxdp.optim.groups import check_groups, each_factor, factors_of
     from jaxdp.registration import check_augmentation
     from jaxdp.tasks.checks import check_outputs
 
@@ -36,14 +36,17 @@ def model_summary(config: Config) -> dict[str, Any]:
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):
         check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
-    counted = summary(config.model, (size, size, 3), config.finetune.always_frozen)
+    model = create(config.model, platform="any")
+    counted = summary(
+        config.model,
+        (size, size, 3),
+        config.finetune.always_frozen,
+        decays=lambda params: each_factor("decay", factors_of(config, model, params)),
+    )
     check_outputs(config, counted["outputs"])
-    model, trainable = create(config.model, platform="any"), counted["trainable_shapes"][0]
     check_groups(config, model, counted["shapes"][0])
     counted["target_bytes"] = target_of(config).dtype.itemsize
     counted["output_bytes"] = sum(4 * math.prod(part.shape) for part in jax.tree.leaves(counted.pop("outputs")))
-    if config.optimizer.adapt == "all" or config.optimizer.groups:
-        counted |= decayed_counts(config, model, trainable)
     width = WIRE_BYTES[config.reduce.wire_dtype]
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     messages = []

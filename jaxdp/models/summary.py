@@ -1,6 +1,7 @@
 """Size and cost of a network, from an abstract trace, and the number of values that it normalizes over."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -36,8 +37,10 @@ def check_image_size(config: ModelConfig, size: int, *, trained: int, field: str
         raise ConfigError(field, size, reason=reason, hint="omit it") from None
 
 
-def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stages: int = 0) -> dict:
-    """Size and cost of a network, from an abstract trace.
+def summary(
+    config: ModelConfig, image_shape: tuple[int, int, int], frozen_stages: int = 0, *, decays: Callable = is_matrix_or_larger
+) -> dict:
+    """Size and cost of a network, from an abstract trace. decays: (parameters) -> a tree of whether they decay.
 
     Returns parameters (number of all), macs (multiply-adds of one image), statistics (number of trainable batch statistics),
     decayed and not_decayed (trainable tensors with and without weight decay and trust ratio), sizes (name -> tensor sizes of
@@ -49,7 +52,7 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
     trainable, trainable_stats = (model.trainable(tree, frozen_stages) for tree in (params, stats))
     sizes_by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(trainable[name])] for name in sorted(trainable)}
     sizes = [size for tensor_sizes in sizes_by_name.values() for size in tensor_sizes]
-    mask = jax.tree.leaves(is_matrix_or_larger(trainable))
+    mask = [bool(factor) for factor in jax.tree.leaves(decays(trainable))]
 
     def count(decayed: bool) -> dict:
         selected = [size for size, decays in zip(sizes, mask, strict=True) if decays == decayed]

@@ -1,7 +1,6 @@
 """Parameter groups: the factors of each parameter on learning rate and weight decay (`optimizer.groups`, `layer_decay`)."""
 
 import difflib
-import math
 import re
 from typing import Any, NamedTuple
 
@@ -11,8 +10,6 @@ from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Group
 from jaxdp.errors import ConfigError
 from jaxdp.network import Network
-
-DECAYED = (("decayed", True), ("not_decayed", False))
 
 
 class Factors(NamedTuple):
@@ -33,9 +30,14 @@ def factors_of(config: Config, model: Network, params: Any) -> Any:
         group = next((group for group in optimizer.groups if re.search(group.pattern, path_of(path))), None)
         rate = config.finetune.layer_decay ** above.get(path[0].key, 0) * (group.rate if group else 1.0)
         decays = float(all_decay or leaf.ndim > 1)
-        return Factors(group, rate, decays if group is None or group.decay is None else group.decay)
+        return Factors(group, rate, decays if group is None or group.decay is None else float(group.decay))
 
     return jax.tree.map_with_path(factors, params)
+
+
+def each_factor(name: str, tree: Any) -> Any:
+    """A tree of `Factors` with one of them alone."""
+    return jax.tree.map(lambda factors: getattr(factors, name), tree, is_leaf=lambda leaf: isinstance(leaf, Factors))
 
 
 def path_of(path: tuple) -> str:
@@ -55,15 +57,6 @@ def listed_parameters(config: Config, model: Network, params: Any) -> list[dict[
         | {name: getattr(factors, name) * (path[0].key in trained) for name in ("rate", "decay")}
         for (path, leaf), factors in found
     ]
-
-
-def decayed_counts(config: Config, model: Network, trainable: Any) -> dict[str, dict[str, int]]:
-    """Numbers of tensors and parameters that decay and that do not decay, of the trainable parameters."""
-    pairs = [*zip(jax.tree.leaves(trainable), _leaves(factors_of(config, model, trainable)), strict=True)]
-    sizes = {
-        name: [math.prod(leaf.shape) for leaf, factors in pairs if bool(factors.decay) == decays] for name, decays in DECAYED
-    }
-    return {name: {"tensors": len(found), "parameters": sum(found)} for name, found in sizes.items()}
 
 
 def check_groups(config: Config, model: Network, params: Any) -> None:

@@ -14,8 +14,8 @@ import optax
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Adam, Lars, Optimizer, Sgd
 from jaxdp.errors import ConfigError, first_line, kind_of
-from jaxdp.optim.groups import Factors
-from jaxdp.optim.rules import MASKS, DecayFactors, add_weight_decay, in_float32, lamb, lars, scale_by_adam
+from jaxdp.optim.groups import each_factor
+from jaxdp.optim.rules import MASKS, Decays, add_weight_decay, in_float32, lamb, lars, scale_by_adam
 from jaxdp.optim.squares import SquaredNorms, norm
 
 Scalar: TypeAlias = "float | jax.Array"
@@ -36,8 +36,8 @@ def build_optimizer(
     `squares`, the sums of squares of whole tensors; without them it computes them, which is wrong for shards.
     """
     build = _registered_in_groups if config.name in OPTIMIZERS.registered else OPTIMIZERS.implementation(config.name)
-    decay_factors = None if factors_of is None else lambda params: _each(lambda factors: factors.decay, factors_of(params))
-    rule = optax.with_extra_args_support(optax.chain(build(config, learning_rate, momentum, decay_factors=decay_factors)))
+    decays = None if factors_of is None else lambda params: each_factor("decay", factors_of(params))
+    rule = optax.with_extra_args_support(optax.chain(build(config, learning_rate, momentum, decays=decays)))
     rule = _in_parts(rule, later) if later else rule
 
     def update(gradient: Any, state: Any, params: Any = None, *, squares: SquaredNorms | None = None) -> tuple[Any, Any]:
@@ -48,7 +48,7 @@ def build_optimizer(
             gradient, squares = jax.tree.map(lambda g: factor * g, gradient), squares.scale_gradient(factor)
         updates, state = rule.update(gradient, state, params, squares=squares)
         if factors_of is not None:  # in every optimizer, the update is proportional to the learning rate
-            rates = _each(lambda factors: factors.rate, factors_of(updates))
+            rates = each_factor("rate", factors_of(updates))
             updates = jax.tree.map(lambda u, rate: u if rate == 1 else rate * u, updates, rates)
         return updates, state
 
@@ -78,20 +78,16 @@ def _in_parts(rule: optax.GradientTransformationExtraArgs, later: Collection[str
     return optax.GradientTransformationExtraArgs(lambda params: StateInParts(*map(rule.init, split(params))), update)
 
 
-def _each(function: Callable[[Factors], Any], tree: Any) -> Any:
-    return jax.tree.map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Factors))
-
-
 def _registered_in_groups(
-    config: Optimizer, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
+    config: Optimizer, learning_rate: Scalar, momentum: Scalar, *, decays: Decays = None
 ) -> optax.GradientTransformation:
     """What the user's function builds; for parameters with another factor on weight decay, from a config with that decay."""
-    factors = {1.0, *(group.decay for group in config.groups if group.decay is not None)}
-    if decay_factors is None or factors == {1.0}:
+    factors = {1.0, *(float(group.decay) for group in config.groups if group.decay is not None)}
+    if decays is None or factors == {1.0}:
         return _registered(config, learning_rate, momentum)
-    decays = {str(factor): dataclasses.replace(config, weight_decay=config.weight_decay * factor) for factor in factors}
-    rules = {name: _registered(each, learning_rate, momentum) for name, each in decays.items()}
-    return optax.partition(rules, lambda params: jax.tree.map(str, decay_factors(params)))
+    configs = {str(factor): dataclasses.replace(config, weight_decay=config.weight_decay * factor) for factor in factors}
+    rules = {name: _registered(each, learning_rate, momentum) for name, each in configs.items()}
+    return optax.partition(rules, lambda params: jax.tree.map(str, decays(params)))
 
 
 def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
@@ -109,9 +105,7 @@ def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> o
     return built
 
 
-def build_lars(
-    config: Lars, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
-) -> optax.GradientTransformation:
+def build_lars(config: Lars, learning_rate: Scalar, momentum: Scalar, *, decays: Decays = None) -> optax.GradientTransformation:
     return lars(
         learning_rate,
         momentum,
@@ -120,17 +114,15 @@ def build_lars(
         eps=config.eps,
         nesterov=config.nesterov,
         mask=MASKS[config.adapt],
-        decay_factors=decay_factors,
+        decays=decays,
     )
 
 
-def build_sgd(
-    config: Sgd, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
-) -> optax.GradientTransformation:
+def build_sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar, *, decays: Decays = None) -> optax.GradientTransformation:
     """SGD with the rate outside the velocity, equation 9 of Goyal et al. (arXiv 1706.02677): a change of the rate needs no
     correction of the momentum."""
     rule = optax.chain(
-        add_weight_decay(config.weight_decay, decay_factors),
+        add_weight_decay(config.weight_decay, decays),
         optax.trace(decay=momentum, nesterov=config.nesterov),
         optax.scale(-learning_rate),
     )
@@ -138,18 +130,16 @@ def build_sgd(
 
 
 def build_adamw(
-    config: Adam, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
+    config: Adam, learning_rate: Scalar, momentum: Scalar, *, decays: Decays = None
 ) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
     rule = optax.chain(
         scale_by_adam(b1=momentum, b2=config.beta2, eps=1e-8),  # PyTorch's default
-        add_weight_decay(config.weight_decay, decay_factors),
+        add_weight_decay(config.weight_decay, decays),
         optax.scale(-learning_rate),
     )
     return in_float32(rule)
 
 
-def build_lamb(
-    config: Adam, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
-) -> optax.GradientTransformation:
-    return lamb(learning_rate, momentum, config.beta2, weight_decay=config.weight_decay, decay_factors=decay_factors)
+def build_lamb(config: Adam, learning_rate: Scalar, momentum: Scalar, *, decays: Decays = None) -> optax.GradientTransformation:
+    return lamb(learning_rate, momentum, config.beta2, weight_decay=config.weight_decay, decays=decays)

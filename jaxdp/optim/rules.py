@@ -1,7 +1,7 @@
 """The update rules of optimizers, composed from optax transformations: LARS, Adam and LAMB, and what all optimizers share.
 
 Optimizers compute in float32, and keep their state in float32, whatever the dtypes of gradient and parameters. In every
-optimizer, matrices and larger tensors decay: not biases, not parameters of batch normalization. `decay_factors`, a function
+optimizer, matrices and larger tensors decay: not biases, not parameters of batch normalization. `decays`, a function
 of the parameters, returns a tree of other factors on weight decay; tensors of factor 0 do not decay.
 """
 
@@ -15,7 +15,7 @@ import optax
 
 from jaxdp.optim.squares import SquaredNorms, local_sums_of_squares
 
-DecayFactors: TypeAlias = Callable[[Any], Any] | None
+Decays: TypeAlias = Callable[[Any], Any] | None
 
 
 def with_schedules(build: Callable[..., optax.GradientTransformation], **hyperparameters: Any) -> optax.GradientTransformation:
@@ -59,9 +59,9 @@ MASKS: dict[str, Callable[[Any], Any]] = {
 """The tensors with LARS's trust ratio and decay, by `optimizer.adapt`."""
 
 
-def add_weight_decay(weight_decay: Any, decay_factors: DecayFactors = None) -> optax.GradientTransformation:
+def add_weight_decay(weight_decay: Any, decays: Decays = None) -> optax.GradientTransformation:
     """g -> g + weight_decay * w for the tensors that decay: SGD applies it to the gradient, AdamW and LAMB to Adam's update."""
-    factors_of = decay_factors or is_matrix_or_larger
+    factors_of = decays or is_matrix_or_larger
 
     def update(updates: Any, params: Any) -> Any:
         return jax.tree.map(partial(_decayed, weight_decay=weight_decay), updates, params, factors_of(params))
@@ -76,9 +76,9 @@ def _decayed(gradient: jax.Array, weight: jax.Array, factor: float, *, weight_de
 
 
 def scale_by_lars_ratio(
-    *, weight_decay: float, trust_coefficient: float, eps: float, mask: Any, decay_factors: DecayFactors = None
+    *, weight_decay: float, trust_coefficient: float, eps: float, mask: Any, decays: Decays = None
 ) -> optax.GradientTransformation:
-    """g -> t * (g + decay * w) with a trust ratio t per tensor; t = 1, and decay = 0 without `decay_factors`, outside the mask.
+    """g -> t * (g + decay * w) with a trust ratio t per tensor; t = 1, and decay = 0 without `decays`, outside the mask.
 
     t = trust_coefficient * |w| / (|g| + decay * |w| + eps), as in You et al.'s code, TensorFlow and MLPerf; t = 1 if |w| or |g|
     is 0. optax.lars has |g + decay * w| in the denominator. `update` takes the sums of squares of the whole tensors as
@@ -97,7 +97,7 @@ def scale_by_lars_ratio(
         if params is None:
             raise ValueError("LARS requires the parameters: call update(gradients, state, params)")
         masks = mask(params) if callable(mask) else mask
-        squares, factors = squares or SquaredNorms.compute(updates, params), decay_factors(params) if decay_factors else masks
+        squares, factors = squares or SquaredNorms.compute(updates, params), decays(params) if decays else masks
         decayed = jax.tree.map(partial(_decayed, weight_decay=weight_decay), updates, params, factors)
         norms = squares.params, squares.gradient, factors
         ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, *norms)
@@ -115,7 +115,7 @@ def lars(
     eps: float = 1e-6,
     nesterov: bool = False,
     mask: Any = None,
-    decay_factors: DecayFactors = None,
+    decays: Decays = None,
 ) -> optax.GradientTransformation:
     """LARS (You et al., arXiv 1708.03888): momentum SGD whose rate for each tensor follows the norms of its weights w and
     gradient g.
@@ -125,7 +125,7 @@ def lars(
 
     learning_rate, momentum: a float, a traced scalar or a schedule (step -> value). mask: a tree of bools, or a function of the
     parameters that returns one: whether trust ratio and decay apply (default: to tensors of two or more dimensions).
-    decay_factors: a function of the parameters that returns a tree of factors on weight decay (default: 1 in the mask, else 0).
+    decays: a function of the parameters that returns a tree of factors on weight decay (default: 1 in the mask, else 0).
     Its `update` needs the parameters. optax.lars has norm(g + b w) in the denominator, and a constant momentum.
     """
     mask = is_matrix_or_larger if mask is None else mask
@@ -133,11 +133,7 @@ def lars(
     def build(learning_rate: Any, momentum: Any) -> optax.GradientTransformation:
         return optax.chain(
             scale_by_lars_ratio(
-                weight_decay=weight_decay,
-                trust_coefficient=trust_coefficient,
-                eps=eps,
-                mask=mask,
-                decay_factors=decay_factors,
+                weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps, mask=mask, decays=decays
             ),
             optax.scale(learning_rate),
             optax.trace(decay=momentum, nesterov=nesterov),
@@ -197,21 +193,21 @@ def lamb(
     *,
     eps: float = 1e-6,
     weight_decay: float = 1e-4,
-    decay_factors: DecayFactors = None,
+    decays: Decays = None,
 ) -> optax.GradientTransformation:
     """LAMB, algorithm 2 of You et al. (arXiv 1904.00962): u = m / (sqrt(s) + eps) + b w; w = w - L norm(w) / norm(u) u.
 
     m and s are unbiased moving averages of the gradient and its square, even if b1 changes. Decay b and the ratio of norms
     apply to tensors of two or more dimensions, as with LARS.
 
-    learning_rate, b1: a float, a traced scalar or a schedule (step -> value). decay_factors: as of `lars`.
+    learning_rate, b1: a float, a traced scalar or a schedule (step -> value). decays: as of `lars`.
     Its `update` needs the parameters.
     """
 
     def build(learning_rate: Any, b1: Any) -> optax.GradientTransformation:
         return optax.chain(
             scale_by_adam(b1=b1, b2=b2, eps=eps),
-            add_weight_decay(weight_decay, decay_factors),
+            add_weight_decay(weight_decay, decays),
             scale_by_trust_ratio(),
             optax.scale(-learning_rate),
         )
