@@ -174,3 +174,11 @@ def test_a_frozen_run_continues_unfrozen_but_not_the_reverse(config, tmp_path):
 def test_another_number_of_epochs_scales_the_boundary(config):
     assert scale_schedule(config, ["--epochs", "6"]).finetune.unfreeze_epoch == 3.0
     assert scale_schedule(config, ["--epochs", "6", "--finetune.unfreeze-epoch", "2"]).finetune.unfreeze_epoch == 1.0
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_a_run_with_an_optimizer_without_state_saves_on_both_sides_of_the_boundary(config, tmp_path):
+    jaxdp.register_optimizer("mine", lambda config, rate, momentum: optax.sgd(rate))
+    states = whole(dataclasses.replace(config, optimizer=Optimizer(name="mine")), tmp_path / "run")
+    kernels = [states[samples][0]["conv1"]["kernel"] for samples in (48, 64, 80)]
+    assert [same(kernels[0], kernel) for kernel in kernels] == [True, True, False]
