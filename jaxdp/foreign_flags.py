@@ -196,7 +196,7 @@ _NO_ROWS = {
     "dry-run": "use jaxdp plan",
     "memory": "jaxdp plan always prints the memory of a run",
     "remode": "jaxdp erases with the mean of the data set, timm's const",
-    "multi-label": "an image has one label",
+    "multi-label": "use --task labels",
     "quiet": "redirect the output, as in > log.txt; in Python with contextlib.redirect_stdout(io.StringIO())",
     "max-steps": "give the length with --epochs, which may be a fraction",
     "no-resume": "use --resume never",
