@@ -7,12 +7,12 @@ Without these flags the recipe trains on the handwritten digits from random weig
 
 Source: none; the values are common choices, not tuned:
 
-    rates          0.01 for a batch of 64; ten times that for the new classifier: `--finetune.head-multiplier 10`
+    rates          0.01 for a batch of 64; ten times that for the new classifier: `--optimizer.groups fc:rate=10`
     frozen         nothing; to freeze the first layers: `--finetune.weights FILE --finetune.frozen-stages 2`
     augmentation   random resized crop of a quarter of the image or more, and flip
 """
 
-from jaxdp.config import Augment, Config, Data, Finetune, Model, Optimizer, Phase, Schedule
+from jaxdp.config import Augment, Config, Data, Group, Model, Optimizer, Phase, Schedule
 
 
 def config() -> Config:
@@ -23,7 +23,13 @@ def config() -> Config:
         augment=Augment(min_area=0.25),
         model=Model(depth=50, classes=10),
         batch=(Phase(global_batch=64),),
-        optimizer=Optimizer(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4, label_smoothing=0.1),
+        optimizer=Optimizer(
+            name="sgd",
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=1e-4,
+            label_smoothing=0.1,
+            groups=(Group("fc", rate=10.0),),
+        ),
         schedule=Schedule(name="cosine", learning_rate=0.01, warmup_epochs=1.0),
-        finetune=Finetune(head_multiplier=10.0),
     )

@@ -16,7 +16,7 @@ import jaxdp
 from jaxdp import flag_help, flag_table, flags
 from jaxdp import foreign_flags as foreign
 from jaxdp.cli import bench, main
-from jaxdp.config import Config
+from jaxdp.config import Config, Group
 from jaxdp.fields import Section
 from jaxdp.registry import OneOf
 from jaxdp.run_records import RECORD_FIELDS
@@ -24,6 +24,7 @@ from jaxdp.validation import RESUME_SAFE_FIELDS
 
 ROOT = Path(__file__).parents[1]
 TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", types.NoneType: "None"}
+TYPES |= {Group: "group `PATTERN:rate=FACTOR,decay=FACTOR`, in Python `jaxdp.config.Group(pattern, rate, decay)`"}
 LIMITS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}", "max_length": "at most {} characters"}
 LIMITS |= {"pattern": "matching `{}`"}
 SUBCOMMANDS = {"bench": [f"bench {name}" for name in bench.BENCHES], "data": ["data prepare"]}

@@ -437,6 +437,35 @@ class BinaryLoss(Section):
 
 
 @dataclass(frozen=True)
+class Group(Section):
+    """A parameter group: factors of the parameters whose paths a pattern matches; `fc:rate=10,decay=0` as text.
+
+    pattern: regular expression, searched in paths such as layer1_0/conv1/kernel. rate: factor on the learning rate. decay:
+    factor on weight decay (None: 1 for tensors that decay without the group, else 0).
+    """
+
+    pattern: Annotated[str, Field(min_length=1)]
+    rate: NonNegative = 1.0
+    decay: NonNegative | None = None
+
+    def __str__(self) -> str:
+        given = {"rate": self.rate} | ({} if self.decay is None else {"decay": self.decay})
+        return f"{self.pattern}:{','.join(f'{name}={factor:g}' for name, factor in given.items())}"
+
+    @classmethod
+    def from_text(cls, text: str, field: str) -> "Group":
+        """The group of a text. Raises ConfigError, of `field`, for any other text."""
+        pattern, _, factors = text.rpartition(":")
+        try:
+            return cls(pattern, **{name: float(factor) for name, factor in (part.split("=") for part in factors.split(","))})
+        except (TypeError, ValueError):
+            hint = "for example 'fc:rate=10' or 'bias|scale:decay=0'"
+            raise ConfigError(
+                field, text, reason="must be PATTERN:rate=FACTOR,decay=FACTOR, or one of the two", hint=hint
+            ) from None
+
+
+@dataclass(frozen=True)
 class Optimizer(BinaryLoss, Lars, Adam):
     """Parameter updates and regularization."""
 
@@ -445,6 +474,10 @@ class Optimizer(BinaryLoss, Lars, Adam):
     """A number for each class, its factor in the training loss as `weight` of PyTorch's cross_entropy (softmax), or for each
     label of the task labels, the factor of its positive targets as `pos_weight` (binary, binary_sum). balanced: images /
     (classes * images of the class), or images without the label / images with it, from the training labels (empty: none)"""
+    groups: Annotated[tuple[Group, ...], FromList] = ()
+    """Parameter groups, such as 'fc:rate=10' 'bias|scale:decay=0': factors on learning rate and weight decay of the parameters
+    in whose paths the regular expression is found. The first group that matches applies. A decay factor also makes biases and
+    normalization decay. `jaxdp plan --parameters` lists the paths (empty: none)"""
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     loss_scale: Literal["none", "dynamic"] | float = "none"
@@ -460,8 +493,15 @@ class Optimizer(BinaryLoss, Lars, Adam):
     the first step, as in timm; warmup: these, with the decay 1 - 1 / step^(2/3) until it is `average_decay`, as in timm"""
 
     def check(self) -> None:
-        """Class weights and a fixed loss scale are positive; the start of an average is not given without an average."""
+        """Class weights and a fixed loss scale are positive; the start of an average is not given without an average; patterns
+        of groups are regular expressions."""
         super().check()
+        for group in self.groups:
+            try:
+                re.compile(group.pattern)
+            except re.error as error:
+                reason, hint = f"{group.pattern!r} is no regular expression: {error}", r"write a literal ( as \("
+                raise ConfigError("optimizer.groups", str(group), reason=reason, hint=hint) from None
         if self.average_start != Optimizer.average_start and self.average_decay is None:
             reason, hint = "not used without optimizer.average_decay", "omit it, or use --optimizer.average-decay 0.9999"
             raise ConfigError("optimizer.average_start", self.average_start, reason=reason, hint=hint)
@@ -485,8 +525,23 @@ class Finetune(Section):
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
     """Number of frozen parts, with their batch statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
     to 5, all but the classifier"""
-    head_multiplier: Positive = 1.0
-    """Learning rate of the classifier relative to the rate of the other layers"""
+    unfreeze_epoch: Positive | None = None
+    """Epoch of the run from which the frozen parts train too: from the first step at or past it (None: never). Their
+    optimizer state begins at zero, and their batch statistics follow the training images from then on"""
+    layer_decay: Annotated[float, Field(ge=SMALLEST, le=1)] = 1.0
+    """Factor on the learning rate for each layer below the classifier, as in timm: layer_decay^k for the k-th one. The layers
+    of a ResNet are its blocks and the stem, of a registered module what its method `stages` returns (1: none). It multiplies
+    the rates of `optimizer.groups`"""
+
+    @property
+    def frozen(self) -> int:
+        """The frozen parts at first; in the config of `unfrozen` 0."""
+        return 0 if self.unfreeze_epoch == 0 else self.frozen_stages
+
+    @property
+    def always_frozen(self) -> int:
+        """The parts that are frozen to the end of the run."""
+        return self.frozen_stages if self.unfreeze_epoch is None else 0
 
 
 @dataclass(frozen=True)
@@ -703,6 +758,11 @@ def skips_steps(config: Config) -> bool:
 def phase_image_size(config: Config, index: int) -> int:
     """Height and width of the training images of a phase, in pixels."""
     return config.batch[index].image_size or config.data.image_size
+
+
+def unfrozen(config: Config) -> Config:
+    """The config of training steps after `finetune.unfreeze_epoch`, and of their state."""
+    return replace(config, finetune=replace(config.finetune, unfreeze_epoch=0.0))
 
 
 def at_image_size(config: Config, size: int) -> Config:

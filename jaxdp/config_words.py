@@ -44,6 +44,7 @@ def optimizer_words(optimizer: Optimizer) -> str:
     if optimizer.momentum_rule != "constant":
         rule = _readable(optimizer.momentum_rule)
         words.append(f"momentum {optimizer.momentum:g} at batch {MOMENTUM_BATCH} with rule {rule!r}")
+    words += ["parameter groups " + " ".join(map(str, optimizer.groups))] * bool(optimizer.groups)
     if optimizer.clip_norm is not None:
         words.append(f"gradients clipped to norm {optimizer.clip_norm:g}")
     if optimizer.average_decay is not None:
@@ -78,7 +79,8 @@ def finetuning_words(config: Config) -> str:
     frozen = ["the stem"] * (finetune.frozen_stages > 0)
     frozen += [f"{finetune.frozen_stages - 1} stage{'s' * (finetune.frozen_stages > 2)}"] * (finetune.frozen_stages > 1)
     start = finetune.weights or ("given parameters" if finetune.digest else "random weights")
-    words = [f"from {start}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
-    if finetune.head_multiplier != 1.0:
-        words.append(f"learning rate of the classifier times {finetune.head_multiplier:g}")
+    until = "" if finetune.unfreeze_epoch is None else f" until epoch {finetune.unfreeze_epoch:g}"
+    words = [f"from {start}", f"{' and '.join(frozen)} frozen{until}" if frozen else "nothing frozen"]
+    if finetune.layer_decay != 1.0:
+        words.append(f"learning rate times {finetune.layer_decay:g} for each layer below the classifier")
     return ", ".join(words)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
@@ -92,6 +93,8 @@ class Flag:
                 return choice
         if str in self.types:
             return value
+        for parse in filter(None, map(_from_text, self.types)):
+            return parse(value, self.name)
         for kind in [kind for kind in NUMBERS if kind in self.types]:
             with contextlib.suppress(ValueError):
                 return kind(value)
@@ -149,7 +152,12 @@ class Flags:
                     self.groups[section] = cast(type, annotation)
                 self._add(annotation, default, inner, path=here, group=section)
                 continue
-            if isinstance(default, tuple) and default and dataclasses.is_dataclass(default[0]):
+            if (
+                isinstance(default, tuple)
+                and default
+                and dataclasses.is_dataclass(default[0])
+                and not _from_text(type(default[0]))
+            ):
                 self.groups[section] = type(default[0])
                 for index, item in enumerate(default):
                     self._add(type(item), item, f"{inner}{index}.", path=(*here, index), group=section)
@@ -177,6 +185,11 @@ def default_of(field: dataclasses.Field, value: Any) -> tuple[Any, bool]:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory(), False
     return (), True  # of any number of values; any other is given
+
+
+def _from_text(kind: Any) -> Callable[[str, str], Any] | None:
+    """The method with which a section is one value of a flag, such as `jaxdp.config.Group`; None for other types."""
+    return getattr(kind, "from_text", None)
 
 
 def _without_marks(annotation: Any) -> tuple[Any, list]:

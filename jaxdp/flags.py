@@ -182,8 +182,8 @@ def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> 
         values = values if flags.named[counterpart.flag].repeated else values[:1]
         return error(hint=counterpart.hint(values, program, lambda words: _is_valid(flags, words)))
     own = [flag for flag in flags.named if _last(flag) == last]
-    if len(own) != 1 and flags.groups and joined in NO_COUNTERPART:
-        return error(hint=NO_COUNTERPART[joined])
+    if len(own) != 1 and flags.groups and (advice := NO_COUNTERPART.get(joined) or NO_COUNTERPART.get(last)):
+        return error(hint=advice)
     near = own[0] if len(own) == 1 else nearest(name, [*flags.named, "--help"])
     return error(hint=f"did you mean {near}?" if near else f"`{flags.help_command(program)}` lists all flags")
 

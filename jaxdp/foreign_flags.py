@@ -1,4 +1,4 @@
-"""Flags of other trainers (torchvision's references, timm, PyTorch's ImageNet example, FFCV) and what jaxdp has instead.
+"""Flags of torchvision, timm, PyTorch's ImageNet example, FFCV, Lightning and Hugging Face, and what jaxdp has instead.
 
 The site of the manual lists them on the page of docs/coming_from.md.
 """
@@ -37,6 +37,10 @@ def _dtype(name: str) -> str:
 
 def _ratio(text: str) -> str | None:
     return text if re.fullmatch(r"0?\.\d+|1(\.0*)?", text) else None
+
+
+def _second(text: str) -> str | None:
+    return text.partition(" ")[2] or None
 
 
 def _policy(text: str) -> str | None:
@@ -94,51 +98,61 @@ _ONE_MIX = "mixup, cutmix or mixup_or_cutmix"
 _ROWS = {
     "lr base-lr": Counterpart(_RATE),
     "lr-base": Counterpart(_RATE, "for the schedule goyal, the rate at a batch of 256, scaled linearly"),
-    "sched lr-scheduler scheduler": Counterpart(
+    "sched lr-scheduler lr-scheduler-type scheduler": Counterpart(
         "--schedule.name", "cosine, polynomial, goyal (steps)", "goyal", convert=_schedule
     ),
     "warmup lr-warmup-epochs": Counterpart("--schedule.warmup-epochs", "per step, linear"),
+    "warmup-ratio": Counterpart("--schedule.warmup-epochs", "the ratio times --epochs", "5", convert=lambda _: None),
     "warmup-lr": Counterpart("--schedule.start"),
-    "min-lr": Counterpart("--schedule.end"),
+    "min-lr lr-min": Counterpart("--schedule.end"),
     "decay-milestones milestones": Counterpart("--schedule.boundaries", f"epochs; {_STEPS}"),
     "decay-rate lr-gamma gamma": Counterpart("--schedule.factor", _STEPS),
-    "num-epochs": Counterpart("--epochs", "scales warm-up and boundaries in proportion"),
-    "opt optimizer": Counterpart("--optimizer.name", "--help optimizer lists jaxdp's", "sgd"),
+    "num-epochs max-epochs num-train-epochs": Counterpart("--epochs", "scales warm-up and boundaries in proportion"),
+    "opt optim optimizer": Counterpart("--optimizer.name", "--help optimizer lists jaxdp's", "sgd"),
     "wd": Counterpart("--optimizer.weight-decay", "not of biases and normalization"),
-    "smoothing": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
+    "adam-beta1": Counterpart("--optimizer.momentum"),
+    "adam-beta2": Counterpart("--optimizer.beta2"),
+    "opt-betas": Counterpart("--optimizer.beta2", "the first one is --optimizer.momentum", "0.999", convert=_second),
+    "smoothing label-smoothing-factor": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
+    "finetune-head-multiplier": Counterpart("--optimizer.groups", "", "fc:rate=10", form="--optimizer.groups fc:rate={}"),
+    "norm-weight-decay bias-weight-decay": Counterpart(
+        "--optimizer.groups", "a factor on weight decay", "bias|scale:decay=0", convert=lambda _: None
+    ),
     "class-weights": Counterpart("--optimizer.class-weights", "a number for each class, or balanced"),
     "criterion": Counterpart("--optimizer.loss", "softmax or binary", "softmax"),
     "bce-loss": Counterpart("--optimizer.loss", form="--optimizer.loss binary"),
     "bce-target-thresh": Counterpart("--optimizer.target-threshold"),
-    "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
+    "clip-grad clip-grad-norm max-grad-norm gradient-clip-val": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart(
         "--optimizer.average-decay", "the decay of each step; --optimizer.average-start initial is timm's", "0.9999"
     ),
     "model-ema-warmup": Counterpart(
         "--optimizer.average-start", form="--optimizer.average-start warmup --optimizer.average-decay 0.9999"
     ),
-    "-b batch batch-size": Counterpart(
+    "-b batch batch-size per-device-train-batch-size": Counterpart(
         "--batch.0.global-batch", "the batch of all GPUs together; a second phase has --batch.1.global-batch"
     ),
-    "val-interval": Counterpart("--evaluation.every-epochs"),
+    "val-interval check-val-every-n-epoch": Counterpart("--evaluation.every-epochs"),
     "-a arch model": Counterpart("--model.depth", "18, 34, 50, 101, 152; other models with --model.name", "50", convert=_depth),
-    "num-classes": Counterpart("--model.classes", "follows from the data"),
+    "num-classes num-labels": Counterpart("--model.classes", "follows from the data"),
     "amp bf16": Counterpart(_DTYPE, form=f"{_DTYPE} bfloat16"),
     "fp16": Counterpart(_DTYPE, form=f"{_DTYPE} float16 --optimizer.loss-scale dynamic"),
     "amp-dtype precision": Counterpart(_DTYPE, "", "bfloat16", convert=_dtype),
-    "sync-bn": Counterpart("--model.norm", form="--model.norm synchronized"),
+    "sync-bn sync-batchnorm": Counterpart("--model.norm", form="--model.norm synchronized"),
     "bn-momentum": Counterpart(
         "--model.norm-momentum", "PyTorch's 0.1 is 0.9 here", "0.9", convert=lambda value: f"{1 - float(value):.6g}"
     ),
-    "drop-path": Counterpart("--model.drop-path", "of the last block; 0 for the first, as in timm's ResNets", "0.1"),
+    "drop-path drop-connect": Counterpart(
+        "--model.drop-path", "of the last block; 0 for the first, as in timm's ResNets", "0.1"
+    ),
     "use-blurpool": Counterpart(
         "--model.blur-pool", "FFCV's form; Composer's is convolutions_and_pool", form="--model.blur-pool convolutions"
     ),
-    "grad-checkpointing": Counterpart("--model.remat", form="--model.remat"),
+    "grad-checkpointing gradient-checkpointing": Counterpart("--model.remat", form="--model.remat"),
     "pretrained-path initial-checkpoint": Counterpart("--finetune.weights", "a safetensors file"),
     "freeze": Counterpart("--finetune.frozen-stages", "1 the stem, 2 also the first stage, ... 5 all but the classifier"),
     "dataset": Counterpart("--data.source", "folder, or a name of tensorflow-datasets", "imagenet2012", convert=_source),
-    "data data-dir data-path": Counterpart(
+    "data data-dir data-path train-dir": Counterpart(
         "--data.directory", "folder: images in SPLIT/CLASS/", "pets", form="--data.directory {} --data.source folder"
     ),
     "val-split": Counterpart("--data.eval-split"),
@@ -148,7 +162,7 @@ _ROWS = {
     "val-resize-size": Counterpart("--data.eval-resize"),
     "crop-pct": Counterpart("--data.eval-resize", "", "0.95", convert=_ratio),
     "interpolation": Counterpart("--data.eval-interpolation", "of evaluation", "bicubic"),
-    "-j workers num-workers": Counterpart("--data.threads", "threads of a process; default: all cores"),
+    "-j workers num-workers dataloader-num-workers": Counterpart("--data.threads", "threads of a process; default: all cores"),
     "mixup mixup-alpha": Counterpart(_MIX, _ONE_MIX, "0.2", form=f"{_MIX} mixup --data.mix-alpha {{}}"),
     "cutmix cutmix-alpha": Counterpart(_MIX, _ONE_MIX, "1.0", form=f"{_MIX} cutmix --data.mix-alpha {{}}"),
     "aa auto-augment": Counterpart(
@@ -164,43 +178,80 @@ _ROWS = {
     "train-interpolation": Counterpart("--augment.crop-interpolation", "of random_resized_crop", "random"),
     "scale": Counterpart("--augment.min-area", "smallest area of a random crop, of random_resized_crop"),
     "hflip": Counterpart("--augment.flip", "probability one half, or --augment.no-flip", form="--augment.flip"),
-    "output output-dir save-dir": Counterpart("--workdir", trains=True),  # other commands read a run there
+    "output output-dir save-dir default-root-dir": Counterpart("--workdir", trains=True),  # other commands read a run there
     "-n nproc-per-node": Counterpart("--processes", "", "2", command="jaxdp launch"),
-    "experiment": Counterpart("--name"),
-    "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the best one"),
-    "patience early-stopping": Counterpart("--stop.patience", "evaluations without a better --stop.metric", "5"),
-    "log-interval print-freq": Counterpart("--logging.every-steps", "of metrics.jsonl; a line is printed every 15 s"),
+    "experiment run-name": Counterpart("--name"),
+    "data-seed seed-everything": Counterpart("--seed"),
+    "checkpoint-hist save-total-limit": Counterpart("--checkpoint.keep", "besides the best one"),
+    "resume-from-checkpoint ckpt-path": Counterpart("--resume", "the same command resumes a run by itself", trains=True),
+    "eval-metric metric-for-best-model monitor": Counterpart(
+        "--stop.metric", "", "eval_accuracy", convert=lambda name: f"eval_{name.removeprefix('eval_')}"
+    ),
+    "patience early-stopping early-stopping-patience": Counterpart(
+        "--stop.patience", "evaluations without a better --stop.metric", "5"
+    ),
+    "log-interval print-freq logging-steps log-every-n-steps": Counterpart(
+        "--logging.every-steps", "of metrics.jsonl; a line is printed every 15 s"
+    ),
     "wandb log-wandb wandb-project": Counterpart("--logging.wandb", "takes the project", "digits"),
-    "use-deterministic-algorithms": Counterpart("--compile.deterministic", form="--compile.deterministic"),
+    "use-deterministic-algorithms full-determinism": Counterpart("--compile.deterministic", form="--compile.deterministic"),
 }
 # Name without the leading -- (a short flag with its dash).
 COUNTERPARTS = {name: counterpart for names, counterpart in _ROWS.items() for name in names.split()}
 
 _EVALUATION_BATCH = "not needed: a run evaluates as many images at a time as it trains on, other commands 64 on each device"
 _NO_ROWS = {
-    "opt-eps": "it is 1e-8 in adamw and 1e-6 in lamb; for another value register the optimizer (docs/extending.md)",
-    "validation-batch-size val-batch-size eval-batch-size evaluation-batch-size": _EVALUATION_BATCH,
+    "opt-eps adam-epsilon": (
+        "it is 1e-8 in adamw and 1e-6 in lamb; for another value register the optimizer (docs/extending.md)"
+    ),
+    "validation-batch-size val-batch-size eval-batch-size evaluation-batch-size per-device-eval-batch-size": _EVALUATION_BATCH,
+    "clip-mode gradient-clip-algorithm": (
+        "--optimizer.clip-norm clips by the norm of all gradients; for clipping by value see docs/extending.md"
+    ),
+    "tta": "use jaxdp evaluate --flip, the mean over an image and its mirror image",
     "drop dropout": "the built-in ResNet has none; a registered model may",
-    "device gpu gpus accelerator": (
+    "device devices gpu gpus accelerator no-cuda use-cpu": (
         "a run uses all GPUs that it sees; CUDA_VISIBLE_DEVICES selects them; plan takes --devices"
     ),
-    "ddp find-unused-parameters": "not needed: a run is always data-parallel, on all GPUs that it sees",
-    "local-rank world-size dist-url dist-backend multiprocessing-distributed": (
+    "ddp find-unused-parameters ddp-find-unused-parameters fsdp deepspeed": (
+        "not needed: a run is always data-parallel, on all GPUs that it sees"
+    ),
+    "local-rank world-size num-nodes dist-url dist-backend ddp-backend multiprocessing-distributed": (
         "jaxdp reads the launcher's variables; see docs/clusters.md"
     ),
     "grad-accum grad-accumulation accumulate-grad-batches grad-accum-steps gradient-accumulation-steps": (
         "devices accumulate if --batch.0.global-batch exceeds devices x --batch.0.per-worker-batch"
     ),
-    "torchcompile channels-last": "not needed: jaxdp always compiles the step, with channels last",
+    "torchcompile torch-compile torchscript fuser channels-last": "not needed: the step is compiled, with channels last",
     "pretrained": "give a weight file with --finetune.weights; jaxdp downloads none",
     "test-only evaluate eval eval-only": "use jaxdp evaluate",
-    "dry-run": "use jaxdp plan",
+    "dry-run fast-dev-run": "use jaxdp plan",
     "memory": "jaxdp plan always prints the memory of a run",
     "remode": "jaxdp erases with the mean of the data set, timm's const",
-    "multi-label": "an image has one label",
-    "quiet": "redirect the output, as in > log.txt; in Python with contextlib.redirect_stdout(io.StringIO())",
+    "multi-label": "use --task labels",
+    "bce-pos-weight": "use --optimizer.class-weights with --task labels",
+    "in-chans": "images have three channels; gray ones are repeated",
+    "lr-noise lr-cycle-mul lr-cycle-decay lr-cycle-limit lr-k-decay lr-step-size": "register a schedule (docs/extending.md)",
+    "vflip no-aug color-jitter-prob grayscale-prob gaussian-blur-prob aug-splits augmix-severity": (
+        "register an augmentation (docs/extending.md), or choose one with --data.augmentation"
+    ),
+    "do-train do-eval do-predict": "use jaxdp train, jaxdp evaluate, jaxdp predict",
+    "eval-strategy evaluation-strategy eval-steps val-check-interval": "use --evaluation.every-epochs, which may be a fraction",
+    "save-strategy save-steps": "use --checkpoint.every-epochs or --checkpoint.every-minutes",
+    "load-best-model-at-end": "jaxdp keeps the best checkpoint; evaluate, predict and export take --checkpoint best",
+    "report-to logger": "use --logging.wandb or --logging.mlflow; TensorBoard is always written",
+    "push-to-hub": "use jaxdp export, whose directory huggingface_hub uploads",
+    "limit-train-batches limit-val-batches overfit-batches max-train-samples max-eval-samples": (
+        "use a slice of the data, such as --data.train-split train[:10%] of tensorflow-datasets"
+    ),
+    "quiet disable-tqdm enable-progress-bar": (
+        "redirect the output, as in > log.txt; in Python with contextlib.redirect_stdout(io.StringIO())"
+    ),
+    "warmup-steps": "give it with --schedule.warmup-epochs, which may be a fraction",
     "max-steps": "give the length with --epochs, which may be a fraction",
     "no-resume": "use --resume never",
+    "max-time": "send SIGTERM, as `timeout 8h jaxdp train` does: the run saves and can be resumed",
+    "overwrite-output-dir": "use --resume never, which takes a new directory",
     "start-epoch": "the same command resumes a run where it stopped",
 }
 # Name -> what to do instead, for flags that have no flag of the same purpose.

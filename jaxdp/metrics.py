@@ -117,7 +117,8 @@ def check(name: str) -> None:
     """Raise ConfigError for a value of `stop.metric` that is neither built in nor registered."""
     if name not in METRICS:
         call = f"jaxdp.register_metric({bare(name)!r}, ...)"
-        hint = f"{suggest(name, METRICS)}, or register it with {call}, or give the recipe that registers it with --config"
+        known = suggest(PREFIX + bare(name), METRICS)
+        hint = f"{known}, or register it with {call}, or give the recipe that registers it with --config"
         raise ConfigError("stop.metric", name, reason="unknown metric", hint=hint)
 
 

@@ -1,12 +1,13 @@
 """Plan of a run: phases, steps, devices and hyperparameters, computed from a Config before anything is compiled."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 
 from jaxdp import schedules
-from jaxdp.config import RESNET, Config, Phase, phase_image_size
+from jaxdp.config import RESNET, Config, Phase, at_image_size, phase_image_size, unfrozen
 from jaxdp.errors import ConfigError, plural
 from jaxdp.fields import LARGEST
 from jaxdp.parallel.mesh import choose_shape
@@ -23,7 +24,8 @@ class PlannedPhase:
     first_sample: samples seen before its first step. first_epoch, last_epoch: where its steps start and end. vertical,
     horizontal: shape of its mesh. accumulation: workers (ghost batches) per device. local_devices: devices of its mesh in each
     process. Batches are numbers of images. image_size: height and width of its training images, in pixels. normalized_values:
-    the fewest values of a channel over which batch normalization averages, if they are at most FEW_VALUES; else None.
+    the fewest values of a channel over which batch normalization averages, if they are at most FEW_VALUES; else None. unfrozen:
+    whether it begins after `finetune.unfreeze_epoch`, which divides a batch phase into two with the same index.
     """
 
     index: int
@@ -41,7 +43,13 @@ class PlannedPhase:
     momentum: float
     local_devices: int
     image_size: int
+    unfrozen: bool = False
     normalized_values: int | None = None
+
+    def config_of(self, config: Config) -> Config:
+        """The config of its training steps."""
+        config = at_image_size(config, self.image_size)
+        return unfrozen(config) if self.unfrozen else config
 
     @property
     def devices(self) -> int:
@@ -153,14 +161,12 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
     check_targets(config)  # again, now that the number of classes is known
     check_stop(config)
     machine = _Machine(devices, hosts, hosts if processes is None else processes)
-    spans = phase_steps(config.batch, config.epochs, examples)
     phases, errors = [], {}
-    for index, span in enumerate(spans):
-        if span[1] > 0:
-            try:
-                phases.append(_plan_phase(config, index, span=span, examples=examples, machine=machine))
-            except ConfigError as error:
-                errors[str(error)] = error
+    for index, span in _spans(config, examples):
+        try:
+            phases.append(_plan_phase(config, index, span=span, examples=examples, machine=machine))
+        except ConfigError as error:
+            errors[str(error)] = error
     if errors:
         first, *others = errors.values()
         hint = "; also ".join(filter(None, [first.hint, *map(str, others)]))
@@ -170,7 +176,23 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
         reason = f"{plan.total_samples} samples with {examples} training images; must be less than 2^32 samples"
         raise ConfigError("epochs", config.epochs, reason=reason)
     _check_rates(plan)
+    epoch, last = config.finetune.unfreeze_epoch, plan.phases[-1]
+    if epoch is not None and not last.unfrozen:
+        reason = f"no step begins at or after it: the last one begins at epoch {(last.end - last.global_batch) / examples:.4g}"
+        raise ConfigError("finetune.unfreeze_epoch", epoch, reason=reason, hint="use an earlier one, or omit it")
     return plan
+
+
+def _spans(config: Config, examples: int) -> Iterator[tuple[int, tuple[int, int, bool]]]:
+    """(index, (first sample, number of steps, whether they are after unfreezing)) of the parts of phases with steps."""
+    epoch = config.finetune.unfreeze_epoch
+    boundary = math.inf if epoch is None else samples_until(epoch, examples)
+    for index, (first, steps) in enumerate(phase_steps(config.batch, config.epochs, examples)):
+        batch = config.batch[index].global_batch
+        before = min(steps, math.ceil(max(0, boundary - first) / batch)) if epoch is not None else steps
+        for span in ((first, before, False), (first + before * batch, steps - before, True)):
+            if span[1] > 0:
+                yield index, span
 
 
 @dataclass(frozen=True)
@@ -180,9 +202,9 @@ class _Machine:
     processes: int
 
 
-def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: int, machine: _Machine) -> PlannedPhase:
-    """One phase with its mesh. span: (first sample, steps)."""
-    phase, (first_sample, steps) = config.batch[index], span
+def _plan_phase(config: Config, index: int, *, span: tuple[int, int, bool], examples: int, machine: _Machine) -> PlannedPhase:
+    """One phase with its mesh. span: (first sample, steps, unfrozen)."""
+    phase, (first_sample, steps, is_unfrozen) = config.batch[index], span
     if phase.global_batch > examples:
         reason = f"the training set has only {plural(examples, 'image')}"
         hint = f"use {_fitting_batch(index, phase.per_worker_batch, examples)}"
@@ -213,6 +235,7 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
         momentum=_momentum(config, index),
         local_devices=used // machine.processes,
         image_size=phase_image_size(config, index),
+        unfrozen=is_unfrozen,
     )
     if config.model.name == RESNET and per_worker > FEW_VALUES:  # in every layer
         return planned

@@ -142,6 +142,7 @@ def adapt(config: Config, flags: list[str]) -> Recipe:
         "phases": scaled.batch != reset.batch,
         "warm-up": after.warmup_epochs != before.warmup_epochs,
         "learning-rate steps": after.boundaries != before.boundaries,
+        "unfreezing": scaled.finetune != reset.finetune,
     }
     notes = [f"the recipe's {field} is reset: {reason}" for field, reason in unusable.items()]
     optimizer = flag_value(flags, "--optimizer.name") or config.optimizer.name
@@ -167,7 +168,7 @@ def reset_for_network(config: Config, flags: list[str]) -> Config:
 
 
 def scale_schedule(config: Config, flags: list[str]) -> Config:
-    """`config` with phase ends, warm-up and schedule boundaries scaled if `flags` change the number of epochs.
+    """`config` with phase ends, warm-up, boundaries and `unfreeze_epoch` scaled if `flags` change the number of epochs.
 
     `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them.
     """
@@ -195,7 +196,9 @@ def scale_schedule(config: Config, flags: list[str]) -> Config:
         warmup_epochs=scaled("schedule.warmup_epochs", config.schedule.warmup_epochs),
         boundaries=scaled("schedule.boundaries", config.schedule.boundaries),
     )
-    return dataclasses.replace(config, batch=batch, schedule=schedule)
+    epoch = scaled("finetune.unfreeze_epoch", config.finetune.unfreeze_epoch)
+    finetune = dataclasses.replace(config.finetune, unfreeze_epoch=epoch)
+    return dataclasses.replace(config, batch=batch, schedule=schedule, finetune=finetune)
 
 
 def register_from(recipe: str | None) -> None:

@@ -15,15 +15,18 @@ from jaxdp.targets import target_of
 
 def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
-    per step and message of the gradient and, in float32, of the batch statistics with loss, metric and requests.
+    per step and message of the gradient and, in float32, of the batch statistics with loss, metric and requests. With
+    `finetune.unfreeze_epoch` they are those after unfreezing.
 
     messages: of gradients, then statistics_messages. gathered_messages: bytes of the parameters that a sharded update gathers,
     by message. norms_messages: of its messages of sums of squares.
     """
     import jax
 
+    from jaxdp.models import create
     from jaxdp.models.summary import check_image_size, summary
     from jaxdp.optim.checks import check_loss
+    from jaxdp.optim.groups import check_groups, decayed_counts
     from jaxdp.registration import check_augmentation
     from jaxdp.tasks.checks import check_outputs
 
@@ -33,13 +36,14 @@ def model_summary(config: Config) -> dict[str, Any]:
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):
         check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
-    counted = summary(config.model, (size, size, 3), config.finetune.frozen_stages)
+    counted = summary(config.model, (size, size, 3), config.finetune.always_frozen)
     check_outputs(config, counted["outputs"])
+    model, trainable = create(config.model, platform="any"), counted["trainable_shapes"][0]
+    check_groups(config, model, counted["shapes"][0])
     counted["target_bytes"] = target_of(config).dtype.itemsize
     counted["output_bytes"] = sum(4 * math.prod(part.shape) for part in jax.tree.leaves(counted.pop("outputs")))
-    if config.optimizer.adapt == "all":
-        decayed, rest = counted["decayed"], counted["not_decayed"]
-        counted |= {"decayed": {key: decayed[key] + rest[key] for key in rest}, "not_decayed": dict.fromkeys(rest, 0)}
+    if config.optimizer.adapt == "all" or config.optimizer.groups:
+        counted |= decayed_counts(config, model, trainable)
     width = WIRE_BYTES[config.reduce.wire_dtype]
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     messages = []

@@ -67,8 +67,9 @@ class Target:
             if values.shape == (count, 1) and part.ndim == 1:
                 values = values[:, 0]
             if values.shape != part.shape or values.dtype.kind not in "iubf":
-                given = f"{values.dtype} of shape {values.shape[1:]}{of_name}"
-                raise BadTarget(f"has {given}, and not {part.dtype} of shape {part.shape[1:]}")
+                one = int(values.shape[:1] == part.shape[:1])  # shapes of one image, unless there are too few or too many
+                given = f"{values.dtype} of shape {values.shape[one:]}{of_name}"
+                raise BadTarget(f"has {given}, and not {part.dtype} of shape {part.shape[one:]}")
             with np.errstate(over="ignore", invalid="ignore"):
                 part[...] = values
             usable = np.isfinite(part) if part.dtype.kind == "f" else (part == values) & (part > UNUSABLE)

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import metrics
 from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MIXES, MODELS, OPTIMIZERS, SOURCES, TASKS, kind_of_task
-from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Finetune, Optimizer
+from jaxdp.config import BELOW_ONE, LARGEST_LEVEL, RESNET, Config, Group, Optimizer
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.fields import SMALLEST, Section
 from jaxdp.files import check_local, check_no_password, expand_user
@@ -55,6 +55,7 @@ RESUME_SAFE_FIELDS = (
     "data.directory",
     "data.threads",
 )
+REMOVED = {"finetune.head_multiplier": "use optimizer.groups with the pattern fc and the rate {}"}
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
 PATHS = ("data.directory", "finetune.weights", "storage.directory")  # fields whose ~ is the home directory
 
@@ -131,7 +132,9 @@ def _config_error(error: ValidationError) -> ConfigError:
     if first["type"] == "unexpected_keyword_argument":
         part: Any = Config()
         for name in first["loc"][:-1]:
-            part = part[0] if isinstance(name, int) else getattr(part, name)
+            part = (part or (Group("any"),))[0] if isinstance(name, int) else getattr(part, name)
+        if removed := REMOVED.get(field):
+            return ConfigError(field, reason="removed", hint=removed.format(first["input"]))
         known = [known.name for known in dataclasses.fields(part)]
         return ConfigError(field, reason="unknown field", hint=suggest(str(first["loc"][-1]), known))
     if not field:
@@ -165,9 +168,7 @@ def changes(old: Config, new: Config, ignore: Iterable[str] = RESUME_SAFE_FIELDS
     Fields that `scale_schedule` scales with the number of epochs are not listed but mentioned with it. "auto" of
     `model.batch_norm` equals the form that it selects.
     """
-    flat_old, flat_new = (
-        flatten(dataclasses.asdict(config)) | {"model.batch_norm": config.model.resolved_batch_norm} for config in (old, new)
-    )
+    flat_old, flat_new = map(_comparable, (old, new))
     changed = {
         name: (flat_old.get(name), flat_new.get(name))
         for name in sorted(flat_old.keys() | flat_new.keys())
@@ -180,9 +181,18 @@ def changes(old: Config, new: Config, ignore: Iterable[str] = RESUME_SAFE_FIELDS
     return list(lines.values())
 
 
+def _comparable(config: Config) -> dict[str, Any]:
+    """The leaves of a config, with each group as text."""
+    leaves = {name: value for name, value in flatten(dataclasses.asdict(config)).items() if "optimizer.groups" not in name}
+    groups = tuple(map(str, config.optimizer.groups))
+    return leaves | {"model.batch_norm": config.model.resolved_batch_norm, "optimizer.groups": groups}
+
+
 def _is_scaled(name: str, values: tuple[Any, Any], *, ratio: float) -> bool:
     """Whether a field has changed as `scale_schedule` changes it with the number of epochs."""
-    if ratio == 1 or not re.fullmatch(r"batch\.\d+\.until_epoch|schedule\.(warmup_epochs|boundaries)", name):
+    if ratio == 1 or not re.fullmatch(
+        r"batch\.\d+\.until_epoch|schedule\.(warmup_epochs|boundaries)|finetune\.unfreeze_epoch", name
+    ):
         return False
     before, after = (value if isinstance(value, tuple) else (value,) for value in values)
     if len(before) != len(after) or None in (*before, *after):
@@ -368,7 +378,7 @@ def _check_task(config: Config) -> None:
     if config.data.sampling == "balanced" and kind_of_task(config.task) != "classes":
         reason = f"task={config.task!r} has no classes, one for each image"
         raise ConfigError("data.sampling", "balanced", reason=reason, hint="use weights")
-    if entry.targets is None and config.model.classes == 1:
+    if config.task in TASKS and entry.targets is None and config.model.classes == 1:
         raise ConfigError("model.classes", 1, reason=f"task={config.task!r} needs at least two", hint="omit it")
 
 
@@ -394,7 +404,7 @@ def _check_own_task(config: Config, task: Task) -> None:
 
 def _check_blocks(config: Config) -> None:
     model = config.model
-    if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
+    if model.drop_path and config.finetune.always_frozen == ALL_BLOCKS_FROZEN:
         reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
         raise ConfigError("model.drop_path", model.drop_path, reason=reason, hint="omit it, or freeze fewer stages")
 
@@ -427,13 +437,16 @@ def _check_schedule(config: Config) -> None:
 
 
 def _check_finetune(config: Config) -> None:
-    """The weights are a local file. The parts of a ResNet are known: only they can be frozen or have another rate."""
+    """The weights are a local file. The parts of a ResNet are known: only they can be frozen. Frozen ones can be unfrozen."""
     check_local(config.finetune.weights, "finetune.weights")
-    for field in ("frozen_stages", "head_multiplier"):
-        value = getattr(config.finetune, field)
-        if config.model.name != RESNET and value != getattr(Finetune(), field):
-            reason = f"not supported with model.name={config.model.name!r}"
-            raise ConfigError(f"finetune.{field}", value, reason=reason, hint="omit it")
+    frozen = config.finetune.frozen_stages
+    if config.model.name != RESNET and frozen:
+        reason = f"not supported with model.name={config.model.name!r}"
+        raise ConfigError("finetune.frozen_stages", frozen, reason=reason, hint="omit it")
+    epoch = config.finetune.unfreeze_epoch
+    if epoch is not None and not frozen:
+        hint = "use --finetune.frozen-stages, or omit it"
+        raise ConfigError("finetune.unfreeze_epoch", epoch, reason="nothing is frozen", hint=hint)
 
 
 def _check_source(config: Config) -> None:

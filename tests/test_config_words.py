@@ -61,8 +61,13 @@ def words_of(words, fields: dict) -> str:
         ),
         (
             finetuning_words,
-            {"finetune.frozen_stages": 3, "finetune.head_multiplier": 10.0},
-            "from random weights, the stem and 2 stages frozen, learning rate of the classifier times 10",
+            {"finetune.frozen_stages": 1, "finetune.unfreeze_epoch": 2.5},
+            "from random weights, the stem frozen until epoch 2.5",
+        ),
+        (
+            finetuning_words,
+            {"finetune.frozen_stages": 3, "finetune.layer_decay": 0.75},
+            "from random weights, the stem and 2 stages frozen, learning rate times 0.75 for each layer below the classifier",
         ),
     ],
 )

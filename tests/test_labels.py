@@ -141,6 +141,13 @@ def test_what_several_labels_cannot_have_is_refused(tiny, changes, reason):
         inspect(validate(with_parts(several, **changes)))
 
 
+def test_names_in_one_column_without_a_separator_are_refused_with_it(tmp_path):
+    (tmp_path / "table.csv").write_text("image,tags,split\na.png,cat;dog,train\nb.png,cat;dog,val\n")
+    data = Data(source="file", directory=str(tmp_path / "table.csv"), label_column=("tags",))
+    with pytest.raises(ConfigError, match=r"task='labels': the training set has one label .*--data\.label-separator"):
+        inspect(dataclasses.replace(jaxdp.Config(), task="labels", data=data))
+
+
 def test_wrong_labels_are_named_with_row_and_value(several, tmp_path):
     config, (training, evaluation) = several
     wrong = training[1].astype(float)

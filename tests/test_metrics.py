@@ -101,6 +101,8 @@ def test_unknown_or_wrong_metric_is_named_in_one_line(trained, tiny, tmp_path):
         ConfigError, match=r"^stop\.metric='eval_acuracy': unknown metric; .*eval_accuracy.*register_metric\('acuracy'"
     ):
         jaxdp.train(config, tmp_path)
+    with pytest.raises(ConfigError, match=r"^stop\.metric='accuracy': unknown metric; did you mean eval_accuracy\?"):
+        metrics.check("accuracy")
     for name, options, reason in (
         ("accuracy", {}, "reserved"),
         ("examples", {}, "reserved"),

@@ -1,6 +1,7 @@
 """Registered tasks: gradients beside NumPy in float64 on several meshes, whole runs, and what is refused."""
 
 import dataclasses
+import json
 import re
 
 import flax.linen as nn
@@ -11,16 +12,21 @@ import pytest
 from helpers.images import encode
 from helpers.runs import Recorder, train_shown, train_until
 from helpers.step import BATCH, PER_WORKER, PIXELS, distributed_gradients, initial_params, make_batch, step_config, with_parts
+from PIL import Image
 
 import jaxdp
 from jaxdp.choices import TASKS
+from jaxdp.cli.main import main
 from jaxdp.config import Data, Model, Optimizer, Phase
 from jaxdp.data.augment import augment, normalize
 from jaxdp.data.batch_sources import DataError
 from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError
+from jaxdp.inference.checkpoints import choose_checkpoint, delete_all_but, list_checkpoints
 from jaxdp.metrics import METRICS
+from jaxdp.report.summary import report
 from jaxdp.run_records import read_log
+from jaxdp.targets import BadTarget, Target
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
 MODES = [
@@ -235,6 +241,7 @@ def plain(**changes):
         (lambda: plain(targets=2), r"targets: must be arrays of numbers, not an instance of int"),
         (lambda: plain(targets=None, like="boxes"), "like='boxes': must be a built-in task"),
         (lambda: plain(metrics={"accuracy": is_kind}), "name='accuracy': reserved"),
+        (lambda: plain(constants={"weight": 1.0, "name": "a"}), "constants: .*give a tree of arrays of numbers"),
     ],
 )
 def test_task_that_cannot_be_registered_is_refused(task, reason):
@@ -248,9 +255,10 @@ def test_task_that_cannot_be_registered_is_refused(task, reason):
         ({}, {"optimizer": {"label_smoothing": 0.1}}, r"optimizer\.label_smoothing=0\.1: .*Task\(smooth="),
         ({}, {"data": {"mix": "mixup"}}, r"data\.mix='mixup': .*Task\(mix="),
         ({}, {"optimizer": {"loss": "binary"}}, r"optimizer\.loss='binary': not used with task='numbers'"),
-        ({"loss": lambda o, t: ((o - t) ** 2).mean()}, {}, r"register_task='numbers': .*return the loss of each image"),
+        ({"loss": lambda o, t: ((o - t) ** 2).mean()}, {}, r"returned an array of shape \(\) for 3 images; return the loss"),
         ({"loss": lambda o, t: o["place"]}, {}, r"register_task='numbers': the registered function failed"),
         ({"metrics": {"error": lambda o, t: 1 / 0}}, {}, r"register_metric='error': the registered function failed"),
+        ({"mix": lambda t, o: t}, {"data": {"mix": "mixup"}}, r"register_task='numbers': the registered function failed"),
     ],
 )
 def test_task_that_does_not_fit_is_named_before_the_run(tiny, tmp_path, task, changes, reason, own_programs):
@@ -298,6 +306,12 @@ def test_wrong_targets_are_named(config, tmp_path, change, reason, as_items):
         assert re.search(r"image \d+", str(caught.value))
 
 
+def test_too_few_targets_are_named_with_both_shapes():
+    target = Target(np.dtype((np.float32, (2,))))
+    with pytest.raises(BadTarget, match=r"float32 of shape \(20, 2\), and not float32 of shape \(50, 2\)"):
+        target.all_of(np.zeros((20, 2), np.float32), 50)
+
+
 def test_loader_gives_the_targets_of_a_registered_task(both):
     images, targets = places(16, 0)
     with jaxdp.data.Loader((images, targets), 8, mesh=jaxdp.make_mesh(2, 2), task="both") as loader:
@@ -307,7 +321,7 @@ def test_loader_gives_the_targets_of_a_registered_task(both):
     np.testing.assert_array_equal(batch["labels"]["place"], np.float32(targets["place"][rows]))
 
 
-def test_prediction_of_a_registered_task_is_its_outputs_and_a_text(config, tmp_path):
+def test_prediction_of_a_registered_task_is_its_outputs_and_a_text(config, tmp_path, capsys):
     task = jaxdp.Task(
         loss=loss_of_both, targets=TARGETS, show=lambda o: f"kind {o['kind'].argmax()}", constants={"weight": 3.0}
     )
@@ -318,8 +332,30 @@ def test_prediction_of_a_registered_task_is_its_outputs_and_a_text(config, tmp_p
     assert found.scores["kind"].shape == (8, 7)
     assert found.names == [[f"kind {kind}"] for kind in found.scores["kind"].argmax(-1)]
     assert found.classes.shape == found.probabilities.shape == (8, 0)
+    Image.fromarray(arrays[1][0][0]).save(tmp_path / "image.png")
+    capsys.readouterr()
+    main(["predict", "--workdir", str(tmp_path / "run"), "--json", str(tmp_path / "image.png")])
+    (only,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert only["top"] == [
+        {"prediction": found.names[0][0], "outputs": {name: v[0].tolist() for name, v in found.scores.items()}}
+    ]
     with pytest.raises(ConfigError, match=r"--top=3: not possible with task='both'; omit it"):
         jaxdp.predict(tmp_path / "run", arrays[1][0], top=3)
+
+
+def test_best_checkpoint_of_a_task_that_is_not_registered_is_not_guessed(config, tmp_path):
+    """Its first metric decides, and without the task nobody knows which one that is."""
+    config = dataclasses.replace(config, epochs=2.0)
+    jaxdp.train(config, tmp_path, datasets=(places(48, 0), places(8, 1)))
+    assert report(tmp_path)["best_epoch"] is not None
+    TASKS.remove("both")
+    before = sorted((tmp_path / "checkpoints").iterdir())
+    for use in (list_checkpoints, lambda run: delete_all_but(run, ["best"]), lambda run: choose_checkpoint(run, "best")):
+        with pytest.raises(ConfigError, match=r"task='both': unknown name.*--config"):
+            use(tmp_path)
+    assert sorted((tmp_path / "checkpoints").iterdir()) == before
+    assert choose_checkpoint(tmp_path, "newest").samples == max(int(path.name) for path in before)
+    assert report(tmp_path)["best_epoch"] is None
 
 
 @pytest.mark.parametrize("columns", [("x", "y"), ("pair",)])

@@ -72,7 +72,7 @@ def _largest(plan: Plan) -> tuple[PlannedPhase, int]:
 def _activation_bytes(plan: Plan, size: int, **changes: Any) -> int:
     """Bytes of the activations of one image of height and width `size`. changes: fields of the model."""
     model = dataclasses.replace(plan.config.model, **changes)
-    return activation_bytes(model, (size, size, 3), plan.config.finetune.frozen_stages)
+    return activation_bytes(model, (size, size, 3), plan.config.finetune.always_frozen)
 
 
 def describe(plan: Plan, memory: dict[str, int]) -> str:

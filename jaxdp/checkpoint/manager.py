@@ -161,10 +161,10 @@ class CheckpointManager:
         if self.group.is_rank0 and not self.is_saving:
             self._clean_up()
 
-    def restore(self, abstract_state_of: Callable[[int], Any]) -> tuple[Any, Manifest] | None:
+    def restore(self, abstract_state_of: Callable[[Manifest], Any]) -> tuple[Any, Manifest] | None:
         """(state, manifest) of the newest valid checkpoint; None if the folder holds no checkpoint.
 
-        abstract_state_of: maps samples to the tree that `load_state` expects. Rank 0 chooses, renames corrupt checkpoints and
+        abstract_state_of: maps a manifest to the tree for `load_state`. Rank 0 chooses, renames corrupt checkpoints and
         removes what an interrupted save left. Raises TrainingError if all are corrupt, CheckpointMismatch if the newest one has
         different arrays.
         """
@@ -174,18 +174,18 @@ class CheckpointManager:
             return restored
         try:
             manifest = read_manifest(self.folder / str(samples))
-            return orbax_io.load_state(manifest, abstract_state_of(samples)), manifest
+            return orbax_io.load_state(manifest, abstract_state_of(manifest)), manifest
         except (CorruptCheckpoint, orbax_io.CheckpointMismatch) as error:
             rank = self.group.rank
             raise TrainingError(f"{error} (on rank {rank}, host {self.group.hosts[rank]}; rank 0 could read it)") from None
 
-    def _restore_newest(self, abstract_state_of: Callable[[int], Any]) -> tuple[Any, Manifest] | None:
+    def _restore_newest(self, abstract_state_of: Callable[[Manifest], Any]) -> tuple[Any, Manifest] | None:
         corrupt = []
         self._clean_up()
         for path in checkpoint_paths(self.folder):
             try:
                 manifest = read_manifest(path)
-                state = orbax_io.load_state(manifest, abstract_state_of(manifest.samples))
+                state = orbax_io.load_state(manifest, abstract_state_of(manifest))
             except CorruptCheckpoint as error:
                 corrupt.append((path, str(error)))
                 continue

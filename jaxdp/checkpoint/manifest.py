@@ -18,7 +18,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.config import Config
+from jaxdp.config import Config, unfrozen
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import NotRegularError, open_regular, read_regular, write_atomically
 from jaxdp.validation import from_dict
@@ -98,6 +98,10 @@ class Manifest:
         except ConfigError as error:
             hint = "use the version of jaxdp that saved it, or start a new run"
             raise ConfigError("checkpoint", self.location, reason=f"its config cannot be read ({error})", hint=hint) from None
+
+    def config_of_state(self, config: Config) -> Config:
+        """The config of the stored state, of a run with `config`: before or after unfreezing."""
+        return unfrozen(config) if self.metadata["progress"].get("unfrozen") else config
 
     @property
     def evaluation(self) -> dict[str, float]:

@@ -207,8 +207,10 @@ def _restore(manifest: Manifest, abstract_state: Any) -> Any:
 
 
 def copy_to_host(state: Any, buffers: Any = None) -> Any:
-    """NumPy copies of a replicated state's arrays, from this process's first device. buffers: an earlier copy to overwrite."""
-    buffers = buffers or jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), state)
+    """NumPy copies of a replicated state's arrays, from this process's first device. buffers: an earlier copy to overwrite, if
+    the state has not grown since."""
+    if len(jax.tree.leaves(buffers)) != len(jax.tree.leaves(state)):
+        buffers = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), state)
     jax.tree.map(lambda leaf, buffer: np.copyto(buffer, leaf.addressable_data(0), casting="no"), state, buffers)
     return buffers
 

@@ -28,7 +28,8 @@ class Progress:
     improved. retained: samples of checkpoints that are never removed. audits: number of audits that passed; audited_step: step
     of the last one; audited_checkpoint: samples of the newest checkpoint at that time. loss_exploded: the warning about an
     exploded loss was shown. stop_reason: why the run ends after step stop_step; None if it continues. sessions: number of times
-    the run was started. records: number of records that the log had received.
+    the run was started. records: number of records that the log had received. unfrozen: the state
+    covers stages that `finetune.unfreeze_epoch` has unfrozen.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -59,6 +60,7 @@ class Progress:
     stop_step: Count = 0
     sessions: Count = 1
     records: Count = 0
+    unfrozen: bool = False
 
     def position(self, examples: int) -> dict[str, Any]:
         """Step, samples and epoch, for a record of the log. examples: images of an epoch."""

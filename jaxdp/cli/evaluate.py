@@ -29,6 +29,8 @@ class Evaluate:
     """Safetensors file of jaxdp, torchvision or timm to evaluate in place of a run, with --data.source"""
     run: ConfigFields = dataclasses.field(default_factory=Config)
     checkpoint: CheckpointName = "result"
+    flip: Switch = False
+    """Evaluate the mean of the logits of each image and its mirror image"""
     config: str | None = None
     """Recipe file (.py) that registers the model, data and loss of the run, if they are not jaxdp's"""
     json: Switch = False
@@ -49,10 +51,12 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.inference.evaluate import evaluate, evaluate_weights
 
     if options.weights is None:
-        result = evaluate(options.run, options.workdir, options.checkpoint)
+        result = evaluate(options.run, options.workdir, options.checkpoint, flip=options.flip)
         source = f"checkpoint {result['checkpoint']}, epoch {result['epoch']:.2f}"
     else:
-        result, source = evaluate_weights(options.weights, options.run)
+        result, source = evaluate_weights(options.weights, options.run, flip=options.flip)
+    if options.flip:
+        result, source = result | {"flip": True}, f"{source}, with mirror images"
     if options.json:
         print_safe(json.dumps(result, indent=2))
         return

@@ -24,6 +24,7 @@ class PlanCommand:
       jaxdp plan
       jaxdp plan --config imagenet_sony_exp2 --devices 8 --json
       jaxdp plan --config imagenet_goyal_256 --devices 8 --images-per-second 2500
+      jaxdp plan --config finetune --parameters --finetune.layer-decay 0.75
       jaxdp plan --config imagenet_sony_exp2 --devices 3456 --wire --network 5e-6,10e9
       jaxdp plan --config imagenet_sony_exp1 --compile-for h200 --hosts 272 --gpus-per-host 8
     """
@@ -39,6 +40,8 @@ class PlanCommand:
     """Number of devices per host"""
     gpu: str | None = None
     """GPU whose memory must hold the run, such as a100, h100 or rtx4090 (None: the GPUs of this machine)"""
+    parameters: Switch = False
+    """Every parameter: path, shape, group of optimizer.groups, and factors on learning rate and weight decay"""
     wire: Switch = False
     """Collectives of a step: axis, type, bytes and number of each kind"""
     network: str | None = None
@@ -95,7 +98,7 @@ def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
     if text := _memory_verdict(options, plan, needed, given=devices is not None):
         document["memory_verdict"] = text
         parts.append(text)
-    for name, section in (("wire", _wire), ("network", _network), ("compiled", _compiled)):
+    for name, section in (("parameters", _parameters), ("wire", _wire), ("network", _network), ("compiled", _compiled)):
         result = section(options, plan, summary)
         if result is not None:
             document[name], section_parts = result
@@ -152,6 +155,23 @@ def _number_of_devices(options: PlanCommand) -> int | None:
 
 
 Section = tuple[Any, list] | None  # (part of the JSON document, tables and paragraphs to print)
+
+
+def _parameters(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Section:
+    if not options.parameters:
+        return None
+    from rich.table import Table
+
+    from jaxdp import models
+    from jaxdp.optim.groups import listed_parameters
+
+    model, size = models.create(plan.config.model, platform="any"), plan.config.data.image_size
+    listed = listed_parameters(plan.config, model, models.initial_shapes(model, (size, size, 3))[0])
+    table = Table("path", "shape", "group", "rate", "decay", box=None, padding=(0, 2, 0, 0))
+    for row in listed:
+        shape = "x".join(map(str, row["shape"])) or "scalar"
+        table.add_row(row["path"], shape, row["group"] or "-", f"{row['rate']:.4g}", f"{row['decay']:.4g}")
+    return listed, [table]
 
 
 def _wire(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Section:

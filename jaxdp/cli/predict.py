@@ -40,6 +40,8 @@ class Predict:
     """Number of classes per image (None: 5, or all if there are fewer)"""
     threshold: float | None = None
     """Probability from which one of several labels of an image is present (None: 0.5)"""
+    flip: Switch = False
+    """Predict from the mean of the logits of each image and its mirror image"""
     csv: str | None = None
     """CSV file to write, with one row per image and class, and a column `present` for several labels"""
     overwrite: Switch = False
@@ -60,7 +62,7 @@ def run(arguments: list[str], program: str) -> None:
     register_from(options.config)
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
-    from jaxdp.inference.predict import Images, Shown, predict_source, predict_weights
+    from jaxdp.inference.predict import Images, Wanted, predict_source, predict_weights
     from jaxdp.setup.run_dir import run_config
 
     if weights is None:
@@ -69,12 +71,12 @@ def run(arguments: list[str], program: str) -> None:
         raise ConfigError("images", reason="missing", hint="give at least one file or directory")
     table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
     files, skipped, unreadable = find_images(options.images)
-    shown = Shown(options.top, options.threshold)
+    wanted = Wanted(options.top, options.threshold, flip=options.flip)
     if weights is None:
-        predicted = predict_source(options.workdir, Images(files), options.checkpoint, shown=shown)
+        predicted = predict_source(options.workdir, Images(files), options.checkpoint, wanted=wanted)
     else:
         prepared, blur_pool = options.data, options.model.blur_pool
-        predicted, words = predict_weights(weights, Images(files), given=prepared, blur_pool=blur_pool, shown=shown)
+        predicted, words = predict_weights(weights, Images(files), given=prepared, blur_pool=blur_pool, wanted=wanted)
         _log(words)
     about, threshold = predicted.checkpoint, predicted.threshold
     bad = unreadable | predicted.bad_images
@@ -117,9 +119,13 @@ def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
 
 def _by_image(predicted: Any) -> Iterator[list[dict[str, Any]]]:
     """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image. For the task
-    labels, with "present", and all present ones."""
+    labels, with "present", and all present ones. For a registered task with its own targets [{"prediction", "outputs"}]."""
+    import jax
+
     if predicted.predictions.classes.shape[1] == 0:  # of a registered task with its own targets
-        yield from ([{"prediction": text} for text in texts] for texts in predicted.predictions.names)
+        for row, texts in enumerate(predicted.predictions.names):
+            outputs = jax.tree.map(lambda part, row=row: part[row].tolist(), predicted.predictions.scores)
+            yield [{"prediction": text, "outputs": outputs} for text in texts]
         return
     names, threshold = predicted.class_names, predicted.threshold
     for classes, scores in zip(predicted.predictions.classes, predicted.predictions.scores, strict=True):

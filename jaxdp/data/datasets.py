@@ -259,7 +259,8 @@ def decode_items(
             raise ConfigError("data.source", source, reason=f"the {kind} set is empty")
         shape = np.asarray(getattr(items, "labels", None)).shape
         if other := {("classes", 2): "several labels", ("labels", 1): "one label"}.get((task, len(shape))):
-            hint = f"use --task {'labels' if len(shape) == 2 else 'classes'}"
+            names = ", or --data.label-separator for several names in a column" * bool(config.data.label_column)
+            hint = "use --task labels" if len(shape) == 2 else f"use --task classes{names}"
             raise ConfigError("task", config.task, reason=f"the {kind} set has {other} for each image, {shape}", hint=hint)
     own = names_of(train) or names_of(evaluation)
     trained = own if trained is None else tuple(trained)

@@ -15,14 +15,14 @@ from jaxdp.errors import StorageError, first_line
 
 
 class HuggingFace(Format):
-    """The splits of a saved `DatasetDict`."""
+    """The splits of a saved `DatasetDict`, or the only one of a saved `Dataset`."""
 
     has_columns = matches_classes = True
 
     @staticmethod
     def is_in(folder: Path) -> bool:
-        """Whether a folder holds a saved data set with splits."""
-        return (folder / "dataset_dict.json").is_file()
+        """Whether a folder holds a saved data set."""
+        return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
     @cached_property
     def splits(self) -> Any:
@@ -30,7 +30,8 @@ class HuggingFace(Format):
         try:
             import datasets
 
-            return datasets.load_from_disk(str(self.path))
+            found = datasets.load_from_disk(str(self.path))
+            return found if isinstance(found, dict) else {str(found.split or "train"): found}
         except ImportError:
             raise self.error("the package datasets is not installed", "pip install -e '.[hf]'") from None
         except Exception as error:  # OSError, ArrowInvalid, JSONDecodeError, ValueError, ..., by damage

@@ -116,6 +116,10 @@ class Table(FileFormat):
             if any(name and self._is_file(name) for name in header):
                 hint = f"add path{DELIMITERS.get(self.path.suffix.lower(), ',')}label or the like in front of it"
                 raise self.error(f"its first line does not name the columns, but is {listed(header)}", hint) from None
+            delimiter = DELIMITERS.get(self.path.suffix.lower())
+            if delimiter and len(header) == 1:
+                reason = f"with the separator {delimiter!r} it has only the column {printable(repr(header[0]), 80)}"
+                raise self.error(reason, "separate the columns by commas in .csv, and by tabs in .tsv") from None
             raise
 
     def _csv(self, delimiter: str) -> Iterator[Row]:

@@ -18,6 +18,7 @@ from jaxdp.checkpoint.listing import (
 )
 from jaxdp.checkpoint.manifest import MANIFEST, CheckpointError, CorruptCheckpoint, Manifest, read_manifest, verify_files
 from jaxdp.checkpoint.orbax_io import verify_checkpoint
+from jaxdp.choices import TASKS
 from jaxdp.config import Config, Storage
 from jaxdp.errors import ConfigError, print_safe
 from jaxdp.files import CHECKPOINTS, expand_user, is_url
@@ -32,7 +33,7 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
     ConfigError if `workdir` holds no run.
     """
     workdir = expand_user(workdir, "--workdir")
-    metric = run_config(workdir).deciding_metric
+    metric = _deciding_metric(run_config(workdir))
     pairs = _list_remote(workdir) if is_url(workdir) else _list_local(Path(workdir))
     newest_first = [manifest for row, manifest in reversed(pairs) if manifest and row["error"] is None]
     samples_of = named_checkpoints(newest_first, metric)
@@ -119,7 +120,7 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: st
     if checkpoint not in CHECKPOINT_NAMES:
         return _checkpoint_at(folder, checkpoint, field)
     found = _read_all(folder)
-    metric = run_config(workdir).deciding_metric if checkpoint == "best" else ""
+    metric = _deciding_metric(run_config(workdir)) if checkpoint == "best" else ""
     errors = [one for one in found.values() if isinstance(one, str) and checkpoint == "best"]  # it could be one of these
     for samples in candidates(found, checkpoint, metric, field=field):
         path = folder / str(samples)
@@ -139,6 +140,13 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: st
     if not errors:
         run_config(workdir)  # raises ConfigError if there is no run
     raise ConfigError("--workdir", str(workdir), reason="no valid checkpoint found", hint="list them with `jaxdp checkpoints`")
+
+
+def _deciding_metric(config: Config) -> str:
+    """The metric that chooses the best checkpoint. Raises ConfigError if it is the first one of an unregistered task."""
+    if not config.stop.metric:
+        TASKS.check(config.task)
+    return config.deciding_metric
 
 
 def _read_all(folder: Path) -> dict[int, Manifest | str]:
@@ -180,5 +188,5 @@ def open_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Iterator
 
     config = run_config(workdir)
     with temporary_directory(config.storage) as folder:
-        place, metric = Path(folder), config.deciding_metric
+        place, metric = Path(folder), _deciding_metric(config) if checkpoint == "best" else config.deciding_metric
         yield download_checkpoint(str(workdir), "--workdir", place, checkpoint=checkpoint, metric=metric)

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxdp import models
 from jaxdp.choices import LOSSES, SOURCES, TASKS
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
@@ -18,6 +17,7 @@ from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError, print_safe
 from jaxdp.inference.load_run import inference_batch, load_run
 from jaxdp.inference.load_weights import WEIGHTS, load_weights, weights_config
+from jaxdp.inference.outputs import network_of
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
 from jaxdp.setup.run_dir import class_names, run_config, trained_classes
@@ -36,12 +36,14 @@ def evaluate(
     *,
     datasets: tuple[Any, Any] | None = None,
     observer: Observer | None = None,
+    flip: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint of the run in `workdir` on all held-out images.
 
     config: the run's config with changes, such as other data or another evaluation split; None for the run's own. checkpoint:
     result (the newest, or with early stopping the best), newest, best, or its number of samples. datasets: as for
     `jaxdp.train`. observer: receives every batch and the classes predicted for it (see `jaxdp.training.evaluation.Observer`).
+    flip: evaluate the mean of the logits of each image and its mirror image.
 
     Returns eval_accuracy and eval_top5 in [0, 1], eval_loss, eval_examples, samples, epoch and checkpoint (its path). Raises
     ConfigError if the run, the checkpoint or the data cannot be used.
@@ -57,20 +59,20 @@ def evaluate(
     state, config, manifest = load_run(workdir, checkpoint, config)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     data = open_datasets(config, datasets, may_lack_classes=True, trained=trained_classes(workdir))
-    result = _evaluate_on(data, config, state.eval_variables, mesh=mesh, observer=observer)
+    result = _evaluate_on(data, config, state.eval_variables, mesh=mesh, observer=observer, flip=flip)
     return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": manifest.location}
 
 
 @jaxdp_jax_config()
 def evaluate_weights(
-    path: str | Path, config: Config | None = None, *, datasets: tuple[Any, Any] | None = None
+    path: str | Path, config: Config | None = None, *, datasets: tuple[Any, Any] | None = None, flip: bool = False
 ) -> tuple[dict[str, Any], str]:
     """Evaluate a safetensors file of ResNet weights on all held-out images, prepared as belongs to the weights.
 
     The file names the classes; else the data do, in their order.
 
     config: from `jaxdp.inference.load_weights.weights_config`, with changes, such as the directory of the images; None for that
-    function's. datasets: as for `evaluate`.
+    function's. datasets, flip: as for `evaluate`.
 
     Returns (eval_accuracy, eval_top5, eval_loss and eval_examples as of `evaluate`, the file's content and preprocessing in one
     line). Raises ConfigError if the file or the data cannot be used.
@@ -82,7 +84,7 @@ def evaluate_weights(
     loaded = load_weights(path, config)
     trained = preprocessing.classes_of(path, WEIGHTS)
     data = open_datasets(loaded.config, datasets, may_lack_classes=True, trained=trained)
-    return _evaluate_on(data, loaded.config, loaded.eval_variables, mesh=loaded.mesh), loaded.words
+    return _evaluate_on(data, loaded.config, loaded.eval_variables, mesh=loaded.mesh, flip=flip), loaded.words
 
 
 class Confusion:
@@ -111,13 +113,13 @@ def confusion_matrix(
 
 
 def _evaluate_on(
-    data: Datasets, config: Config, evaluated: tuple[dict, dict], *, mesh: Mesh, observer: Observer | None = None
+    data: Datasets, config: Config, evaluated: tuple[dict, dict], *, mesh: Mesh, flip: bool, observer: Observer | None = None
 ) -> dict[str, Any]:
     """Evaluate (params, batch_stats) on the held-out images of `data`; stderr gets the warnings about these."""
     for text in data.warnings:
         print_safe(f"jaxdp: {text}", sys.stderr)
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
-    step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
+    step = evaluation.make_evaluation_step(config, network_of(config, flip=flip), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(len(data.evaluation), mesh)
     source, constants = data.evaluation, constants_of(config, mesh)
     evaluated_step = partial(step, constants=constants)

@@ -92,7 +92,7 @@ def load_checkpoint(manifest: Manifest, config: Config, *, whole: bool = False) 
     mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
     name = manifest.path.name
     try:
-        state = load_state(manifest, _abstract(config, mesh, whole=whole))
+        state = load_state(manifest, _abstract(manifest.config_of_state(config), mesh, whole=whole))
     except CorruptCheckpoint as error:
         raise ConfigError("--checkpoint", name, reason=str(error), hint="use another checkpoint") from None
     except CheckpointMismatch as error:

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import jax
@@ -248,9 +248,12 @@ def _use(facts: _Facts) -> str:
 
 def _data_rows(facts: _Facts) -> list[tuple[str, str]]:
     data = facts.config.data
-    rows = [("source", data.source), ("training split", data.train_split)]
+    bad = facts.manifest.metadata["progress"].get("bad_images") or {}
+    rows = [("source", data.source)] + ([("directory", PurePath(data.directory).name)] if data.directory else [])
+    rows += [("training split", data.train_split)]
     rows += [("held-out split", data.eval_split)] if data.eval_split is not None else []
     rows += [(f"{name}, fingerprint", text) for name, text in (facts.manifest.metadata.get("data") or {}).items()]
+    rows += [("left out", f"{plural(len(bad), 'image')} that could not be read")] * bool(bad)
     return [*rows, ("classes", f"{len(facts.classes):,}"), ("image size in training", f"{data.image_size} pixels")]
 
 

@@ -5,26 +5,25 @@ import os
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxdp import models
 from jaxdp.choices import TASKS, kind_of_task
 from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
 from jaxdp.data.batch_sources import DecodedImages
 from jaxdp.data.datasets import pixel_stats, prediction_loader
 from jaxdp.data.decode import read_image
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, one_of
 from jaxdp.files import expand_user
 from jaxdp.inference.load_run import inference_batch, load_run
 from jaxdp.inference.load_weights import WEIGHTS, load_weights, weights_config
+from jaxdp.inference.outputs import OUTPUTS, network_of
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
-from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.setup.run_dir import class_names, run_config
 from jaxdp.training.evaluation import evaluation_logits
@@ -53,14 +52,16 @@ class Predictions(NamedTuple):
     present: list[list[str]] | None
 
 
-class Shown(NamedTuple):
-    """What of the predictions is shown: see `predict`."""
+class Wanted(NamedTuple):
+    """What is predicted: see `predict`."""
 
     top: int | None = None
     threshold: float | None = None
+    output: str = "probabilities"
+    flip: bool = False
 
 
-DEFAULTS = Shown()
+DEFAULTS = Wanted()
 
 
 class SourcePredictions(NamedTuple):
@@ -77,6 +78,7 @@ class SourcePredictions(NamedTuple):
     threshold: float | None
 
 
+@overload
 def predict(
     workdir: str | Path,
     images: Any,
@@ -84,21 +86,49 @@ def predict(
     *,
     top: int | None = None,
     threshold: float | None = None,
-) -> Predictions:
+    output: Literal["probabilities"] = "probabilities",
+    flip: bool = False,
+) -> Predictions: ...
+
+
+@overload
+def predict(
+    workdir: str | Path,
+    images: Any,
+    checkpoint: str | int = "result",
+    *,
+    output: Literal["logits", "features"],
+    flip: bool = False,
+) -> Any: ...
+
+
+def predict(
+    workdir: str | Path,
+    images: Any,
+    checkpoint: str | int = "result",
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
+    output: str = "probabilities",
+    flip: bool = False,
+) -> Any:
     """Predict the most likely classes of images with a checkpoint of the run in `workdir`.
 
     images: uint8 [N, H, W, 3], or [N, H, W] or [N, H, W, 1] (grayscale), of NumPy, JAX or PyTorch; the path of an image; or a
     list of paths, Pillow images or uint8 arrays [H, W, 3] or [H, W] of any sizes. They are resized and cropped as in the run's
     evaluation. checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. top:
     number of classes per image (default: 5, or all if there are fewer). threshold: for the task labels, the probability from
-    which a label is present (default: 0.5).
+    which a label is present (default: 0.5). output: "logits" returns an array [N, C] in place of `Predictions`, or the outputs
+    of a registered task; "features" the input of the classifier, [N, D]; both float32. flip: outputs are the mean over an image
+    and its mirror image.
 
     Raises ConfigError if the run, the checkpoint or an image cannot be used, or if a probability is not finite.
     """
-    found = predict_source(workdir, Images(_as_list(images)), str(checkpoint), shown=Shown(top, threshold))
+    wanted = Wanted(top, threshold, output, flip)
+    found = predict_source(workdir, Images(_as_list(images)), str(checkpoint), wanted=wanted)
     for name, reason in found.bad_images.items():
         raise ConfigError(name, reason=reason)
-    return found.predictions
+    return found.predictions if output == OUTPUTS[0] else found.predictions.scores
 
 
 def _as_list(images: Any) -> list:
@@ -143,7 +173,7 @@ class Images:
 
 @jaxdp_jax_config()
 def predict_source(
-    workdir: str | Path, source: Any, checkpoint: str = "result", *, shown: Shown = DEFAULTS
+    workdir: str | Path, source: Any, checkpoint: str = "result", *, wanted: Wanted = DEFAULTS
 ) -> SourcePredictions:
     """Predict the most likely classes of all images of a source; unusable images are reported instead of raised.
 
@@ -151,11 +181,11 @@ def predict_source(
     """
     config = run_config(workdir)
     names = class_names(workdir, config.model.class_count)
-    shown = _checked(config, source, names, shown=shown)
+    wanted = _checked(config, source, names, wanted=wanted)
     single_mesh = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh it was trained on
     state, config, manifest = load_run(workdir, checkpoint, single_mesh)
     about = {"checkpoint": manifest.location, "samples": manifest.samples, "epoch": manifest.epoch}
-    return _predict_source(config, state.eval_variables, source, names=names, shown=shown, about=about)
+    return _predict_source(config, state.eval_variables, source, names=names, wanted=wanted, about=about)
 
 
 @jaxdp_jax_config()
@@ -165,7 +195,7 @@ def predict_weights(
     *,
     given: Preprocessing | None = None,
     blur_pool: str = "none",
-    shown: Shown = DEFAULTS,
+    wanted: Wanted = DEFAULTS,
 ) -> tuple[SourcePredictions, str]:
     """Predict the most likely classes of all images of a source with a safetensors file of ResNet weights.
 
@@ -180,22 +210,26 @@ def predict_weights(
         raise ConfigError("--model.blur-pool", blur_pool, reason=reason, hint="omit it")
     names = (preprocessing.classes_of(path, WEIGHTS) or [])[: config.model.class_count]
     names += [f"class {number}" for number in range(len(names), config.model.class_count)]
-    shown = _checked(config, source, names, shown=shown)
+    wanted = _checked(config, source, names, wanted=wanted)
     loaded = load_weights(path, config)
     about = {"checkpoint": str(path)}
-    return _predict_source(loaded.config, loaded.eval_variables, source, names=names, shown=shown, about=about), loaded.words
+    return _predict_source(loaded.config, loaded.eval_variables, source, names=names, wanted=wanted, about=about), loaded.words
 
 
-def _checked(config: Config, source: Any, names: list[str], *, shown: Shown) -> Shown:
-    """What is shown, with defaults. Raises ConfigError for a value out of range, for a threshold where images have one class
+def _checked(config: Config, source: Any, names: list[str], *, wanted: Wanted) -> Wanted:
+    """What is wanted, with defaults. Raises ConfigError for a value out of range, for a threshold where images have one class
     each, and for a source without images."""
-    top, threshold = shown
-    if not kind_of_task(config.task):
+    top, threshold = wanted[:2]
+    if wanted.output not in OUTPUTS:
+        raise one_of("output", wanted.output, OUTPUTS)
+    if not kind_of_task(config.task) or wanted.output != OUTPUTS[0]:
         TASKS.check(config.task)
+        of = f"output={wanted.output!r}" if kind_of_task(config.task) else f"task={config.task!r}"
         for flag, value in (("--top", top), ("--threshold", threshold)):
             if value is not None:
-                raise ConfigError(flag, value, reason=f"not possible with task={config.task!r}", hint="omit it")
-        return shown
+                raise ConfigError(flag, value, reason=f"not possible with {of}", hint="omit it")
+        is_own = wanted.output == "logits" and not kind_of_task(config.task)  # which has no probabilities, but its outputs
+        return wanted._replace(output=OUTPUTS[0]) if is_own else wanted
     top = min(DEFAULT_TOP, len(names)) if top is None else top
     if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
         raise ConfigError("--top", top, reason=f"must be an integer from 1 to {len(names)}, the number of classes")
@@ -207,24 +241,26 @@ def _checked(config: Config, source: Any, names: list[str], *, shown: Shown) -> 
         raise ConfigError("--threshold", threshold, reason=f"not possible with task={config.task!r}", hint="omit it")
     if threshold is not None and not (isinstance(threshold, (int, float, np.number)) and 0 <= threshold <= 1):
         raise ConfigError("--threshold", threshold, reason="must be a probability from 0 to 1")
-    return Shown(int(top), threshold)
+    return wanted._replace(top=int(top), threshold=threshold)
 
 
 def _predict_source(
-    config: Config, evaluated: tuple[dict, dict], source: Any, *, names: list[str], shown: Shown, about: dict[str, Any]
+    config: Config, evaluated: tuple[dict, dict], source: Any, *, names: list[str], wanted: Wanted, about: dict[str, Any]
 ) -> SourcePredictions:
-    """Predictions of (params, batch_stats) on the devices. shown: of `_checked`. Raises ConfigError if they are not finite."""
-    loader, (top, threshold) = prediction_loader(config, source), shown
-    scores, usable = _scores(config, evaluated, loader)
+    """Predictions of (params, batch_stats) on the devices. wanted: of `_checked`. Raises ConfigError if they are not finite."""
+    loader, (top, threshold) = prediction_loader(config, source), wanted[:2]
+    scores, usable = _scores(config, evaluated, loader, wanted=wanted)
     if not all(np.isfinite(part[usable]).all() for part in jax.tree.leaves(scores)):
         path = Path(about["checkpoint"])
-        reason = f"the probabilities predicted by {path} are not finite"
+        reason = f"the {wanted.output} predicted by {path} are not finite"
         raise ConfigError("--checkpoint", path.name, reason=reason, hint="use another checkpoint")
     for part in jax.tree.leaves(scores):
         part[~usable] = np.nan
-    if not kind_of_task(config.task):
-        return SourcePredictions(_own(config, scores, usable), loader.bad_images, about, names, threshold)
-    assert top is not None
+    if top is None:
+        texts = _texts(config, scores, usable) if wanted.output == OUTPUTS[0] else []
+        empty = np.zeros((len(usable), 0), np.float32)
+        predictions = Predictions(empty.astype(np.int32), texts, empty, scores, None)
+        return SourcePredictions(predictions, loader.bad_images, about, names, threshold)
     order = np.argsort(-scores, axis=-1, kind="stable").astype(np.int32)
     classes = np.where(usable[:, None], order[:, :top], -1)
     probabilities = np.take_along_axis(scores, order[:, :top], axis=-1)
@@ -236,38 +272,37 @@ def _predict_source(
     return SourcePredictions(predictions, loader.bad_images, about, names, threshold)
 
 
-def _own(config: Config, outputs: Any, usable: np.ndarray) -> Predictions:
-    """Predictions of a registered task with its own targets."""
-    show, empty = TASKS.implementation(config.task).shown, np.zeros((len(usable), 0))
-    texts = [[show(jax.tree.map(itemgetter(row), outputs))] if ok else [] for row, ok in enumerate(usable)]
-    return Predictions(empty.astype(np.int32), texts, empty.astype(np.float32), outputs, None)
+def _texts(config: Config, outputs: Any, usable: np.ndarray) -> list[list[str]]:
+    """The outputs of a registered task as people see them, one text for each usable image."""
+    show = TASKS.implementation(config.task).shown
+    return [[show(jax.tree.map(itemgetter(row), outputs))] if ok else [] for row, ok in enumerate(usable)]
 
 
 def make_prediction_step(
-    config: Config, model: Network, mesh: jax.sharding.Mesh, *, pixel_stats: PixelStats
+    config: Config, mesh: jax.sharding.Mesh, *, pixel_stats: PixelStats, wanted: Wanted = DEFAULTS
 ) -> jax.stages.Wrapped:
-    """step(params, batch_stats, batch) -> probabilities float32 [B, C], or the outputs of a registered task.
+    """step(params, batch_stats, batch) -> what is wanted of each image, such as probabilities float32 [B, C].
 
     batch: as for `make_evaluation_step`.
     """
-    task = TASKS.implementation(config.task)
+    model = network_of(config, output=wanted.output, flip=wanted.flip)
+    shown = TASKS.implementation(config.task).probabilities if wanted.output == OUTPUTS[0] else lambda outputs: outputs
 
     def step(params: dict, batch_stats: dict, batch: Batch) -> Any:
-        return task.probabilities(
-            evaluation_logits(config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats)
-        )
+        images = batch["images"]
+        return shown(evaluation_logits(config, model, params, batch_stats=batch_stats, images=images, pixel_stats=pixel_stats))
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, replicated, sharded)
     return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=sharded))
 
 
-def _scores(config: Config, evaluated: tuple[dict, dict], loader: DecodedImages) -> tuple[Any, np.ndarray]:
-    """(probabilities float32 [N, C], or outputs of a registered task; usable bool [N]: whether the image could be decoded)."""
+def _scores(config: Config, evaluated: tuple[dict, dict], loader: DecodedImages, *, wanted: Wanted) -> tuple[Any, np.ndarray]:
+    """(probabilities float32 [N, C], or other outputs; usable bool [N]: whether the image could be decoded)."""
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh
-    step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config))
+    step = make_prediction_step(config, mesh, pixel_stats=pixel_stats(config), wanted=wanted)
     images, rows = inference_batch(len(loader), mesh)
     starts = range(0, len(loader), images)
     prefetcher = prefetch.evaluation_prefetcher(loader, batch_size=images, rows=np.arange(rows))

@@ -176,7 +176,8 @@ class Screen(Quiet):
             tell(self.lost)
 
     def info(self, text: str) -> None:
-        self.console.print(printable_lines(text), markup=False, emoji=False)
+        text = printable_lines(text)  # a terminal itself would break lines inside words
+        self.console.print(text, markup=False, emoji=False, soft_wrap=not self.live)
 
     def table(self, table: Table) -> None:
         """Print a table: in a terminal as wide as it; elsewhere each row is one line.

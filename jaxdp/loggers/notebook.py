@@ -43,6 +43,9 @@ class Notebook(Screen):
         self.done = 0
         self.has_begun = self.has_ended = False
 
+    def info(self, text: str) -> None:
+        super().info(text.replace("--resume never", 'resume="never"'))
+
     def begin(self, total_steps: int, done: int = 0) -> None:
         self.total_steps, self.done, self.started, self.has_begun = total_steps, done, time.monotonic(), True
         self._update("starting", force=True)

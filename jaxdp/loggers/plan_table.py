@@ -140,6 +140,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     )
     for phase in plan.phases:
         idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""
+        trained = ", all stages trained" * phase.unfrozen
         micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
         images = f", images of {phase.image_size}x{phase.image_size}"
         rows += [
@@ -147,7 +148,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
                 f"phase {phase.index}",
                 f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {plural(phase.steps, 'step', ',')}, batch "
                 f"{phase.global_batch} = {plural(phase.devices, 'device')} ({phase.vertical}x{phase.horizontal}) x "
-                f"{phase.per_worker_batch}{micro}{idle}{images if len(sizes) > 1 else ''}",
+                f"{phase.per_worker_batch}{micro}{idle}{images if len(sizes) > 1 else ''}{trained}",
             ),
             ("", f"learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}"),
         ]

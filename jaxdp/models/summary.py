@@ -100,7 +100,7 @@ def _values_in_resnet(config: Config, size: int, images: int) -> tuple[float, st
     """(the fewest values of a channel, the name of its layer) for images of height and width `size`."""
     stages = len(BLOCKS[config.model.depth])
     side = -(-size // 2 ** (stages - 1 if config.model.stem == "small" else stages + 1))
-    return math.inf if config.finetune.frozen_stages > stages else images * side**2, "the last map"
+    return math.inf if config.finetune.always_frozen > stages else images * side**2, "the last map"
 
 
 def _values_in_registered(config: ModelConfig, size: int, images: int) -> tuple[float, str]:

@@ -3,8 +3,9 @@
 docs/extending.md lists the steps to add one.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +14,31 @@ import optax
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Adam, Lars, Optimizer, Sgd
 from jaxdp.errors import ConfigError, first_line, kind_of
-from jaxdp.optim.rules import MASKS, add_weight_decay, in_float32, lamb, lars, scale_by_adam
+from jaxdp.optim.groups import Factors
+from jaxdp.optim.rules import MASKS, DecayFactors, add_weight_decay, in_float32, lamb, lars, scale_by_adam
 from jaxdp.optim.squares import SquaredNorms, norm
 
 Scalar: TypeAlias = "float | jax.Array"
 
 
 def build_optimizer(
-    config: Optimizer, learning_rate: Scalar, momentum: Scalar, *, multipliers: Mapping[str, float] | None = None
+    config: Optimizer,
+    learning_rate: Scalar,
+    momentum: Scalar,
+    *,
+    factors_of: Callable[[Any], Any] | None = None,
+    later: Collection[str] = (),
 ) -> optax.GradientTransformation:
     """The update rule of a config, preceded by gradient clipping. The structure of its state is the same for all values.
 
-    learning_rate, momentum: a float or a traced scalar. multipliers: factors on the learning rate by the name of a top-level
-    subtree of the parameters; the default is 1. `update` takes `squares`, the sums of squares of whole tensors; without them
-    it computes them, which is wrong for shards.
+    learning_rate, momentum: a float or a traced scalar. factors_of: a function of the parameters that returns the tree of their
+    `Factors` (default: none). later: names of top-level subtrees that begin to train later, see `StateInParts`. `update` takes
+    `squares`, the sums of squares of whole tensors; without them it computes them, which is wrong for shards.
     """
-    build = _registered if config.name in OPTIMIZERS.registered else OPTIMIZERS.implementation(config.name)
-    rule = build(config, learning_rate, momentum)
-    rule = optax.with_extra_args_support(optax.chain(rule, *([_scale_subtrees(multipliers)] if multipliers else [])))
+    build = _registered_in_groups if config.name in OPTIMIZERS.registered else OPTIMIZERS.implementation(config.name)
+    decay_factors = None if factors_of is None else lambda params: _each(lambda factors: factors.decay, factors_of(params))
+    rule = optax.with_extra_args_support(optax.chain(build(config, learning_rate, momentum, decay_factors=decay_factors)))
+    rule = _in_parts(rule, later) if later else rule
 
     def update(gradient: Any, state: Any, params: Any = None, *, squares: SquaredNorms | None = None) -> tuple[Any, Any]:
         if squares is None:
@@ -38,9 +46,52 @@ def build_optimizer(
         if config.clip_norm is not None:
             factor = jnp.minimum(1.0, config.clip_norm / norm(squares.gradient))
             gradient, squares = jax.tree.map(lambda g: factor * g, gradient), squares.scale_gradient(factor)
-        return rule.update(gradient, state, params, squares=squares)
+        updates, state = rule.update(gradient, state, params, squares=squares)
+        if factors_of is not None:  # in every optimizer, the update is proportional to the learning rate
+            rates = _each(lambda factors: factors.rate, factors_of(updates))
+            updates = jax.tree.map(lambda u, rate: u if rate == 1 else rate * u, updates, rates)
+        return updates, state
 
     return optax.GradientTransformationExtraArgs(rule.init, update)
+
+
+class StateInParts(NamedTuple):
+    """The state of parameters that were always trained, and of those that were not."""
+
+    first: Any
+    later: Any
+
+
+def _in_parts(rule: optax.GradientTransformationExtraArgs, later: Collection[str]) -> optax.GradientTransformationExtraArgs:
+    """A rule with a state of its own for the subtrees `later`, so that Adam's averages count their own steps."""
+
+    def split(tree: Any) -> tuple[dict, dict]:
+        parts = ({name: tree[name] for name in tree if (name in later) == is_later} for is_later in (False, True))
+        return next(parts), next(parts)
+
+    def update(gradient: Any, state: StateInParts, params: Any, *, squares: SquaredNorms) -> tuple[Any, StateInParts]:
+        norms = zip(split(squares.gradient), split(squares.params) if squares.params else ((), ()), strict=True)
+        each = zip(split(gradient), state, split(params), norms, strict=True)
+        found = [rule.update(g, s, p, squares=SquaredNorms(*n, squares.of)) for g, s, p, n in each]
+        return found[0][0] | found[1][0], StateInParts(found[0][1], found[1][1])
+
+    return optax.GradientTransformationExtraArgs(lambda params: StateInParts(*map(rule.init, split(params))), update)
+
+
+def _each(function: Callable[[Factors], Any], tree: Any) -> Any:
+    return jax.tree.map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Factors))
+
+
+def _registered_in_groups(
+    config: Optimizer, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
+) -> optax.GradientTransformation:
+    """What the user's function builds; for parameters with another factor on weight decay, from a config with that decay."""
+    factors = {1.0, *(group.decay for group in config.groups if group.decay is not None)}
+    if decay_factors is None or factors == {1.0}:
+        return _registered(config, learning_rate, momentum)
+    decays = {str(factor): dataclasses.replace(config, weight_decay=config.weight_decay * factor) for factor in factors}
+    rules = {name: _registered(each, learning_rate, momentum) for name, each in decays.items()}
+    return optax.partition(rules, lambda params: jax.tree.map(str, decay_factors(params)))
 
 
 def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
@@ -58,7 +109,9 @@ def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> o
     return built
 
 
-def build_lars(config: Lars, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def build_lars(
+    config: Lars, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
+) -> optax.GradientTransformation:
     return lars(
         learning_rate,
         momentum,
@@ -67,38 +120,36 @@ def build_lars(config: Lars, learning_rate: Scalar, momentum: Scalar) -> optax.G
         eps=config.eps,
         nesterov=config.nesterov,
         mask=MASKS[config.adapt],
+        decay_factors=decay_factors,
     )
 
 
-def build_sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def build_sgd(
+    config: Sgd, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
+) -> optax.GradientTransformation:
     """SGD with the rate outside the velocity, equation 9 of Goyal et al. (arXiv 1706.02677): a change of the rate needs no
     correction of the momentum."""
     rule = optax.chain(
-        add_weight_decay(config.weight_decay),
+        add_weight_decay(config.weight_decay, decay_factors),
         optax.trace(decay=momentum, nesterov=config.nesterov),
         optax.scale(-learning_rate),
     )
     return in_float32(rule)
 
 
-def build_adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def build_adamw(
+    config: Adam, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
+) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
     rule = optax.chain(
         scale_by_adam(b1=momentum, b2=config.beta2, eps=1e-8),  # PyTorch's default
-        add_weight_decay(config.weight_decay),
+        add_weight_decay(config.weight_decay, decay_factors),
         optax.scale(-learning_rate),
     )
     return in_float32(rule)
 
 
-def build_lamb(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
-    return lamb(learning_rate, momentum, config.beta2, weight_decay=config.weight_decay)
-
-
-def _scale_subtrees(multipliers: Mapping[str, float]) -> optax.GradientTransformation:
-    """Scale the updates, which are proportional to the learning rate in every optimizer."""
-
-    def update(updates: Any, params: Any) -> Any:
-        return updates | {name: jax.tree.map(lambda u, k=k: k * u, updates[name]) for name, k in multipliers.items()}
-
-    return optax.stateless(update)
+def build_lamb(
+    config: Adam, learning_rate: Scalar, momentum: Scalar, *, decay_factors: DecayFactors = None
+) -> optax.GradientTransformation:
+    return lamb(learning_rate, momentum, config.beta2, weight_decay=config.weight_decay, decay_factors=decay_factors)

@@ -1,17 +1,21 @@
 """The update rules of optimizers, composed from optax transformations: LARS, Adam and LAMB, and what all optimizers share.
 
 Optimizers compute in float32, and keep their state in float32, whatever the dtypes of gradient and parameters. In every
-optimizer, matrices and larger tensors decay: not biases, not parameters of batch normalization.
+optimizer, matrices and larger tensors decay: not biases, not parameters of batch normalization. `decay_factors`, a function
+of the parameters, returns a tree of other factors on weight decay; tensors of factor 0 do not decay.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxdp.optim.squares import SquaredNorms, local_sums_of_squares
+
+DecayFactors: TypeAlias = Callable[[Any], Any] | None
 
 
 def with_schedules(build: Callable[..., optax.GradientTransformation], **hyperparameters: Any) -> optax.GradientTransformation:
@@ -55,25 +59,36 @@ MASKS: dict[str, Callable[[Any], Any]] = {
 """The tensors with LARS's trust ratio and decay, by `optimizer.adapt`."""
 
 
-def add_weight_decay(weight_decay: Any) -> optax.GradientTransformation:
+def add_weight_decay(weight_decay: Any, decay_factors: DecayFactors = None) -> optax.GradientTransformation:
     """g -> g + weight_decay * w for the tensors that decay: SGD applies it to the gradient, AdamW and LAMB to Adam's update."""
-    return optax.add_decayed_weights(weight_decay, mask=is_matrix_or_larger)
+    factors_of = decay_factors or is_matrix_or_larger
+
+    def update(updates: Any, params: Any) -> Any:
+        return jax.tree.map(partial(_decayed, weight_decay=weight_decay), updates, params, factors_of(params))
+
+    return optax.masked(optax.stateless(update), lambda params: jax.tree.map(lambda _: True, params))
+
+
+def _decayed(gradient: jax.Array, weight: jax.Array, factor: float, *, weight_decay: Any) -> jax.Array:
+    """gradient + decay * weight, without a computation for no decay."""
+    is_zero = not factor or (isinstance(weight_decay, int | float) and not weight_decay)
+    return gradient if is_zero else gradient + weight_decay * factor * weight
 
 
 def scale_by_lars_ratio(
-    *, weight_decay: float, trust_coefficient: float, eps: float, mask: Any
+    *, weight_decay: float, trust_coefficient: float, eps: float, mask: Any, decay_factors: DecayFactors = None
 ) -> optax.GradientTransformation:
-    """g -> t * (g + decay * w) with a trust ratio t per tensor; tensors outside the mask are unchanged.
+    """g -> t * (g + decay * w) with a trust ratio t per tensor; t = 1, and decay = 0 without `decay_factors`, outside the mask.
 
     t = trust_coefficient * |w| / (|g| + decay * |w| + eps), as in You et al.'s code, TensorFlow and MLPerf; t = 1 if |w| or |g|
     is 0. optax.lars has |g + decay * w| in the denominator. `update` takes the sums of squares of the whole tensors as
     `squares` if gradient and parameters are shards.
     """
 
-    def ratio(weight_square: jax.Array, gradient_square: jax.Array) -> jax.Array:
+    def ratio(weight_square: jax.Array, gradient_square: jax.Array, factor: float) -> jax.Array:
         weight_norm, gradient_norm = jnp.sqrt(weight_square), jnp.sqrt(gradient_square)
         usable = (weight_norm > 0) & (gradient_norm > 0)
-        bottom = gradient_norm + weight_decay * weight_norm + eps
+        bottom = gradient_norm + weight_decay * factor * weight_norm + eps
         return jnp.where(usable, trust_coefficient * weight_norm / bottom, 1.0)
 
     def update(
@@ -82,9 +97,10 @@ def scale_by_lars_ratio(
         if params is None:
             raise ValueError("LARS requires the parameters: call update(gradients, state, params)")
         masks = mask(params) if callable(mask) else mask
-        squares = squares or SquaredNorms.compute(updates, params)
-        decayed = jax.tree.map(lambda g, w, masked: g + weight_decay * w if masked else g, updates, params, masks)
-        ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, squares.params, squares.gradient)
+        squares, factors = squares or SquaredNorms.compute(updates, params), decay_factors(params) if decay_factors else masks
+        decayed = jax.tree.map(partial(_decayed, weight_decay=weight_decay), updates, params, factors)
+        norms = squares.params, squares.gradient, factors
+        ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, *norms)
         return jax.tree.map(lambda u, t, masked: t * u if masked else u, decayed, ratios, masks), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -99,6 +115,7 @@ def lars(
     eps: float = 1e-6,
     nesterov: bool = False,
     mask: Any = None,
+    decay_factors: DecayFactors = None,
 ) -> optax.GradientTransformation:
     """LARS (You et al., arXiv 1708.03888): momentum SGD whose rate for each tensor follows the norms of its weights w and
     gradient g.
@@ -108,13 +125,20 @@ def lars(
 
     learning_rate, momentum: a float, a traced scalar or a schedule (step -> value). mask: a tree of bools, or a function of the
     parameters that returns one: whether trust ratio and decay apply (default: to tensors of two or more dimensions).
+    decay_factors: a function of the parameters that returns a tree of factors on weight decay (default: 1 in the mask, else 0).
     Its `update` needs the parameters. optax.lars has norm(g + b w) in the denominator, and a constant momentum.
     """
     mask = is_matrix_or_larger if mask is None else mask
 
     def build(learning_rate: Any, momentum: Any) -> optax.GradientTransformation:
         return optax.chain(
-            scale_by_lars_ratio(weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps, mask=mask),
+            scale_by_lars_ratio(
+                weight_decay=weight_decay,
+                trust_coefficient=trust_coefficient,
+                eps=eps,
+                mask=mask,
+                decay_factors=decay_factors,
+            ),
             optax.scale(learning_rate),
             optax.trace(decay=momentum, nesterov=nesterov),
             optax.scale(-1.0),
@@ -167,20 +191,27 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
 
 
 def lamb(
-    learning_rate: Any, b1: Any = 0.9, b2: float = 0.999, *, eps: float = 1e-6, weight_decay: float = 1e-4
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: float = 0.999,
+    *,
+    eps: float = 1e-6,
+    weight_decay: float = 1e-4,
+    decay_factors: DecayFactors = None,
 ) -> optax.GradientTransformation:
     """LAMB, algorithm 2 of You et al. (arXiv 1904.00962): u = m / (sqrt(s) + eps) + b w; w = w - L norm(w) / norm(u) u.
 
     m and s are unbiased moving averages of the gradient and its square, even if b1 changes. Decay b and the ratio of norms
     apply to tensors of two or more dimensions, as with LARS.
 
-    learning_rate, b1: a float, a traced scalar or a schedule (step -> value). Its `update` needs the parameters.
+    learning_rate, b1: a float, a traced scalar or a schedule (step -> value). decay_factors: as of `lars`.
+    Its `update` needs the parameters.
     """
 
     def build(learning_rate: Any, b1: Any) -> optax.GradientTransformation:
         return optax.chain(
             scale_by_adam(b1=b1, b2=b2, eps=eps),
-            add_weight_decay(weight_decay),
+            add_weight_decay(weight_decay, decay_factors),
             scale_by_trust_ratio(),
             optax.scale(-learning_rate),
         )

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from jaxdp.choices import SOURCES
+from jaxdp.choices import SOURCES, TASKS
 from jaxdp.config import Config
 from jaxdp.errors import plural
 from jaxdp.metrics import METRICS, bare, title_of
@@ -49,7 +49,8 @@ def summarize(config: Config, records: list[dict], damaged: int = 0, *, lost: in
     name, decides = config.first_metric, config.deciding_metric
     evaluations = [record for record in records if record.get(name) is not None]
     last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, name: None}
-    best = best_evaluation(evaluations, decides) or {name: None, "epoch": None}
+    known = bool(config.stop.metric) or config.task in TASKS  # of another task, the first metric is not known
+    best = (best_evaluation(evaluations, decides) if known else None) or {name: None, "epoch": None}
     epochs_to_target = reference = ratio = None
     if SOURCES[config.data.source].mlperf:
         epochs_to_target = next((record["epoch"] for record in evaluations if record[name] >= TARGET), None)
@@ -101,7 +102,7 @@ def as_text(summary: dict) -> str:
         return "\n".join([f"{summary['name']}: no evaluation yet after {summary['epochs']:.2f} epochs", *skipped])
     text = f"{summary['name']}: {title_of(name)} {METRICS[name].shown(value)} after {summary['epochs']:.2f} epochs"
     if best is not None:
-        by = "" if summary["best_by"] == name else f" by {summary['best_by']}"
+        by = "" if summary["best_by"] == name else f" by {summary['best_by']}:"
         text += f", best{by} {best} at epoch {summary['best_epoch']:.2f}"
     lines = [text]
     if SOURCES[summary["source"]].mlperf:

@@ -33,11 +33,13 @@ def check_outputs(config: Config, outputs: Any) -> None:
     if own is not None:
         loss, images = TASKS.implementation(config.task).loss, jax.ShapeDtypeStruct((IMAGES, size, size, 3), jnp.float32)
 
-        def gradient(outputs: Any, targets: Any, images: Any) -> Any:
-            given = {"images": images, "constants": own.constants}
+        mix = (targets, jax.ShapeDtypeStruct((IMAGES,), jnp.float32)) if config.data.mix != "none" else None
+
+        def gradient(outputs: Any, targets: Any, arrays: dict[str, Any]) -> Any:
+            given = arrays | {"constants": own.constants}
             return jax.grad(lambda outputs: loss(config.optimizer, outputs, targets, **given).mean())(outputs)
 
-        _trace("register_task", config.task, gradient, given=(outputs, targets, images))
+        _trace("register_task", config.task, gradient, given=(outputs, targets, {"images": images, "mix": mix}))
     of_images = [name for name in metrics.names(config.task) if name != LOSS and METRICS[name].of == "images"]
     for name in [name for name in of_images if name in METRICS.registered]:
         _trace("register_metric", metrics.bare(name), METRICS.implementation(name), given=(outputs, targets))
@@ -49,5 +51,7 @@ def _trace(register: str, name: str, function: Callable[..., Any], *, given: tup
     except ConfigError:
         raise
     except Exception as error:
+        of_task = register == "register_task"
+        hint = "jaxdp.Task says what its functions get" if of_task else "it gets (outputs, targets) of a batch"
         reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
-        raise ConfigError(register, name, reason=reason, hint="it gets (outputs, targets) of a batch") from error
+        raise ConfigError(register, name, reason=reason, hint=hint) from error

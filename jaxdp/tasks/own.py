@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdp.choices import TASKS
 from jaxdp.config import Optimizer
-from jaxdp.errors import ConfigError, printable
+from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.losses import Mix, soft_targets
 from jaxdp.task import Task
 
@@ -18,10 +18,14 @@ ADDED = ("images", "constants")  # parameters that a loss may have besides outpu
 
 
 class OwnTask:
-    """A registered task. name: as registered."""
+    """A registered task. name: as registered. Raises ConfigError for constants that are no arrays of numbers."""
 
     def __init__(self, name: str, task: Task) -> None:
         self.name, self.task = name, task
+        try:
+            jax.eval_shape(lambda constants: constants, task.constants)
+        except TypeError as error:
+            raise ConfigError("constants", reason=first_line(error), hint="give a tree of arrays of numbers") from None
         self.added = [added for added in ADDED if added in inspect.signature(task.loss).parameters]
 
     def loss(self, optimizer: Optimizer, outputs: Any, targets: Any, *, mix: Mix | None = None, **more: Any) -> jax.Array:
@@ -32,7 +36,8 @@ class OwnTask:
         )
         count = len(jax.tree.leaves(outputs)[0])
         if (shape := getattr(found, "shape", None)) != (count,):
-            reason = f"the loss of the task returned {type(found).__name__} of shape {shape} for {count} images"
+            given = type(found).__name__ if shape is None else f"an array of shape {shape}"
+            reason = f"the loss of the task returned {given} for {count} images"
             raise ConfigError("register_task", self.name, reason=reason, hint="return the loss of each image, [B]")
         return found
 

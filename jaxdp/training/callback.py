@@ -11,13 +11,13 @@ import jax
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.distributed.signal_handler import StopTraining
 from jaxdp.distributed.status import Failure
-from jaxdp.errors import TrainingError, first_line, place_in_user_code, printable_lines
+from jaxdp.errors import TrainingError, first_line, nearest, place_in_user_code, printable_lines, suggest
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 
 INSTEAD_OF_CHANGES = (
-    "callbacks change nothing of the training: to freeze layers until an epoch, train a run with finetune.frozen_stages and "
-    "another from its exported weights with finetune.weights, or scale their updates in your own jaxdp.register_optimizer"
+    "callbacks change nothing of the training: to freeze stages until an epoch, use finetune.unfreeze_epoch; for other "
+    "rates, use optimizer.groups, or scale updates in your own jaxdp.register_optimizer"
 )
 
 PREFIXES = ("on_", "before_", "after_")  # of the methods of a callback
@@ -105,10 +105,13 @@ class Callbacks:
         return any(each is callback for each in self.users)  # `in` would compare arrays of a dataclass
 
     def on_start(self, run: Run) -> None:
+        hooks = [name for name in vars(Callback) if name.startswith(PREFIXES)]
         for callback in self.users:
-            if never := sorted(name for name in dir(callback) if name.startswith(PREFIXES) and not hasattr(Callback, name)):
-                hooks = ", ".join(name for name in vars(Callback) if name.startswith(PREFIXES))
-                run.info(f"{type(callback).__name__}.{never[0]} is never called; the methods of a callback are {hooks}")
+            for name in [name for name in dir(callback) if not name.startswith("_") and not hasattr(Callback, name)]:
+                is_method = callable(getattr(type(callback), name, None))
+                if name.startswith(PREFIXES) or (is_method and nearest(name, hooks)):
+                    hint = suggest(name, hooks)
+                    run.info(f"{type(callback).__name__}.{name} is never called; it is no method of a callback: {hint}")
         for callback in [*self.attached]:
             self.started.append(callback)
             self._call(callback, "on_start", run)

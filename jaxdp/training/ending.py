@@ -64,7 +64,7 @@ def collect_result(run: Run, evaluation: dict[str, Any]) -> TrainResult:
     report, phase = group.straggler_report(whole_run=True), plan.phase_before(progress.samples)
     has_best = run.config.stop.patience is not None
     shared = {field.name for field in dataclasses.fields(TrainResult)} & {field.name for field in dataclasses.fields(progress)}
-    strategies = [run.compiler.shown_strategy(each) for each in plan.phases[: phase.index + 1]]
+    strategies = [run.compiler.shown_strategy(each) for each in plan.phases if each.first_sample <= phase.first_sample]
     values = metrics.values(evaluation, run.config.task)
     return TrainResult(
         loss=values.pop("loss"),

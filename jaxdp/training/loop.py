@@ -61,6 +61,7 @@ def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
     if (layout := compiler.layout(phase)) is not run.layout:
         run.signals.raise_if_stop_agreed()  # before the collectives that gather the state
         run.state, run.layout = status.current().waiting(status.DEVICES)(layout.place)(run.whole_state()), layout
+        run.progress.unfrozen = phase.unfrozen
     with run.clock.paused("compilation"):
         step = run.signals.wait_for(compiled_step)
         run.checkpoints.check_trial()
@@ -70,7 +71,7 @@ def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
 
 def _prepare_later(run: Run) -> None:
     """Compile the remaining programs in the background. A CPU computes the first step before, as both need all its cores."""
-    for phase in run.plan.phases[run.phase.index :]:
+    for phase in [phase for phase in run.plan.phases if phase.first_sample >= run.phase.first_sample]:
         run.compiler.prepare_train(phase)
         run.compiler.prepare_evaluation(phase)
 

@@ -49,6 +49,11 @@ def restore_or_initialize(run: Run, start: StartPoint) -> None:
         resume = f"continues from {restored.path}"
     run.restored, run.clock = restored, Clock(run.progress, run.started)
     run.phase = run.plan.phase_before(run.progress.samples)
+    if run.progress.unfrozen and not run.plan.phases[run.plan.phase_at(run.progress.samples)].unfrozen:
+        reason = f"the stages of the checkpoint at epoch {run.epoch:.4g} are unfrozen already"
+        raise ConfigError(
+            "finetune.unfreeze_epoch", run.config.finetune.unfreeze_epoch, reason=reason, hint="keep it unchanged"
+        )
     if restored is None:
         run.state = _initial_state(run, values)
     run.processes.set_resume_hint(f"{run.resume_action} {resume}")
@@ -59,8 +64,9 @@ def restore_or_initialize(run: Run, start: StartPoint) -> None:
 def _restore(run: Run, origin: Manifest | None) -> Manifest | None:
     """Restore the state of the run's newest valid checkpoint, or else of `origin`; returns the checkpoint, if any."""
 
-    def abstract_state_of(samples: int) -> TrainState:
-        return abstract_state(run.config, run.model, run.compiler.mesh(run.plan.phase_before(samples)))
+    def abstract_state_of(manifest: Manifest) -> TrainState:
+        mesh = run.compiler.mesh(run.plan.phase_before(manifest.samples))
+        return abstract_state(manifest.config_of_state(run.config), run.model, mesh)
 
     try:
         restored = run.checkpoints.restore(abstract_state_of)
@@ -72,7 +78,7 @@ def _restore(run: Run, origin: Manifest | None) -> Manifest | None:
         run.saved_samples = origin.samples
     elif origin is not None:
         try:
-            run.state = load_state(origin, abstract_state_of(origin.samples))
+            run.state = load_state(origin, abstract_state_of(origin))
         except (CorruptCheckpoint, CheckpointMismatch) as error:
             raise ConfigError("--resume", str(origin.path), reason=str(error)) from None
     return origin

@@ -25,6 +25,7 @@ from jaxdp.data.prefetch import (
 )
 from jaxdp.distributed import status
 from jaxdp.errors import kind_of, printable
+from jaxdp.models.finetune import module_variables
 from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training.clock import Clock, TimedStep
 from jaxdp.training.evaluation import evaluation_logits
@@ -185,8 +186,9 @@ class Run:
 
     @property
     def params(self) -> dict:
-        """The parameters of an evaluation, see `eval_variables`; a tree of float32 arrays. All processes must ask for them."""
-        return self.eval_variables[0]
+        """The parameters of an evaluation as `jaxdp.load_params(...)["params"]` has them, on the devices; see `eval_variables`.
+        All processes must ask for them."""
+        return module_variables(*self.eval_variables)["params"]
 
     def predict(self, images: np.ndarray) -> Any:
         """Logits [N, classes] float32, or other outputs of the model, of images as `datasets.evaluation` has them.

@@ -18,6 +18,8 @@ from jaxdp.choices import OPTIMIZERS, TASKS
 from jaxdp.config import Config
 from jaxdp.network import FrozenStages, InitialValues, Network
 from jaxdp.optim import build_optimizer, loss_scale
+from jaxdp.optim.groups import check_groups, factors_of
+from jaxdp.optim.optimizer import StateInParts
 from jaxdp.optim.squares import SquaredNorms, SumOfSquares, local_sums_of_squares
 
 
@@ -91,16 +93,19 @@ def _dtype_on_device(value: Any) -> np.dtype:
 def make_optimizer(
     config: Config, model: Network, *, learning_rate: float | jax.Array, momentum: float | jax.Array
 ) -> optax.GradientTransformation:
-    """The optimizer of the trainable parameters; the classifier's rate is multiplied by `finetune.head_multiplier`."""
-    multiplier = config.finetune.head_multiplier
-    multipliers = {} if multiplier == 1.0 else dict.fromkeys(model.segments[-1], multiplier)
-    return build_optimizer(config.optimizer, learning_rate, momentum, multipliers=multipliers)
+    """The optimizer of the trainable parameters, with the factors of their groups; unfrozen ones have a state of their own."""
+    finetune = config.finetune
+    later = model.split_frozen(finetune.frozen_stages)[0] if finetune.frozen != finetune.frozen_stages else ()
+    has_groups = config.optimizer.groups or finetune.layer_decay != 1
+    factors = partial(factors_of, config, model) if has_groups else None
+    return build_optimizer(config.optimizer, learning_rate, momentum, factors_of=factors, later=sum(later, ()))
 
 
 def _initial_state(config: Config, model: Network, seed: jax.typing.ArrayLike) -> TrainState:
     shape = (config.data.image_size, config.data.image_size, 3)
     params, batch_stats = model.init(jax.random.key(seed), shape)
-    trainable, average = partial(model.trainable, frozen_stages=config.finetune.frozen_stages), ()
+    check_groups(config, model, params)
+    trainable, average = partial(model.trainable, frozen_stages=config.finetune.frozen), ()
     if config.optimizer.average_decay is not None:
         average = jax.tree.map(jnp.zeros_like, Average(trainable(params), trainable(batch_stats), jnp.zeros((), jnp.float32)))
     opt_state = make_optimizer(config, model, learning_rate=0.0, momentum=0.0).init(trainable(params))
@@ -175,17 +180,28 @@ class StateLayout:
     @property
     def network(self) -> Network | FrozenStages:
         """The network in training: with `finetune.frozen_stages` its first stages only compute features."""
-        stages = self.config.finetune.frozen_stages
+        stages = self.config.finetune.frozen
         return FrozenStages(self.model, stages) if stages else self.model
 
     def trained(self, tree: dict) -> dict:
         """The entries of params or batch_stats that are trained: all but the entries of frozen stages."""
-        return self.model.trainable(tree, self.config.finetune.frozen_stages)
+        return self.model.trainable(tree, self.config.finetune.frozen)
 
     def place(self, state: TrainState) -> TrainState:
-        """A whole state, which may be on another mesh, placed for the step."""
+        """A whole state, which may be on another mesh, or of frozen stages that are trained here, placed for the step."""
         assert isinstance(self.mesh, Mesh)
-        return replicate(state, self.mesh)
+        state = replicate(state, self.mesh)
+        if isinstance(self.whole.opt_state, StateInParts) and not isinstance(state.opt_state, StateInParts):
+            return jax.jit(self._unfreeze, out_shardings=replicated(self.mesh))(state)
+        return state
+
+    def _unfreeze(self, state: TrainState) -> TrainState:
+        """The state with what was frozen: its optimizer begins anew, and averages of what did not change are its values."""
+        new = make_optimizer(self.config, self.model, learning_rate=0.0, momentum=0.0).init(state.params)
+        average = state.average
+        if average != ():
+            average = Average(state.params | average.params, state.batch_stats | average.batch_stats, average.steps)
+        return state._replace(opt_state=StateInParts(state.opt_state, new.later), average=average)
 
     def gather_state(self, state: TrainState) -> TrainState:
         """The whole state of a placed one, on every device."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from jaxdp.config import Config, at_image_size
+from jaxdp.config import Config
 from jaxdp.data.prefetch import AHEAD_BYTES, PREFETCH_DEPTH, batch_sharding
 from jaxdp.data.transforms import evaluation_transform
 from jaxdp.distributed import status
@@ -63,7 +63,7 @@ def trace_train_step(
 
     images: all training images (or their shape and dtype) if they are resident on the devices.
     """
-    resident, config = images is not None, at_image_size(config, phase.image_size)
+    resident, config = images is not None, phase.config_of(config)
     step = make_train_step(config, model, mesh, pixel_stats=pixel_stats, accumulation=phase.accumulation, resident=resident)
     state, batch, *more = abstract_arguments(config, model, phase, mesh=mesh, images=images)
     return step.trace(state, batch | {request_flags.BATCH_KEY: request_flags.abstract(mesh)}, *more)
@@ -132,7 +132,7 @@ class StepCompiler:
         self.images, self.devices = images, devices
         self.evaluation_examples = evaluation_examples
         self.meshes: dict[tuple[int, int], Mesh] = {}
-        self.layouts: dict[tuple[int, int], StateLayout] = {}
+        self.layouts: dict[tuple, StateLayout] = {}
         self.constants = cache(self._transfer_constants)
         self.task_constants = cache(partial(constants_of, plan.config))  # on a mesh
         self.futures: dict[tuple, Future] = {}
@@ -146,10 +146,11 @@ class StepCompiler:
         return self.meshes[phase.shape]
 
     def layout(self, phase: PlannedPhase) -> StateLayout:
-        """Where the state is on the devices during a phase; phases of the same shape share it."""
-        if phase.shape not in self.layouts:
-            self.layouts[phase.shape] = make_layout(self.config_of(phase), self.model, self.mesh(phase))
-        return self.layouts[phase.shape]
+        """Where the state is on the devices during a phase; phases of the same shape share it, before and after unfreezing."""
+        key = phase.shape, phase.unfrozen
+        if key not in self.layouts:
+            self.layouts[key] = make_layout(self.config_of(phase), self.model, self.mesh(phase))
+        return self.layouts[key]
 
     def shown_strategy(self, phase: PlannedPhase) -> str:
         """The all-reduce strategy of a phase and whether the update is sharded; "none" on one device, without all-reduce."""
@@ -179,7 +180,7 @@ class StepCompiler:
 
     def key(self, phase: PlannedPhase) -> tuple:
         """What the programs of a phase depend on."""
-        return self.mesh(phase), phase.global_batch, phase.accumulation, phase.image_size
+        return self.mesh(phase), phase.global_batch, phase.accumulation, phase.image_size, phase.unfrozen
 
     def prepare_evaluation(self, phase: PlannedPhase) -> Future[Callable]:
         """Future of the evaluation step of a phase (see `make_evaluation_step`)."""
@@ -193,8 +194,8 @@ class StepCompiler:
         return self.futures[key]
 
     def config_of(self, phase: PlannedPhase) -> Config:
-        """The config with the image size of a phase."""
-        return at_image_size(self.plan.config, phase.image_size)
+        """The config of the training steps of a phase."""
+        return phase.config_of(self.plan.config)
 
     def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:
         config = self.config_of(phase)

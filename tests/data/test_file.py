@@ -21,6 +21,7 @@ from jaxdp.data import file_format, sources, table
 from jaxdp.data.datasets import with_classes
 from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.from_python import as_source
+from jaxdp.data.hugging_face import HuggingFace
 from jaxdp.errors import ConfigError
 
 LABELS = [2, 0, 1, 0]
@@ -112,6 +113,10 @@ GOOD = "images/0.png,ape\nimages/1.png,bee\n"
         (HEADER, "it has no rows"),
         (GOOD, r"its first line does not name the columns, but is images/0\.png, ape; add path,label or the like in front"),
         ("file path,label\na,b\n", r"no column image or .*--data\.image-column; its columns are file path, label"),
+        (
+            "path;label\na;b\n",
+            r"with the separator ',' it has only the column 'path;label'; separate the columns by commas in \.csv",
+        ),
         ("path,file,label\na,b,c\n", r"several columns .*--data\.image-column"),
         (HEADER + GOOD + "images/0.png,bee\n", r"row 2 and row 4 give 'images/0\.png' different labels"),
         (HEADER + "images/0.png\n", "row 2 has 1 value, the first row 2"),
@@ -650,6 +655,9 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
         assert items.classes in (NAMES, 3)
         for found, expected in zip(pixels(items), images, strict=True):
             np.testing.assert_array_equal(found, expected)
+    split.save_to_disk(str(tmp_path / "single"))
+    single = HuggingFace(tmp_path / "single", Data(source="file"))
+    assert (single.names(), labels(single.open("train"))) == (["train"], LABELS)
     with pytest.raises(ConfigError, match=r"no column fine; .*its columns are img, label"):
         splits(tmp_path / "saved", label_column=("fine",))
 

@@ -56,6 +56,11 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ],
         ("--output 'my runs'", "--workdir 'my runs'"),
         ("--workers many", "--data.threads"),
+        ("--trainer.gradient_clip_val 0.5", "--optimizer.clip-norm 0.5"),
+        ("--per_device_train_batch_size 64", "--batch.0.global-batch 64"),
+        ("--warmup_ratio 0.1", "--schedule.warmup-epochs, for example --schedule.warmup-epochs 5"),
+        ("--metric_for_best_model accuracy", "--stop.metric eval_accuracy"),
+        ("--opt-betas 0.9 0.98", "--optimizer.beta2, for example --optimizer.beta2 0.999"),
     ],
 )
 def test_suggestion_has_the_form_of_jaxdps_flag(words, suggestion, failing):
@@ -70,6 +75,7 @@ def test_directory_of_the_output_is_not_that_of_the_run_that_a_command_reads(com
 def test_flag_without_counterpart_is_explained(failing):
     name, reason = next(iter(NO_COUNTERPART.items()))
     assert failing("train", f"--{name}", "1") == f"--{name}: unknown flag; {reason}"
+    assert failing("train", "--trainer.accumulate_grad_batches", "4").endswith("devices x --batch.0.per-worker-batch")
     assert "--batch-size: unknown flag; not needed: a run evaluates as many" in failing("evaluate", "--batch-size", "8")
     assert "did you mean --data.threads 8 " in failing("evaluate", "--workers", "8")
 

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -77,7 +78,7 @@ def documented_commands(*kinds: str, helps: bool = True):
         if within := re.search(r"^(?:srun|mpirun|ssh) .*?(?:python (train)\.py|jaxdp (\w+))([^&\"]*)", started):
             kind, name, flags = "wrapped", within[1] or within[2], within[3].replace("$rank", "1").split()
         elif match := re.match(r"(?:python train\.py|jaxdp (\w+))(?![\w:])(.*)", started):
-            name, flags = match[1] or "train", match[2].split()
+            name, flags = match[1] or "train", shlex.split(match[2])
             kind = "help" if "--help" in flags else "planned" if name in ("train", "plan", "bench") else "parsed"
         else:
             continue

@@ -170,10 +170,14 @@ def test_card_has_no_paths_and_addresses_of_the_machine(trained):
         document = json.loads(text)
         config = document["metadata"]["config"]
         config["storage"]["directory"], config["logging"]["mlflow"] = "/secret", "http://secret:5000"
+        config["data"] |= {"source": "folder", "directory": "/secret/pets", "train_examples": 4096, "eval_examples": 1000}
+        document["metadata"]["progress"]["bad_images"] = {"/secret/pets/1.jpg": "truncated", "/secret/pets/2.jpg": "empty"}
         return json.dumps(document)
 
     edit_manifest(trained / "checkpoints/160/manifest.json", add)
-    assert "secret" not in card_of(trained, "160")
+    card = card_of(trained, "160")
+    assert "secret" not in card
+    assert (rows(card)["directory"], rows(card)["left out"]) == ("pets", "2 images that could not be read")
 
 
 def test_card_without_an_evaluation_or_the_end_of_the_run_says_so(trained):

@@ -21,7 +21,7 @@ from jaxdp.errors import StorageError
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_weights import weights_config
-from jaxdp.inference.predict import Images, Shown, predict_weights
+from jaxdp.inference.predict import Images, Wanted, predict_weights
 from jaxdp.validation import to_json
 
 
@@ -144,7 +144,7 @@ def test_an_exported_file_keeps_the_names_of_its_classes(flowers, tmp_path):
     assert metrics["eval_accuracy"] == np.mean(
         [names == [f.parent.name] for names, f in zip(predictions.names, files, strict=True)]
     )
-    found, _ = predict_weights(path, Images(files), shown=Shown(top=1))
+    found, _ = predict_weights(path, Images(files), wanted=Wanted(top=1))
     assert found.predictions.names == predictions.names
 
 

@@ -5,7 +5,6 @@ import json
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.runs import Recorder, outcome, train_shown, train_until
@@ -30,7 +29,6 @@ from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.setup.run_dir import run_config
 from jaxdp.sizes import model_summary
-from jaxdp.training.state import make_optimizer
 from jaxdp.training.step_compiler import trace_train_step
 from jaxdp.validation import to_json
 
@@ -87,7 +85,7 @@ def test_a_backbone_without_classifier_gets_a_new_one(tiny_resnet, tmp_path, sta
 
 def test_finetuned_run_keeps_frozen_parts_and_resumes_exactly(tiny_resnet, tmp_path):
     file, tensors = write_tiny_weights(tmp_path / "w.safetensors", classes=9)
-    config = finetuned(short(tiny_resnet), weights=file, frozen_stages=2, head_multiplier=3.0)
+    config = finetuned(short(tiny_resnet), weights=file, frozen_stages=2)
     train(config, tmp_path / "whole")
     train_until(config, tmp_path / "cut", step=3)
     train(config, tmp_path / "cut")
@@ -109,7 +107,7 @@ def test_finetuned_run_keeps_frozen_parts_and_resumes_exactly(tiny_resnet, tmp_p
         train(config, tmp_path / "whole")
     digest = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]["digest"]
     with pytest.raises(ConfigError, match=f"finetune.digest is '{digest}'; use the file of that digest"):
-        train(finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0, digest=digest), tmp_path / "whole")
+        train(finetuned(config, weights=file, frozen_stages=2, digest=digest), tmp_path / "whole")
 
 
 def test_frozen_parts_of_given_parameters_stay_as_given_and_resume_without_them(tiny_resnet, tmp_path):
@@ -210,25 +208,6 @@ def test_frozen_parts_have_no_backward_pass_and_send_nothing(tiny_resnet, frozen
     forward = 7  # the stem; two and two of a block with its projection in the second stage; the classifier
     backward = {2: 2 * 4 - 2, 5: 1}[frozen_stages]  # of weights and of images, not of the first parts' images
     assert count == forward + backward
-
-
-def test_head_multiplier_scales_the_learning_rate_of_the_classifier(tiny_resnet):
-    """SGD by its formula: w - k * rate * (momentum * v + g + decay * w)."""
-    config = finetuned(dataclasses.replace(tiny_resnet, optimizer=Optimizer(name="sgd", weight_decay=0.1)), head_multiplier=3.0)
-    names = ("fc_kernel", "fc_bias", "conv1")
-    params = {name: np.full((2, 2) if name != "fc_bias" else 2, 1.5, np.float32) for name in names}
-    model = models.create(config.model)
-    state = make_optimizer(config, model, learning_rate=0.0, momentum=0.0).init(params)
-    weights, velocity = params, dict.fromkeys(names, 0.0)
-    for step in range(3):
-        gradient = {name: np.full_like(value, 0.2 + step) for name, value in params.items()}
-        updates, state = make_optimizer(config, model, learning_rate=0.3, momentum=0.9).update(gradient, state, weights)
-        for name in names:
-            decayed = gradient[name] + (0.1 * weights[name] if name != "fc_bias" else 0.0)
-            velocity[name] = 0.9 * velocity[name] + decayed
-            rate = 0.3 * (3.0 if name.startswith("fc_") else 1.0)
-            np.testing.assert_allclose(updates[name], -rate * velocity[name], rtol=1e-6)
-        weights = jax.tree.map(jnp.add, weights, updates)
 
 
 @pytest.mark.parametrize(

@@ -283,20 +283,6 @@ def test_build_optimizer_with_changing_rate_and_momentum_equals_float64_referenc
             weights[key] = weight + expected
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS.builtin)
-def test_multiplier_scales_the_update_of_its_subtree_alone(name):
-    params = {"body": {"kernel": jnp.full((2, 3), 0.5)}, "head": {"kernel": jnp.full((3, 2), 0.25)}}
-    gradient = jax.tree.map(lambda p: p - 0.1, params)
-
-    def updates(multipliers):
-        rule = build_optimizer(Optimizer(name=name), 0.1, 0.9, multipliers=multipliers)
-        return jax.jit(lambda gradient: rule.update(gradient, rule.init(params), params)[0])(gradient)
-
-    plain, scaled = updates(None), updates({"head": 3.0})
-    np.testing.assert_array_equal(scaled["body"]["kernel"], plain["body"]["kernel"])
-    np.testing.assert_allclose(scaled["head"]["kernel"], 3 * plain["head"]["kernel"], rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow if one != "adamw" else []) for one in OPTIMIZERS])
 def test_interrupted_run_resumes_bitwise(name, tiny, tmp_path):
     config = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, name=name))

@@ -417,15 +417,21 @@ def test_error_in_on_end_of_a_failed_run_does_not_hide_the_failure(rare, tmp_pat
         train(rare, tmp_path, callbacks=[FailsAtTheEnd()])
 
 
-def test_method_that_is_no_hook_is_named_at_the_start(rare, tmp_path):
+def test_methods_that_are_no_hooks_are_named_at_the_start(rare, tmp_path):
     class Misspelt(Callback):
         def on_epoch_end(self, run):
             raise AssertionError
 
+        after_evalution = afterStep = draw = on_epoch_end
+
     screen = Recorder()
     train_shown(rare, tmp_path, callbacks=[Misspelt()], screen=screen)
-    (line,) = [line for line in screen.lines if "Misspelt" in line]
-    assert line.startswith("Misspelt.on_epoch_end is never called; the methods of a callback are on_start, before_step, ")
+    lines = [line for line in screen.lines if "Misspelt" in line]
+    found = [
+        re.match(r"Misspelt\.(\w+) is never called.*: (?:did you mean (\w+)\? )?choose from on_start, ", line).groups()
+        for line in lines
+    ]
+    assert found == [("afterStep", "after_step"), ("after_evalution", "after_evaluation"), ("on_epoch_end", None)]
 
 
 @pytest.mark.parametrize("callbacks", [Events, [Events], [object()], 5, "wandb"])
@@ -517,7 +523,7 @@ class ReplacesConfig(Callback):
 
 @pytest.mark.parametrize("callback", [Replaces, ReplacesAtStart, Edits, ReplacesConfig])
 def test_freezing_by_a_callback_is_refused_with_what_to_use_and_changes_nothing(rare, tmp_path, callback):
-    with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze layers until an epoch, "):
+    with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze stages until an epoch, "):
         train(rare, tmp_path / "run", callbacks=[callback()])
     train(rare, tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome_of_whole_run(rare)

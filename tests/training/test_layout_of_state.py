@@ -17,7 +17,7 @@ from helpers.step import BATCH, PIXELS, assert_close, hyperparameters, make_batc
 import jaxdp
 from jaxdp import models, register_model, train
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.config import Finetune, Mesh, Model, Optimizer, Phase, Reduce
+from jaxdp.config import Finetune, Group, Mesh, Model, Optimizer, Phase, Reduce
 from jaxdp.data import prefetch
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import load_run
@@ -70,14 +70,17 @@ UPDATES = {
     "small buckets": {"reduce": {"bucket_bytes": 400}},
     "without overlap": {"reduce": {"overlap": False}},
     "16 bits on the wire": {"reduce": {"wire_dtype": "bfloat16"}},
-    "frozen stem, another rate of the head": {"finetune": {"weights": "any", "frozen_stages": 1, "head_multiplier": 3.0}},
+    "frozen stem, groups": {
+        "optimizer": {"groups": (Group("fc", rate=3.0), Group("bn.*bias", decay=0.5), Group("layer2", 0.5, 0.0))},
+        "finetune": {"weights": "any", "frozen_stages": 1, "layer_decay": 0.75},
+    },
     "synchronized": {"model": {"norm": "synchronized"}},
     "folded, recomputed": {"model": {"batch_norm": "folded", "remat": True}},
 }
 # Of a ResNet on a 2x4 mesh.
 RESNET = {
     "lamb, clipped": "float32",
-    "frozen stem, another rate of the head": "bfloat16",
+    "frozen stem, groups": "bfloat16",
     "16 bits on the wire": "bfloat16",
     "folded, recomputed": "bfloat16",
     "small buckets": "float32",

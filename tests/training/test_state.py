@@ -2,13 +2,12 @@
 
 import jax
 import numpy as np
-import pytest
-from helpers.step import linear_config, with_parts
+from helpers.step import linear_config
 
 from jaxdp import models
 from jaxdp.network import InitialValues
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.state import create_state, from_host, make_optimizer, replicate, replicated, with_values
+from jaxdp.training.state import create_state, from_host, replicate, replicated, with_values
 
 
 def by_name(state):
@@ -37,16 +36,3 @@ def test_a_tree_moves_to_another_mesh_and_stays_on_its_own():
     for moved in (replicate(tree, second), replicate(tree | {"x": from_host(np.arange(3.0), second)}, second)):
         assert {leaf.sharding for leaf in jax.tree.leaves(moved)} == {replicated(second)}
         jax.tree.map(np.testing.assert_array_equal, moved, tree)
-
-
-@pytest.mark.parametrize("multiplier", [1.0, 10.0])
-def test_the_rate_of_the_classifier_alone_is_multiplied(normalized_linear, multiplier):
-    config = with_parts(
-        linear_config(), optimizer={"name": "sgd", "weight_decay": 0.0}, finetune={"head_multiplier": multiplier}
-    )
-    model = models.create(config.model)
-    params = {name: np.zeros(2, np.float32) for segment in (*model.segments, ("other",)) for name in segment}
-    optimizer = make_optimizer(config, model, learning_rate=0.5, momentum=0.0)
-    updates, _ = optimizer.update(jax.tree.map(np.ones_like, params), optimizer.init(params), params)
-    for name, update in updates.items():
-        np.testing.assert_allclose(update, -0.5 * (multiplier if name in model.segments[-1] else 1), rtol=1e-6)

@@ -95,7 +95,7 @@ class Sharded(StateLayout):
             jax.ShapeDtypeStruct(leaf.shape, dtype)
             for (_, leaf), dtype in zip(trained, jax.tree.leaves(self.trained(dtypes)), strict=True)
         ]
-        _, segments = self.model.split_frozen(config.finetune.frozen_stages)
+        _, segments = self.model.split_frozen(config.finetune.frozen)
         number = {name: index if reduce.overlap else 0 for index, segment in enumerate(segments) for name in segment}
         groups: dict[int, list[int]] = {}
         for index, (path, leaf) in enumerate(trained):
