@@ -209,7 +209,8 @@ def _restore(manifest: Manifest, abstract_state: Any) -> Any:
 def copy_to_host(state: Any, buffers: Any = None) -> Any:
     """NumPy copies of a replicated state's arrays, from this process's first device. buffers: an earlier copy to overwrite, if
     the state has not grown since."""
-    if len(jax.tree.leaves(buffers)) != len(jax.tree.leaves(state)):
+    structure: Any = jax.tree.structure(state)
+    if structure != jax.tree.structure(buffers):
         buffers = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), state)
     jax.tree.map(lambda leaf, buffer: np.copyto(buffer, leaf.addressable_data(0), casting="no"), state, buffers)
     return buffers
