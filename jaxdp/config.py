@@ -169,14 +169,11 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
         """The resize for evaluation is a short side or a crop ratio, normalization is for three channels, held-out images
         have one source, and copies are of images that are shuffled."""
         if self.holdout and self.eval_split is not None:
-            hint = "omit one of them"
-            raise ConfigError(
-                "data.holdout", self.holdout, reason=f"not used with data.eval_split={self.eval_split!r}", hint=hint
-            )
+            reason = f"not used with data.eval_split={self.eval_split!r}"
+            raise ConfigError("data.holdout", self.holdout, reason=reason, hint="omit one of them")
         if self.sampling != "shuffle" and self.repeats > 1:
-            raise ConfigError(
-                "data.sampling", self.sampling, reason=f"not used with data.repeats={self.repeats}", hint="omit it"
-            )
+            reason = f"not used with data.repeats={self.repeats}"
+            raise ConfigError("data.sampling", self.sampling, reason=reason, hint="omit it")
         size, resize = self.evaluated_size, self.eval_resize
         if resize is not None and not (0.1 <= resize <= 1 or (isinstance(resize, int) and 8 <= resize <= MOST_PIXELS)):
             reason = f"must be a crop ratio from 0.1 to 1, or a whole number of pixels from 8 to {MOST_PIXELS}"

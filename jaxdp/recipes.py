@@ -93,7 +93,7 @@ def is_rank0(environment: Mapping[str, str] = os.environ) -> bool:
     return all(environment.get(rank, "0") == "0" for rank in ranks)
 
 
-DIGITS_WARNING = "warning: without --config, images become 32x32 and are augmented as digits; --config finetune is for your own"
+DIGITS_WARNING = "warning: without --config, images become 32x32 and are augmented as digits; --config pictures is for your own"
 
 
 class Recipe(NamedTuple):

@@ -19,7 +19,7 @@ from jaxdp import label_metrics, models
 from jaxdp.choices import LOSSES
 from jaxdp.config import Data, Optimizer
 from jaxdp.data.augment import augment, normalize
-from jaxdp.data.sources import inspect
+from jaxdp.data.sources import inspect, open_datasets
 from jaxdp.errors import ConfigError
 from jaxdp.run_records import read_log
 from jaxdp.validation import validate
@@ -142,10 +142,12 @@ def test_what_several_labels_cannot_have_is_refused(tiny, changes, reason):
 
 
 def test_names_in_one_column_without_a_separator_are_refused_with_it(tmp_path):
-    (tmp_path / "table.csv").write_text("image,tags,split\na.png,cat;dog,train\nb.png,cat;dog,val\n")
+    (tmp_path / "table.csv").write_text("image,tags,split\na.png,cat;dog,train\nb.png,cat,train\nc.png,cat,val\n")
+    for name in "abc":
+        (tmp_path / f"{name}.png").touch()
     data = Data(source="file", directory=str(tmp_path / "table.csv"), label_column=("tags",))
     with pytest.raises(ConfigError, match=r"task='labels': the training set has one label .*--data\.label-separator"):
-        inspect(dataclasses.replace(jaxdp.Config(), task="labels", data=data))
+        open_datasets(dataclasses.replace(jaxdp.Config(), task="labels", data=data))
 
 
 def test_wrong_labels_are_named_with_row_and_value(several, tmp_path):

@@ -171,7 +171,7 @@ def test_only_train_and_plan_print_the_notes_of_a_recipe_file_that_calls_load_co
 
 def test_recipe_chosen_by_omission_warns_of_own_images():
     folder = ["--data.source", "folder", "--data.directory", "D"]
-    assert "--config finetune is for your own" in load_recipe([*folder, "--epochs", "3"], "digits").note
+    assert "--config pictures is for your own" in load_recipe([*folder, "--epochs", "3"], "digits").note
     for flags in ([*folder, "--config", "digits"], ["--data.source", "synthetic"], []):
         assert load_recipe(flags, "digits").note == ""
 

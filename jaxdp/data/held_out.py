@@ -56,9 +56,8 @@ class Part:
 
 def has_held_out(config: Config, what: str) -> ConfigError:
     """The error for data that need no division."""
-    return ConfigError(
-        "data.holdout", config.data.holdout, reason=f"the data have the held-out {what}", hint="use --data.holdout 0"
-    )
+    reason, hint = f"the data have the held-out {what}", "use --data.holdout 0"
+    return ConfigError("data.holdout", config.data.holdout, reason=reason, hint=hint)
 
 
 def divide(source: Any, twin: ItemSource, config: Config) -> tuple[Part, Part]:
@@ -66,18 +65,14 @@ def divide(source: Any, twin: ItemSource, config: Config) -> tuple[Part, Part]:
     labels = np.asarray(getattr(source, "labels", ()))
     stratified = kind_of_task(config.task) == "classes" and labels.shape == (len(source),) and labels.dtype.kind in "iub"
     groups = labels if stratified else np.zeros(len(source), np.int64)
-    mask = held_out_mask(image_names(source), groups, config.data.holdout)
+    names = source.relative_names() if hasattr(source, "relative_names") else list(map(str, range(len(source))))
+    mask = held_out_mask(names, groups, config.data.holdout)
     single = np.setdiff1d(groups, groups[mask]).tolist()
-    names = names_of(source) or dict(zip(single, map(str, single), strict=True))
     warnings = [*getattr(source, "warnings", ())]
     if single:
-        warnings.append(f"no image is held out of {plural(len(single), 'class')} with a single image, {names[single[0]]} first")
+        first = (names_of(source) or range(single[0] + 1))[single[0]]
+        warnings.append(f"no image is held out of {plural(len(single), 'class')} with a single image, {first} first")
     return Part(source, np.flatnonzero(~mask), warnings), Part(twin, np.flatnonzero(mask))
-
-
-def image_names(source: Any) -> Sequence[str]:
-    """A name of each image that does not depend on the place of the data, or else its number."""
-    return source.relative_names() if hasattr(source, "relative_names") else list(map(str, range(len(source))))
 
 
 def held_out_mask(names: Sequence[str], groups: np.ndarray, share: float) -> np.ndarray:

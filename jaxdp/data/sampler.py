@@ -1,6 +1,5 @@
 """The order of samples, a pure function of (seed, number of samples seen)."""
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -16,15 +15,19 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def uniforms(seed: int, epoch: int, examples: int) -> np.ndarray:
-    """Random numbers in [0, 1) that draw the images of one epoch, float64 [examples], read-only."""
-    numbers = np.random.Generator(np.random.Philox(key=[seed, epoch])).random(examples)
-    numbers.flags.writeable = False
-    return numbers
+    """Random numbers in [0, 1) that draw the images of one epoch, float64 [examples]."""
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).random(examples)
 
 
 def sample_ids(seed: int, positions: np.ndarray, examples: int) -> np.ndarray:
     """The id of the sample at each position, int64 [B]. positions: [B] samples seen before; they may span epochs."""
-    return _at(positions, examples, lambda epoch: permutation(seed, epoch, examples), dtype=np.int64)
+    positions = np.asarray(positions, np.int64)
+    epochs, offsets = np.divmod(positions, examples)
+    ids = np.empty_like(positions)
+    for epoch in np.unique(epochs):
+        mask = epochs == epoch
+        ids[mask] = permutation(seed, int(epoch), examples)[offsets[mask]]
+    return ids
 
 
 def drawn_ids(seed: int, positions: np.ndarray, cumulative: np.ndarray) -> np.ndarray:
@@ -32,19 +35,9 @@ def drawn_ids(seed: int, positions: np.ndarray, cumulative: np.ndarray) -> np.nd
 
     cumulative: float64 [examples], for each image the probability of drawing it or an earlier one.
     """
-    examples = len(cumulative)
-    numbers = _at(positions, examples, lambda epoch: uniforms(seed, epoch, examples), dtype=np.float64)
+    places = (divmod(position, len(cumulative)) for position in np.asarray(positions).tolist())
+    numbers = [uniforms(seed, epoch, len(cumulative))[offset] for epoch, offset in places]
     return np.searchsorted(cumulative, numbers, side="right")
-
-
-def _at(positions: np.ndarray, examples: int, values: Callable[[int], np.ndarray], *, dtype: type) -> np.ndarray:
-    """The value at each position, [B]. values: epoch -> [examples]."""
-    epochs, offsets = np.divmod(np.asarray(positions, np.int64), examples)
-    found: np.ndarray = np.empty(epochs.shape, dtype)
-    for epoch in np.unique(epochs):
-        mask = epochs == epoch
-        found[mask] = values(int(epoch))[offsets[mask]]
-    return found
 
 
 def repeated_positions(offsets: np.ndarray, *, first: int, global_batch: int, repeats: int) -> np.ndarray:

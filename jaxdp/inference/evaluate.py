@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxdp import metrics
 from jaxdp.choices import LOSSES, SOURCES, TASKS
 from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
@@ -51,6 +52,8 @@ def evaluate(
     config = validate(run_config(workdir) if config is None else config, trains=False)
     LOSSES.check(config.optimizer.loss)
     TASKS.check(config.task)
+    if config.stop.metric:
+        metrics.check(config.stop.metric)
     source = config.data.source
     if SOURCES[source].from_python and datasets is None:
         call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"

@@ -88,7 +88,7 @@ def _read_file(config: Config, path: str) -> NamedTensors:
     """The tensors of a file. Raises ConfigError for a file of a different ResNet."""
     if config.model.name != RESNET:
         return read_named(path, FIELD)
-    weights = read(path, FIELD, blur_pool=config.model.blur_pool, new_classes=config.model.class_count)
+    weights = read(path, FIELD, blur_pool=config.model.blur_pool, new_classes=config.model.classes or 2)
     for name in [name for name in NETWORK_FIELDS if name != "classes"]:
         in_file, expected = getattr(weights.model, name), getattr(config.model, name)
         if in_file != expected:
