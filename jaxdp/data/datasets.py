@@ -165,7 +165,7 @@ class Divided(SplitReader):
         train = self.config.data.train_split
         whole = self.reader.undivided(train)
         if whole is None:
-            if found := [name for name in EVALUATION_NAMES if name in self.reader.names()]:
+            if found := [name for name in EVALUATION_NAMES if name in self.reader.names() and name != train]:
                 raise has_held_out(self.config, f"split {found[0]!r}")
             whole = self.reader.open(train)
         return dict(zip(self.names(), divide(whole, copy.copy(whole), self.config), strict=True))

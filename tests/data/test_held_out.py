@@ -108,6 +108,12 @@ def test_a_table_or_arrays_of_one_split_are_divided(photos, tmp_path):
             sources.open_datasets(plain)
 
 
+def test_the_training_split_may_have_the_name_of_a_usual_evaluation_split(tmp_path):
+    np.savez(tmp_path / "val.npz", val_images=np.zeros((16, 8, 8), np.uint8), val_labels=np.arange(16) % 2)
+    data = Data(source="file", directory=str(tmp_path / "val.npz"), image_size=32, holdout=0.25, train_split="val")
+    assert [len(part) for part in sources.open_datasets(Config(data=data))[:2]] == [12, 4]
+
+
 def test_arrays_and_objects_from_python_are_divided_by_position():
     arrays = np.arange(40 * 64, dtype=np.uint32).astype(np.uint8).reshape(40, 8, 8), np.arange(40) % 2
     opened = sources.open_datasets(GIVEN, (arrays, None))
