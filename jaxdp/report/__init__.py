@@ -1,6 +1,6 @@
 """`jaxdp report` and `jaxdp watch`: summaries of runs, and one page about them, made from their directories.
 
-The page imports matplotlib, which takes a second, and is imported when it is first asked for.
+The writer of the page is imported when it is first asked for.
 """
 
 from typing import TYPE_CHECKING, Any
