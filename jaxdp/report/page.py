@@ -119,8 +119,9 @@ def _controls(lines: Sequence[dict[str, Any]]) -> str:
     return (
         f'<form id="controls" name="controls" autocomplete="off"><fieldset>{boxes}</fieldset><p>'
         f'<label>x axis <select name="axis">{axes}</select></label> '
-        '<label><input type="checkbox" name="logx"> logarithmic</label> <label>y axis <select name="scale">'
-        '<option value="auto">by its values</option><option>linear</option><option value="log">logarithmic</option></select></label> '
+        '<label><input type="checkbox" name="logx"> logarithmic</label> '
+        '<label>y axis <select name="scale"><option value="auto">by its values</option><option>linear</option>'
+        '<option value="log">logarithmic</option></select></label> '
         f'<label>smoothing <input type="range" name="smoothing" max="25" value="{100 * SHARE:g}"></label></p></form>'
     )
 

@@ -13,7 +13,7 @@ from jaxdp.loggers.plot import BLACK, BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PUR
 from jaxdp.loggers.smoothing import FEWEST
 from jaxdp.metrics import LOSS, METRICS, bare, title_of
 from jaxdp.report.confusion import MAX_MATRIX_CLASSES, ConfusionReport
-from jaxdp.report.run_history import MAX_DRAWN, PARTS, History
+from jaxdp.report.run_history import PARTS, History, is_number
 from jaxdp.report.seeds import groups
 from jaxdp.run_records import RECORD_FIELDS
 
@@ -90,8 +90,8 @@ def _curves(
     """A field of the log of every line that has it. style: further properties of the curves. positions: extended."""
     for number, line in enumerate(lines):
         pairs = zip_longest(line.records, line.deviations, fillvalue=dict[str, Any]())
-        found = [pair for pair in pairs if pair[0].get(field, "") is None or _is_drawable(pair[0].get(field))]
-        if any(record[field] is not None for record, _ in found):
+        found = [pair for pair in pairs if is_number(pair[0].get(field, ""))]
+        if any(_rounded(record[field]) is not None for record, _ in found):
             found = found[:: math.ceil(len(found) / MAX_POINTS)] + found[-1:] * (len(found) > MAX_POINTS)
             xs = tuple(tuple(_rounded(record.get(axis)) for record, _ in found) for axis in X_AXES)
             curve = {"line": number, "at": positions.setdefault(xs, len(positions))} | style
@@ -103,10 +103,6 @@ def _curves(
 
 def _rounded(value: float | None, scale: float = 1.0) -> float | None:
     return float(f"{scale * value:.7g}") if value is not None and math.isfinite(value) else None
-
-
-def _is_drawable(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) <= MAX_DRAWN
 
 
 def _is_log(values: Iterable[float | None], spread: float) -> bool:
@@ -145,7 +141,7 @@ def logged_names(runs: Sequence[History]) -> list[str]:
     names: dict[str, None] = {}
     for run in runs:
         for record in run.records:
-            numbers = (name for name, value in record.items() if _is_drawable(value))
+            numbers = (name for name, value in record.items() if value is not None and is_number(value))
             names |= dict.fromkeys(name for name in numbers if name not in RECORD_FIELDS)
     return list(names)
 

@@ -221,6 +221,11 @@ def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
     return [read(workdir, label) for workdir, label in zip(workdirs, labels_of(workdirs), strict=True)]
 
 
+def is_number(value: object) -> bool:
+    """Whether a value of a log is a number for plots and statistics, or one that was not finite."""
+    return value is None or (isinstance(value, int | float) and not abs(value) > MAX_DRAWN)
+
+
 def labels_of(workdirs: Sequence[str | os.PathLike]) -> list[str]:
     """Printable labels of several runs: the names of their directories, or the paths if names occur twice.
 

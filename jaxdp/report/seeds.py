@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp import metrics
 from jaxdp.errors import plural
 from jaxdp.metrics import METRICS, bare, title_of
-from jaxdp.report.run_history import MAX_DRAWN, History
+from jaxdp.report.run_history import History, is_number
 from jaxdp.report.summary import POSITION
 
 
@@ -40,7 +40,7 @@ class Seeds:
         for key in logs[0]:
             records = [log[key] for log in logs if key in log]
             if len(records) == len(logs):
-                fields = [name for name in records[0] if all(_is_number(record.get(name, "")) for record in records)]
+                fields = [name for name in records[0] if all(is_number(record.get(name, "")) for record in records)]
                 values = np.array([[record[name] for name in fields] for record in records], np.float64)
                 position = {name: records[0][name] for name in POSITION if name in records[0]} | {"seeds": len(records)}
                 with np.errstate(invalid="ignore", over="ignore"):
@@ -94,10 +94,6 @@ def groups(runs: Sequence[History]) -> list[Seeds]:
             found.append((config, seeds := {}))
         seeds.setdefault(run.config.seed, run)
     return [Seeds([*seeds.values()]) for _, seeds in found if len(seeds) > 1]
-
-
-def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not abs(value) > MAX_DRAWN)
 
 
 def _finite(value: float) -> float | None:
