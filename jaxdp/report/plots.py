@@ -9,7 +9,7 @@ from itertools import chain, cycle, zip_longest
 from typing import Any
 
 from jaxdp.errors import ConfigError, printable
-from jaxdp.loggers.plot import BLACK, BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, YELLOW
+from jaxdp.loggers.plot import BLACK, BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, WIDE_SPREAD, YELLOW
 from jaxdp.loggers.smoothing import FEWEST
 from jaxdp.metrics import LOSS, METRICS, bare, title_of
 from jaxdp.report.confusion import MAX_MATRIX_CLASSES, ConfusionReport
@@ -22,7 +22,7 @@ MAX_RUNS = len(COLORS) * len(DASHES)  # 7 and 4 are coprime: `cycle` of both giv
 TEXT = "currentColor"  # in place of black, which dark pages do not show
 PART_COLORS = {"input": YELLOW, "steps": BLUE, "evaluation": GREEN, "saving": PURPLE, "compilation": SKY, "rest": GRAY}
 X_AXES = {"epoch": "epochs", "samples": "training images", "wall_seconds": "wall time"}
-LOSS_SPREAD, SETTING_SPREAD = 3.0, 10.0  # ratio of the largest to the smallest value that one linear axis cannot show
+SETTING_SPREAD = 10.0  # as `WIDE_SPREAD`, of the settings of different runs
 MAX_LOGGED, LEAST_CLASSES = 100, 3  # values of callbacks that are drawn; that share a plot because their names begin alike
 MAX_POINTS = 2000  # of a curve; longer ones have evenly spaced ones
 SETTINGS = {  # field of the log -> title, unit
@@ -120,7 +120,7 @@ def _metrics(lines: Sequence[Line], runs: Sequence[History], positions: dict[tup
             *_curves(lines, metric, positions, scale=scale, name="held-out", thick=True),
         ]
         if curves:
-            log = metric == LOSS and _is_log((y for curve in curves for y in curve["y"]), LOSS_SPREAD)
+            log = metric == LOSS and _is_log((y for curve in curves for y in curve["y"]), WIDE_SPREAD)
             title = "Loss" if metric == LOSS else title_of(metric).capitalize()
             name = bare(metric).replace("_", "-")
             yield name, {"group": "curves", "title": title, "unit": unit, "log": log, "curves": curves}

@@ -54,7 +54,7 @@ def browse(tmp_path):
 @pytest.fixture
 def runs(tmp_path):
     """A run that trains, which several processes do, and a finished one."""
-    training, finished = write_run(tmp_path / "training", accuracies=(0.5,)), write_run(tmp_path / "finished", seed=1)
+    training, finished = write_run(tmp_path / "training", accuracies=(0.5,)), write_run(tmp_path / "finished", epochs=9.0)
     append(training, *(training_record(step, waiting_share=0.2, slowest_rank=3) for step in range(20, 50)))
     write_result(finished)
     log = EventLog(training)
