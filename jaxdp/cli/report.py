@@ -76,7 +76,7 @@ def run(arguments: list[str], program: str) -> None:
     if options.csv is not None:
         rows = {run.label: run.records for run in runs}
         for group in repeated:
-            rows |= group.csv_rows()
+            rows |= zip((f"{group.label}: mean", f"{group.label}: standard deviation"), group.curves(), strict=True)
         table = metrics_csv(rows)
         data = table.encode("utf-8", "backslashreplace")  # a name that a callback has logged may not be Unicode
         if file is None:

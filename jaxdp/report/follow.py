@@ -15,7 +15,7 @@ from jaxdp.report.run_history import History, labels_of, read_directory
 from jaxdp.run_records import EVENTS, LOG
 from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use
 
-LIBRARY = '<script src="plotly.js"></script>'
+SCRIPTS = '<script src="page.js"></script>'
 SOURCES = (CONFIG, LOG, RESULT, EVENTS, CHECKPOINTS)
 LEAST_SECONDS, SHARE = 1.0, 0.05  # between two readings; of the time of one core that they may take
 UNLOCKED_GROWTH_SECONDS = 120.0  # a log that grows without a lock is of another machine: how long it then may pause
@@ -99,10 +99,10 @@ class RunsPage:
         """Make the page. After an error, the last page is shown, with the error at its end."""
         try:
             histories = [run.history for run in self.runs if run.history is not None]
-            self._page = page.page([run.seen() for run in self.runs], plots.data(histories), LIBRARY, follows=True)
+            self._page = page.page([run.seen() for run in self.runs], plots.data(histories), SCRIPTS, follows=True)
         except Exception as error:  # any content of a log: the server continues
             problem = f"The page could not be made ({type(error).__name__}: {first_line(error)})."
             if not self._page:
                 unknown = [Seen(run.label, None, "cannot be shown") for run in self.runs]
-                self._page = page.page(unknown, plots.data([]), LIBRARY, follows=True)
+                self._page = page.page(unknown, plots.data([]), SCRIPTS, follows=True)
             self._page = page.with_foot(self._page, problem)

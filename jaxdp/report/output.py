@@ -18,7 +18,7 @@ from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_di
 from jaxdp.metrics import COUNT, METRICS
 from jaxdp.report.cards import Seen
 from jaxdp.report.confusion import ConfusionReport, classes_csv, confusions_csv
-from jaxdp.report.page import page
+from jaxdp.report.page import SCRIPT, page
 from jaxdp.report.plots import check_number, data
 from jaxdp.report.run_history import History, read_all
 
@@ -95,8 +95,8 @@ def write_page(
             files[f"confusions-{number}.csv"] = confusions_csv(confusion)
     seen = [Seen(run.label, run) for run in runs]
     foot = f"Written by jaxdp report on {time.strftime('%Y-%m-%d at %H:%M:%S')}."
-    library = f"<script>{get_plotlyjs()}</script>"
-    html = page(seen, data(runs, confusions), library, confusions=confusions, head=GENERATOR, foot=foot)
+    scripts = f"<script>{get_plotlyjs()}</script>\n<script>{SCRIPT}</script>"
+    html = page(seen, data(runs, confusions), scripts, confusions=confusions, head=GENERATOR, foot=foot)
     files = {PAGE: html.encode("utf-8", "backslashreplace")} | files  # whatever the run's files hold
     _check_no_foreign_files(folder, files)
     _replace_files(folder, files)

@@ -76,14 +76,7 @@ function layout(plot, traces) {
   const log = {linear: false, log: true}[scale] ?? plot.log, name = axis === "wall_seconds" ? `${data.axes[axis]}, ${timeUnit()[0]}` : data.axes[axis];
   return {...common, height: 280, hovermode: traces.filter(trace => trace.hoverinfo !== "skip").length > 16 ? "closest" : "x unified",
     xaxis: {...lines, title: {text: name}, type: form().logx.checked ? "log" : "linear", nticks: 7},
-    yaxis: {...lines, title: {text: plot.unit}, type: log ? "log" : "linear", rangemode: plot.zero ? "tozero" : "normal", tickformat: log ? "~g" : undefined, dtick: log && spread(traces) < 1000 ? "D2" : undefined}};
-}
-
-// Ratio of the largest to the smallest positive value.
-function spread(traces) {
-  let low = Infinity, high = 0;
-  for (const trace of traces) for (const y of trace.y) if (y > 0) [low, high] = [Math.min(low, y), Math.max(high, y)];
-  return high / low;
+    yaxis: {...lines, title: {text: plot.unit}, type: log ? "log" : "linear", rangemode: plot.zero ? "tozero" : "normal", ...(log ? {tickformat: "~g", nticks: 3} : {})}};
 }
 
 async function draw() {

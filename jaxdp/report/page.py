@@ -29,15 +29,15 @@ STYLE, SCRIPT = ((files("jaxdp.report") / name).read_text(encoding="utf-8") for 
 def page(
     runs: Sequence[Seen],
     plots: dict[str, Any],
-    library: str,
+    scripts: str,
     *,
     confusions: Sequence[ConfusionReport | str] = (),
     follows: bool = False,
     head: str = "",
     foot: str = "",
 ) -> str:
-    """The HTML page. plots: `plots.data` of the runs. library: the script element with Plotly. confusions: of the runs, or why
-    they are missing; "" without a remark.
+    """The HTML page. plots: `plots.data` of the runs. scripts: the elements with Plotly and `SCRIPT`. confusions: of the
+    runs, or why they are missing; "" without a remark.
 
     follows: whether it asks the server for changes. head: more elements of the head. foot: text at the end.
     """
@@ -82,7 +82,7 @@ def page(
         f'<p id="connection" role="status" class="quiet"></p></header>\n<main>\n{body}</main>\n'
         f'<p id="announcement" class="unseen" role="status">{escape("; ".join(one.announcement for one in cards))}</p>\n'
         f'{FOOTER}{escape(foot)}</footer>\n<script type="application/json" id="data">{as_json(plots)}</script>\n'
-        f"{library}\n<script>{SCRIPT}</script>\n</body></html>\n"
+        f"{scripts}\n</body></html>\n"
     )
 
 

@@ -4,9 +4,8 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, cycle, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxdp.errors import ConfigError, printable
 from jaxdp.loggers.plot import BLACK, BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, WIDE_SPREAD, YELLOW
@@ -33,19 +32,12 @@ SETTINGS = {  # field of the log -> title, unit
 }
 
 
-@dataclass(frozen=True)
-class Line:
-    """An entry of the legend: a run, or the mean of several seeds.
+class Line(NamedTuple):
+    """An entry of the legend, and a run's records, or means of several seeds with their standard deviations."""
 
-    deviations: standard deviations, one for each of `records`; empty for a run. shown: whether its curves are drawn at first.
-    """
-
-    label: str
+    entry: dict[str, Any]
     records: list[dict]
     deviations: list[dict]
-    shown: bool
-    color: str
-    dash: str
 
 
 def check_number(workdirs: Sequence) -> None:
@@ -59,10 +51,11 @@ def legend(runs: Sequence[History]) -> list[Line]:
     """Means of seeds, then the runs, whose curves are hidden at first if their mean is drawn."""
     seeds = groups(runs)
     averaged = {run.label for group in seeds for run in group.runs}
-    entries: list[tuple[str, list[dict], list[dict], bool]] = [(group.label, *group.curves(), True) for group in seeds]
-    entries += [(run.label, run.records, [], run.label not in averaged) for run in runs]
-    styles = zip(cycle(TEXT if color == BLACK else color for color in COLORS), cycle(DASHES), strict=False)
-    return [Line(*entry, *style) for entry, style in zip(entries, styles, strict=False)]
+    lines = [Line({"label": group.label, "shown": True}, *group.curves()) for group in seeds]
+    lines += [Line({"label": run.label, "shown": run.label not in averaged}, run.records, []) for run in runs]
+    for line, color, dash in zip(lines, cycle(COLORS), cycle(DASHES), strict=False):
+        line.entry.update(color=TEXT if color == BLACK else color, dash=dash)
+    return lines
 
 
 def data(runs: Sequence[History], confusions: Sequence[ConfusionReport | str] = ()) -> dict[str, Any]:
@@ -72,11 +65,10 @@ def data(runs: Sequence[History], confusions: Sequence[ConfusionReport | str] = 
     "axes": names of the x axes, "fewest": points of a curve that is smoothed}
     """
     lines, positions = legend(runs), dict[tuple, int]()
-    entries = [{"label": line.label, "color": line.color, "dash": line.dash, "shown": line.shown} for line in lines]
     curves = (_metrics(lines, runs, positions), _settings(lines, positions), _logged(lines, runs, positions))
     plots = dict(chain(*curves, _time(runs), _classes(lines, runs, confusions)))
     columns = [dict(zip(X_AXES, columns, strict=True)) for columns in positions]
-    return {"lines": entries, "positions": columns, "plots": plots, "axes": X_AXES, "fewest": FEWEST}
+    return {"lines": [line.entry for line in lines], "positions": columns, "plots": plots, "axes": X_AXES, "fewest": FEWEST}
 
 
 def as_json(found: dict[str, Any]) -> str:
@@ -191,7 +183,7 @@ def _classes(
     lines: Sequence[Line], runs: Sequence[History], confusions: Sequence[ConfusionReport | str]
 ) -> Iterator[tuple[str, dict]]:
     """Accuracy by class of all runs; confusion matrices, or with many classes the most frequent mistakes, of each run."""
-    numbers = {line.label: [number] for number, line in enumerate(lines)}
+    numbers = {line.entry["label"]: [number] for number, line in enumerate(lines)}
     for number, group in enumerate(groups(runs)):  # a mean shows the points of its runs
         for run in group.runs:
             numbers[run.label].append(number)

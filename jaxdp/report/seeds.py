@@ -48,11 +48,6 @@ class Seeds:
                         rows.append(dict(zip(fields, map(_finite, found), strict=True)) | position)
         return means, deviations
 
-    def csv_rows(self) -> dict[str, list[dict]]:
-        """The rows of `curves` in a table of metrics, by name."""
-        means, deviations = self.curves()
-        return {f"{self.label}: mean": means, f"{self.label}: standard deviation": deviations}
-
     def summary(self) -> dict[str, Any]:
         """{"workdirs", "seeds", "number", "mean", "standard_deviation"} of the results of the finished runs.
 
@@ -72,12 +67,9 @@ class Seeds:
 
     def shown(self) -> dict[str, str]:
         """Title of a metric -> mean and standard deviation, for people."""
-        found = self.summary()
-        return {
-            title_of(name): " ± ".join(METRICS[name].shown(found[part][bare(name)]) for part in ("mean", "standard_deviation"))
-            for name in metrics.names()
-            if bare(name) in found["mean"]
-        }
+        _, _, _, *found = self.summary().values()
+        names = [name for name in metrics.names() if bare(name) in found[0]]
+        return {title_of(name): " ± ".join(METRICS[name].shown(part[bare(name)]) for part in found) for name in names}
 
     def __str__(self) -> str:
         values = ", ".join(f"{title} {value}" for title, value in self.shown().items()) or "no mean yet"
