@@ -19,7 +19,7 @@ class Report:
     """Print the accuracy of runs, and write one HTML page with their curves, times, classes and numbers.
 
     For ImageNet, the epochs to 75.9 % are compared with the MLPerf reference for the same batch size. The page,
-    report.html, needs neither network nor JavaScript; its figures are also written as PNG.
+    report.html, needs no network. Runs whose configs differ in the seed alone also get a mean and standard deviation.
 
     Examples:
       jaxdp report runs/digits
@@ -40,9 +40,10 @@ class Report:
     config: str | None = None
     """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
     json: Switch = False
-    """Output as one JSON document: a list with an object per run, whose metrics are the records of its metrics.jsonl"""
+    """Output as one JSON document: a list with an object per run, whose metrics are the records of its metrics.jsonl, and whose
+    seeds are the statistics of the runs that differ from it in the seed alone"""
     csv: str | None = None
-    """CSV file to write, with a row for every record of all runs; -: stdout"""
+    """CSV file to write, with a row for every record of all runs and for the statistics of several seeds; -: stdout"""
     overwrite: Switch = False
     """Overwrite an existing CSV file"""
 
@@ -51,6 +52,7 @@ def run(arguments: list[str], program: str) -> None:
     options = parse(Report, arguments, program)
     register_from(options.config)
     from jaxdp.report import as_text, metrics_csv, read_all, summarize
+    from jaxdp.report.seeds import groups
     from jaxdp.run_records import without_nan
 
     if not options.workdir:
@@ -62,15 +64,20 @@ def run(arguments: list[str], program: str) -> None:
     file = None if options.csv in (None, STDOUT) else check_output(options.csv, options.overwrite, "--csv")
     runs = read_all(options.workdir)
     summaries = [{"workdir": run.workdir} | summarize(run.config, run.records, run.damaged, lost=run.lost) for run in runs]
+    repeated = groups(runs)
     if options.json:
-        metrics = [{"metrics": [without_nan(record) for record in run.records]} for run in runs]
+        seeds = {run.label: group.summary() for group in repeated for run in group.runs}
+        metrics = [{"metrics": [without_nan(record) for record in run.records], "seeds": seeds.get(run.label)} for run in runs]
         document = [summary | more for summary, more in zip(summaries, metrics, strict=True)]
         print_safe(json.dumps(document, indent=2))
     else:
         lines = [as_text(summary | {"name": printable(summary["workdir"], 4096)}) for summary in summaries]
-        print_safe("\n".join(lines), sys.stderr if options.csv == STDOUT else sys.stdout)
+        print_safe("\n".join([*lines, *map(str, repeated)]), sys.stderr if options.csv == STDOUT else sys.stdout)
     if options.csv is not None:
-        table = metrics_csv({run.label: run.records for run in runs})
+        rows = {run.label: run.records for run in runs}
+        for group in repeated:
+            rows |= zip((f"{group.label}: mean", f"{group.label}: standard deviation"), group.curves(), strict=True)
+        table = metrics_csv(rows)
         data = table.encode("utf-8", "backslashreplace")  # a name that a callback has logged may not be Unicode
         if file is None:
             sys.stdout.write(data.decode())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 COLORS, GRAY = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK), "#BBBBBB"
 LOSS_LABEL = "loss (cross-entropy)"
+WIDE_SPREAD = 3.0  # ratio of the largest to the smallest value that one linear axis cannot show
 
 
 def plot_training(records: list[dict[str, Any]], path: Path, config: Config) -> None:
@@ -84,12 +85,12 @@ def setting_steps(training: list[dict[str, Any]], phases: Sequence[Phase], name:
     return ([*xs, before], ys + ys[-1:]) if ys else ([], [])
 
 
-def use_log_scale(panels: Iterable[Any], values: Iterable[float], *, spread: float = 3.0) -> bool:
-    """Give axes a log scale with readable ticks, and return True, if all values are positive and span this factor or more."""
+def use_log_scale(panels: Iterable[Any], values: Iterable[float]) -> bool:
+    """Give axes a log scale with readable ticks, and return True, if all values are positive and span `WIDE_SPREAD` or more."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     finite = [value for value in values if math.isfinite(value)]
-    if not finite or min(finite) <= 0 or max(finite) / min(finite) < spread:
+    if not finite or min(finite) <= 0 or max(finite) / min(finite) < WIDE_SPREAD:
         return False
     for axes in panels:
         axes.set_yscale("log")

@@ -15,6 +15,7 @@ from jaxdp.files import CONFIG, is_url
 from jaxdp.loggers.console import format_duration
 from jaxdp.metrics import METRICS, title_of
 from jaxdp.report.pace import Pace, measure
+from jaxdp.report.plots import DASHES
 from jaxdp.report.run_history import History
 from jaxdp.report.summary import best_evaluation
 from jaxdp.run_records import EVENTS, FAILED, MESSAGE, RESUMING, START, STOPPED
@@ -146,14 +147,12 @@ def _facts(history: History, pace: Pace) -> dict[str, str]:
     return facts
 
 
-def _swatch(style: dict[str, Any] | None) -> str:
-    """The run's line in the figures; "" for a run that is not in them."""
-    if style is None:
+def swatch(line: dict[str, Any] | None) -> str:
+    """A run's line in the plots; "" for a run that is not in them."""
+    if line is None:
         return ""
-    dash = style["linestyle"]
-    dashes = "" if dash == "-" else f' stroke-dasharray="{" ".join(f"{3 * length:g}" for length in dash[1])}"'
-    line = f'<path d="M0 5H34" stroke="{style["color"]}" stroke-width="4"{dashes}/>'
-    return f'<svg class="swatch" viewBox="0 0 34 10" aria-hidden="true">{line}</svg> '
+    path = f'<path d="M0 5H34" stroke="{line["color"]}" stroke-width="4" stroke-dasharray="{DASHES[line["dash"]]}"/>'
+    return f'<svg class="swatch" viewBox="0 0 34 10" aria-hidden="true">{path}</svg>'
 
 
 def text_html(text: str) -> str:
@@ -161,11 +160,11 @@ def text_html(text: str) -> str:
     return re.sub(r"(?<![\w-])--\w[\w.-]*\b", r"<code><span>\g<0></span></code>", escape(text))
 
 
-def cards_html(cards: Sequence[Card], styles: dict[str, dict[str, Any]]) -> str:
-    """A card for each run. styles: of the runs' lines in the figures, by label."""
-    articles = []
+def cards_html(cards: Sequence[Card], lines: Sequence[dict[str, Any]]) -> str:
+    """A card for each run. lines: see `plots.data`."""
+    articles, by_label = [], {line["label"]: line for line in lines}
     for number, one in enumerate(cards, 1):
-        parts = [f'<h3 id="run-{number}">{_swatch(styles.get(one.run.label))}{escape(one.run.label)}</h3>']
+        parts = [f'<h3 id="run-{number}">{swatch(by_label.get(one.run.label))} {escape(one.run.label)}</h3>']
         parts.append(f'<p class="status">{text_html(printable_lines(one.status))}</p>')
         if one.hint:
             parts.append(f"<p>{one.hint}</p>")

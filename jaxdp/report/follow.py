@@ -1,7 +1,6 @@
 """What `jaxdp watch` serves: the page of runs, read again when they change, and made only when somebody asks for it."""
 
 import contextlib
-import hashlib
 import os
 import threading
 import time
@@ -12,13 +11,13 @@ from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import CONFIG
 from jaxdp.report import page, plots
 from jaxdp.report.cards import Seen
-from jaxdp.report.plots import Picture
 from jaxdp.report.run_history import History, labels_of, read_directory
 from jaxdp.run_records import EVENTS, LOG
 from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use
 
+SCRIPTS = '<script src="page.js"></script>'
 SOURCES = (CONFIG, LOG, RESULT, EVENTS, CHECKPOINTS)
-LEAST_SECONDS, SHARE = 1.0, 0.05  # between two readings, or two drawings; of the time of one core that they may take
+LEAST_SECONDS, SHARE = 1.0, 0.05  # between two readings; of the time of one core that they may take
 UNLOCKED_GROWTH_SECONDS = 120.0  # a log that grows without a lock is of another machine: how long it then may pause
 
 
@@ -82,64 +81,28 @@ class RunsPage:
         self.runs = [WatchedRun(Path(os.path.abspath(path)), label) for path, label in zip(workdirs, labels, strict=True)]
         self._lock = threading.Lock()
         self._page = ""
-        self._next_look = self._next_drawing = float("-inf")
-        self._pictures: dict[str, Picture] = {}
-        self._drawn: list[dict[str, bytes]] = []  # the last two drawings: a slow viewer still finds the pictures of its page
-        self._undrawn, self._drawing, self._problem = True, False, ""
+        self._next_look = float("-inf")
 
     def page(self) -> str:
         """The page now."""
         with self._lock:
             began = time.monotonic()
             if began >= self._next_look:
-                self._undrawn |= any([run.refresh() for run in self.runs])
-                if self._undrawn and not self._drawing and began >= self._next_drawing:
-                    self._undrawn, self._drawing = False, True
-                    histories = [run.history for run in self.runs if run.history is not None]
-                    # No daemon: a process that exits while matplotlib's C++ code runs in one may abort.
-                    threading.Thread(target=self._draw, args=(histories,), name="drawing").start()
+                for run in self.runs:
+                    run.refresh()
                 self._make_page()
-                self._next_look = _pause_after(began)
+                now = time.monotonic()
+                self._next_look = now + max(LEAST_SECONDS, (now - began) / SHARE)  # training needs the processor too
             return self._page
 
     def _make_page(self) -> None:
         """Make the page. After an error, the last page is shown, with the error at its end."""
         try:
-            seen, draws = [run.seen() for run in self.runs], self._drawing or self._undrawn
-            self._page = page.page(seen, self._pictures, _url, follows=True, draws=draws, foot=self._problem)
+            histories = [run.history for run in self.runs if run.history is not None]
+            self._page = page.page([run.seen() for run in self.runs], plots.data(histories), SCRIPTS, follows=True)
         except Exception as error:  # any content of a log: the server continues
             problem = f"The page could not be made ({type(error).__name__}: {first_line(error)})."
             if not self._page:
                 unknown = [Seen(run.label, None, "cannot be shown") for run in self.runs]
-                self._page = page.page(unknown, {}, _url, follows=True)
+                self._page = page.page(unknown, plots.data([]), SCRIPTS, follows=True)
             self._page = page.with_foot(self._page, problem)
-
-    def picture(self, digest: str) -> bytes | None:
-        """The PNG of a figure on a recent page."""
-        with self._lock:
-            return next((drawn[digest] for drawn in self._drawn if digest in drawn), None)
-
-    def _draw(self, histories: list[History]) -> None:
-        began, pictures, problem = time.monotonic(), dict[str, Picture](), ""
-        try:
-            pictures = plots.draw(histories) if histories else {}
-        except Exception as error:  # the progress of the runs is still shown
-            problem = f"The curves could not be drawn ({type(error).__name__}: {first_line(error)})."
-        with self._lock:
-            self._pictures, self._problem, self._drawing = pictures, problem, False
-            self._drawn = [*self._drawn[-1:], {_digest(picture): picture.png for picture in pictures.values()}]
-            self._next_look, self._next_drawing = float("-inf"), _pause_after(began)
-
-
-def _pause_after(began: float) -> float:
-    """When work that began then and has ended now may be done again: training needs the processor too."""
-    now = time.monotonic()
-    return now + max(LEAST_SECONDS, (now - began) / SHARE)
-
-
-def _url(picture: Picture) -> str:
-    return f"figures/{_digest(picture)}.png"
-
-
-def _digest(picture: Picture) -> str:
-    return hashlib.blake2b(picture.png, digest_size=8).hexdigest()

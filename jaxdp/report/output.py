@@ -1,6 +1,5 @@
-"""The report as files: the page without external files, its figures as PNG, and tables as CSV."""
+"""The report as files: the page without external files, and tables as CSV."""
 
-import base64
 import dataclasses
 import os
 import tempfile
@@ -8,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from plotly.offline import get_plotlyjs
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
 from jaxdp.choices import SOURCES, kind_of_task
@@ -17,8 +18,8 @@ from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_di
 from jaxdp.metrics import COUNT, METRICS
 from jaxdp.report.cards import Seen
 from jaxdp.report.confusion import ConfusionReport, classes_csv, confusions_csv
-from jaxdp.report.page import page
-from jaxdp.report.plots import Picture, check_number, draw
+from jaxdp.report.page import SCRIPT, page
+from jaxdp.report.plots import check_number, data
 from jaxdp.report.run_history import History, read_all
 
 PAGE = "report.html"
@@ -37,7 +38,7 @@ def write(
     datasets: tuple | None = None,
     info: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Write report.html with its figures and CSV files for one or more runs; returns the path of the page.
+    """Write report.html with its CSV files for one or more runs; returns the path of the page.
 
     workdirs: the directory or URL of a run, or a list of them. output: directory of the page; None: WORKDIR/report for one run,
     ./report for several or a URL. evaluate: evaluate the held-out images by class, on the accelerators of this machine or on
@@ -67,7 +68,7 @@ def write_page(
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
     check_local(output, "--output")
     if output is not None and Path(output).suffix == Path(PAGE).suffix and not Path(output).is_dir():
-        reason = f"must be a directory, which receives {PAGE} and its figures"
+        reason = f"must be a directory, which receives {PAGE} and its tables"
         raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
     check_number(runs)
     first = runs[0].workdir
@@ -87,23 +88,19 @@ def write_page(
         for run, confusion in zip(runs, confusions, strict=True):
             if isinstance(confusion, str) and confusion:
                 info(f"{run.label}: accuracy by class {confusion}")
-    pictures = draw(runs, confusions)
-    files = {f"{name}.png": picture.png for name, picture in pictures.items()}
+    files = {}
     for number, confusion in enumerate(confusions, 1):
         if isinstance(confusion, ConfusionReport):
             files[f"classes-{number}.csv"] = classes_csv(confusion)
             files[f"confusions-{number}.csv"] = confusions_csv(confusion)
     seen = [Seen(run.label, run) for run in runs]
     foot = f"Written by jaxdp report on {time.strftime('%Y-%m-%d at %H:%M:%S')}."
-    html = page(seen, pictures, _inline, confusions=confusions, head=GENERATOR, foot=foot)
+    scripts = f"<script>{get_plotlyjs()}</script>\n<script>{SCRIPT}</script>"
+    html = page(seen, data(runs, confusions), scripts, confusions=confusions, head=GENERATOR, foot=foot)
     files = {PAGE: html.encode("utf-8", "backslashreplace")} | files  # whatever the run's files hold
     _check_no_foreign_files(folder, files)
     _replace_files(folder, files)
     return folder / PAGE
-
-
-def _inline(picture: Picture) -> str:
-    return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
 
 
 def _check_no_foreign_files(folder: Path, names: Iterable[str]) -> None:

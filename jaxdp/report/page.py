@@ -1,13 +1,15 @@
 """The page about runs, finished or running: made from their files, written by `jaxdp report` and served by `jaxdp watch`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any
 
 from jaxdp.errors import plural, printable
-from jaxdp.report.cards import Seen, card, cards_html, messages_html, text_html
+from jaxdp.loggers.smoothing import SHARE
+from jaxdp.report.cards import Seen, card, cards_html, messages_html, swatch, text_html
 from jaxdp.report.confusion import ConfusionReport
-from jaxdp.report.plots import MAX_LOGGED, Picture, line_styles, logged_names
+from jaxdp.report.plots import MAX_LOGGED, X_AXES, as_json, logged_names
 from jaxdp.report.tables import (
     classes_table,
     curves_note,
@@ -15,6 +17,7 @@ from jaxdp.report.tables import (
     more_numbers_table,
     remarks,
     results_table,
+    seeds_table,
     time_table,
 )
 
@@ -25,40 +28,39 @@ STYLE, SCRIPT = ((files("jaxdp.report") / name).read_text(encoding="utf-8") for 
 
 def page(
     runs: Sequence[Seen],
-    pictures: dict[str, Picture],
-    source: Callable[[Picture], str],
+    plots: dict[str, Any],
+    scripts: str,
     *,
     confusions: Sequence[ConfusionReport | str] = (),
     follows: bool = False,
-    draws: bool = False,
     head: str = "",
     foot: str = "",
 ) -> str:
-    """The HTML page. source: picture -> URL of its PNG. confusions: of the runs, or why they are missing; "" without a remark.
+    """The HTML page. plots: `plots.data` of the runs. scripts: the elements with Plotly and `SCRIPT`. confusions: of the
+    runs, or why they are missing; "" without a remark.
 
-    follows: whether it asks the server for changes. draws: whether newer figures are being drawn. head: more
-    elements of the head. foot: text at the end.
+    follows: whether it asks the server for changes. head: more elements of the head. foot: text at the end.
     """
     histories = [run.history for run in runs if run.history is not None]
     cards = [card(run) for run in runs]
-    styles = {run.label: style for run, style in line_styles(histories)}
 
     def figures(group: str) -> str:
-        plots_html = "".join(_figure(one, source(one)) for one in pictures.values() if one.group == group)
-        return f'<div class="plots">{plots_html}</div>' if plots_html else ""
+        found = "".join(_figure(name, plot["title"]) for name, plot in plots["plots"].items() if plot["group"] == group)
+        return f'<div class="plots">{found}</div>' if found else ""
 
-    none_yet = "The curves are being drawn." if draws else "No curves yet."
-    sections = {"Progress": cards_html(cards, styles), "Messages": messages_html(runs)}
+    evaluated = enumerate(zip(runs, confusions, strict=False), 1)
+    sections = {"Progress": cards_html(cards, plots["lines"]), "Messages": messages_html(runs)}
     if histories:
         sections |= {
             "Results": results_table(histories) + "".join(f"<p>{escape(line)}</p>" for line in remarks(histories)),
-            "Loss and metrics": (figures("curves") or f"<p>{none_yet}</p>") + curves_note(histories),
+            "Several seeds": seeds_table(histories),
+            "Runs in the plots": _controls(plots["lines"]) if plots["plots"] else "",
+            "Loss and metrics": (figures("curves") or "<p>No curves yet.</p>") + curves_note(histories),
             "Learning rate, momentum, batch size and speed": figures("settings"),
             "Values of callbacks": figures("logged") + _left_out(logged_names(histories)[MAX_LOGGED:]),
             "Wall time": f'<div class="beside">{figures("time")}<div>{time_table(histories)}</div></div>',
-            "Classes": "".join(
-                _classes(number, run, figures) for number, run in enumerate(zip(runs, confusions, strict=False), 1) if run[1]
-            ),
+            "Classes": figures("classes")
+            + _each(_classes(number, run, of, figures=figures) for number, (run, of) in evaluated if of),
             "Differences between the configurations": differences_table(histories) if len(histories) > 1 else "",
             "More numbers": more_numbers_table(histories),
         }
@@ -79,7 +81,8 @@ def page(
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n<header><h1>{escape(names)}</h1>"
         f'<p id="connection" role="status" class="quiet"></p></header>\n<main>\n{body}</main>\n'
         f'<p id="announcement" class="unseen" role="status">{escape("; ".join(one.announcement for one in cards))}</p>\n'
-        f"{FOOTER}{escape(foot)}</footer>\n<script>{SCRIPT}</script>\n</body></html>\n"
+        f'{FOOTER}{escape(foot)}</footer>\n<script type="application/json" id="data">{as_json(plots)}</script>\n'
+        f"{scripts}\n</body></html>\n"
     )
 
 
@@ -97,19 +100,45 @@ def _left_out(names: Sequence[str]) -> str:
     return f"<p>{number} without a plot, from {first} on: <code><span>jaxdp report --csv FILE</span></code></p>"
 
 
-def _figure(picture: Picture, source: str) -> str:
-    values = f"{picture.layer}<output hidden></output>" if picture.layer else ""
-    return f'<div class="plot"><img alt="{escape(picture.alt)}" src="{escape(source)}">{values}</div>'
+def _figure(name: str, title: str) -> str:
+    """The place of a plot, until the script has drawn it."""
+    return (
+        f'<figure class="plot" id="plot-{name}"><figcaption>{escape(title)}</figcaption>'
+        "<div><p>Drawing\N{HORIZONTAL ELLIPSIS}</p><noscript>Plots need JavaScript.</noscript></div></figure>"
+    )
 
 
-def _classes(number: int, evaluated: tuple[Seen, ConfusionReport | str], figures: Callable[[str], str]) -> str:
+def _controls(lines: Sequence[dict[str, Any]]) -> str:
+    """The legend and the axes of all plots."""
+    axes = "".join(f'<option value="{name}">{title}</option>' for name, title in X_AXES.items())
+    boxes = "".join(
+        f'<label><input type="checkbox" name="line {escape(line["label"])}"{" checked" * line["shown"]}>'
+        f"{swatch(line)} {escape(line['label'])}</label>"
+        for line in lines
+    )
+    return (
+        f'<form id="controls" name="controls" autocomplete="off"><fieldset>{boxes}</fieldset><p>'
+        f'<label>x axis <select name="axis">{axes}</select></label> '
+        '<label><input type="checkbox" name="logx"> logarithmic</label> '
+        '<label>y axis <select name="scale"><option value="auto">by its values</option><option>linear</option>'
+        '<option value="log">logarithmic</option></select></label> '
+        f'<label>smoothing <input type="range" name="smoothing" max="25" value="{100 * SHARE:g}"></label></p></form>'
+    )
+
+
+def _each(parts: Iterable[str]) -> str:
+    """Parts of the page side by side; "" without any."""
+    cells = "".join(f"<div>{part}</div>" for part in parts)
+    return f'<div class="plots">{cells}</div>' if cells else ""
+
+
+def _classes(number: int, run: Seen, confusion: ConfusionReport | str, *, figures: Callable[[str], str]) -> str:
     """Accuracy by class and confusion matrix of a run."""
-    run, confusion = evaluated
     heading = f"<h3>{escape(run.label)}</h3>"
     if isinstance(confusion, str):
         return f"{heading}<p>Accuracy by class and confusion matrix {text_html(confusion)}.</p>"
     return (
-        f"{heading}<p>{escape(confusion.caption)}.</p>{figures(f'classes-{number}')}{classes_table(confusion)}"
+        f"{heading}<p>{escape(confusion.caption)}.</p>{figures(f'classes-{number}')}<details><summary>Table</summary>{classes_table(confusion)}"
         f'<p class="quiet">Next to this page, classes-{number}.csv lists all classes, and confusions-{number}.csv all pairs of '
-        "label and prediction with their numbers of images.</p>"
+        "label and prediction with their numbers of images.</p></details>"
     )

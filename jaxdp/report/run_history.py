@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxdp.setup.run_dir import in_use, lost_records, read_records, read_result,
 from jaxdp.training.result import TrainResult
 
 FIELD = "WORKDIR"
+MAX_DRAWN = 1e300  # of a number in a plot: leaves room for margins and differences
 RUNNING, KILLED, UNKNOWN = "running", "killed", "unknown"
 # Disjoint parts of the wall time, in the order of the page, with their labels.
 PARTS = {
@@ -54,12 +56,12 @@ class History:
     events: list[dict]
     lost: int = 0
 
-    @property
+    @cached_property
     def training(self) -> list[dict]:
         """Records of training steps."""
         return [record for record in self.records if "loss" in record]
 
-    @property
+    @cached_property
     def evaluations(self) -> list[dict]:
         """Records of evaluations."""
         return [record for record in self.records if is_evaluation(record)]
@@ -219,6 +221,11 @@ def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
     return [read(workdir, label) for workdir, label in zip(workdirs, labels_of(workdirs), strict=True)]
 
 
+def is_number(value: object) -> bool:
+    """Whether a value of a log is a number for plots and statistics, or one that was not finite."""
+    return value is None or (isinstance(value, int | float) and not abs(value) > MAX_DRAWN)
+
+
 def labels_of(workdirs: Sequence[str | os.PathLike]) -> list[str]:
     """Printable labels of several runs: the names of their directories, or the paths if names occur twice.
 
@@ -235,8 +242,3 @@ def check_workdirs(workdirs: Sequence[str | os.PathLike]) -> None:
         raise ConfigError(FIELD, reason="missing", hint="give the directory of at least one run")
     if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
         raise ConfigError(FIELD, reason="a run is given twice", hint="give every run once")
-
-
-def values(records: list[dict], name: str, scale: float = 1.0) -> list[float]:
-    """A field of every record times `scale`; NaN where it is missing or null."""
-    return [float("nan") if record.get(name) is None else scale * record[name] for record in records]

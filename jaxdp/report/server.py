@@ -1,6 +1,5 @@
-"""The HTTP server of `jaxdp watch`: the page and its figures. Requests name no files."""
+"""The HTTP server of `jaxdp watch`: the page and its script with Plotly. Requests name no files."""
 
-import base64
 import contextlib
 import errno
 import gzip
@@ -21,29 +20,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from plotly.offline import get_plotlyjs
+
 from jaxdp.errors import ConfigError
 from jaxdp.report.follow import RunsPage
-from jaxdp.report.page import SCRIPT, STYLE
+from jaxdp.report.page import SCRIPT
 
 FIRST_PORT, MAX_TRIED_PORTS = 8600, 100
 MAX_CONNECTIONS = 128  # at a time; one more closes the oldest, so that slow clients do not shut out others
 TIMEOUT_SECONDS = 20.0  # for a request, and to take each part of an answer
 PART = 2**14  # bytes
-HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+HTML, SCRIPT_TYPE, TEXT = (f"text/{kind}; charset=utf-8" for kind in ("html", "javascript", "plain"))
 # Names of this machine in the header Host, with any port, which may be forwarded. Another name is DNS rebinding: a foreign page
 # whose name was made to lead here.
 OWN_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 
-def _allowed(text: str) -> str:
-    """The source expression of an inline script or style in a content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 HEADERS = {
     "Content-Security-Policy": (
-        f"default-src 'none'; style-src {_allowed(STYLE)}; script-src {_allowed(SCRIPT)}; connect-src 'self'; "
-        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # Plotly adds styles
     ),
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -155,9 +151,8 @@ class Handler(BaseHTTPRequestHandler):
             cookie = f"{access.cookie}={access.token}; HttpOnly; SameSite=Strict; Path=/"
             more = {"Set-Cookie": cookie} if access.has_token(url.query) else {}
             return self._answer(self.server.board.page().encode("utf-8", "replace"), HTML, more)
-        picture = self.server.board.picture(url.path.removeprefix("/figures/").removesuffix(".png"))
-        if picture is not None:
-            return self._answer(picture, "image/png", {"Cache-Control": "private, max-age=3600, immutable"})
+        if url.path == "/page.js":
+            return self._answer((get_plotlyjs() + "\n" + SCRIPT).encode(), SCRIPT_TYPE, {"Cache-Control": "private, no-cache"})
         self.send_error(HTTPStatus.NOT_FOUND)
 
     do_HEAD = do_GET
@@ -166,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         self, data: bytes, kind: str, headers: dict[str, str] | None = None, *, status: HTTPStatus = HTTPStatus.OK
     ) -> None:
         own = {"Content-Type": kind, "Cache-Control": "no-store"}
-        if kind == HTML:
+        if kind != TEXT:
             own["ETag"] = f'"{hashlib.blake2b(data, digest_size=8).hexdigest()}"'
             if self.headers.get("If-None-Match") == own["ETag"]:
                 status, data = HTTPStatus.NOT_MODIFIED, b""

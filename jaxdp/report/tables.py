@@ -13,7 +13,9 @@ from jaxdp.loggers.console import format_duration
 from jaxdp.loggers.smoothing import METHOD
 from jaxdp.metrics import METRICS
 from jaxdp.report.confusion import MAX_LIST_ROWS, ConfusionReport
+from jaxdp.report.plots import MAX_POINTS
 from jaxdp.report.run_history import PARTS, History
+from jaxdp.report.seeds import groups
 from jaxdp.report.summary import as_best, as_text, summarize
 from jaxdp.schedules import SCHEDULES
 from jaxdp.validation import flatten
@@ -133,6 +135,17 @@ def results_table(runs: list[History]) -> str:
     return f'<div class="stacked results">{_table(["run", *(column.title for column in columns)], rows, bold)}</div>{note}'
 
 
+def seeds_table(runs: list[History]) -> str:
+    """Mean and standard deviation of the results of runs that differ in the seed; "" without such runs."""
+    found = [(group, group.shown()) for group in groups(runs)]
+    titles = list(dict.fromkeys(title for _, values in found for title in values))
+    rows = [
+        [group.label, str(len(group.finished)), *(values.get(title, MISSING) for title in titles)] for group, values in found
+    ]
+    note = '<p class="quiet">Mean ± standard deviation (n - 1) of the finished runs. Only the seeds of these runs differ.</p>'
+    return f'<div class="stacked results">{_table(["runs", "finished", *titles], rows)}</div>{note}' if rows else ""
+
+
 def remarks(runs: list[History]) -> list[str]:
     """A line for every run without an evaluation, and for ImageNet about the epochs to 75.9 %."""
     lines = []
@@ -150,9 +163,13 @@ def curves_note(runs: list[History]) -> str:
     named = "; ".join(labels if len(kinds) == 1 else f"{labels} ({', '.join(names)})" for labels, names in kinds.items())
     note = (
         f"Training loss and held-out loss are different quantities. Training loss: training batches, {named}. Held-out loss: "
-        f"held-out images, {HELD_OUT_LABELS}. Training curves: {METHOD}; pale dots: every log line. Point at "
-        "a curve for its values."
+        f"held-out images, {HELD_OUT_LABELS}. Training curves: {METHOD}, until another smoothing is set; "
+        "pale lines: every log line."
     )
+    if any(len(run.records) > MAX_POINTS for run in runs):
+        note += f" Curves with more than {MAX_POINTS:,} log lines are drawn from {MAX_POINTS:,} of them or fewer."
+    if groups(runs):
+        note += " Bands: mean of the seeds ± standard deviation, where all of them have a log line."
     return f'<p class="quiet">{escape(note)}</p>'
 
 

@@ -8,11 +8,9 @@ import pytest
 from helpers.report import write_run
 
 from jaxdp.cli import main
-from jaxdp.report import plots
 
 
-def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, file, format: file.write(b"picture"))
+def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys):
     first, second = write_run(tmp_path / "a", "imagenet_mlperf_8192"), write_run(tmp_path / "b")
     main.main(["report", str(first), str(second), "--no-html"])
     assert len(capsys.readouterr().out.splitlines()) == 3
@@ -21,8 +19,7 @@ def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys, mon
     assert (tmp_path / "page/report.html").exists()
 
 
-def test_report_of_runs_with_unprintable_names_writes_the_page_and_escapes_them(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, file, format: file.write(b"picture"))
+def test_report_of_runs_with_unprintable_names_writes_the_page_and_escapes_them(tmp_path, capsys):
     run = write_run(tmp_path / os.fsdecode(b"x\xff\x1b[31m\n"))
     (write_run(tmp_path / "other") / "result.json").write_text("damaged")
     main.main(["report", str(run), str(tmp_path / "other"), "--output", str(tmp_path / "page\x1b"), "--no-evaluate"])

@@ -15,6 +15,7 @@ from helpers.watch import append, serving, training_record
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.loggers.events import EventLog
+from jaxdp.loggers.smoothing import moving_average
 from jaxdp.report import follow, page
 from jaxdp.run_records import read_log
 from jaxdp.setup import run_dir
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.slow
 PHONE = 375
 STATUS = "(document.querySelector('.status')?.textContent ?? '')"
 PERCENT = "(document.querySelector('progress')?.value ?? 0)"
-CURVES, RESULTS = "document.querySelector('#section-3')", "document.querySelector('#section-2')"
-DRAWN = "document.querySelectorAll('.plot output').length >= 8"
+LOSS = "document.querySelector('#plot-loss > div')"
+DRAWN = "(boxes => boxes.length >= 6 && boxes.every(box => box.data))([...document.querySelectorAll('.plot > div')])"
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def browse(tmp_path):
 @pytest.fixture
 def runs(tmp_path):
     """A run that trains, which several processes do, and a finished one."""
-    training, finished = write_run(tmp_path / "training", accuracies=(0.5,)), write_run(tmp_path / "finished", seed=1)
+    training, finished = write_run(tmp_path / "training", accuracies=(0.5,)), write_run(tmp_path / "finished", epochs=9.0)
     append(training, *(training_record(step, waiting_share=0.2, slowest_rank=3) for step in range(20, 50)))
     write_result(finished)
     log = EventLog(training)
@@ -100,7 +101,7 @@ def test_real_run_is_followed_from_before_its_start_over_its_death_to_its_result
         text = browser.evaluate("document.querySelector('article').textContent")
         assert f"held-out accuracy{100 * accuracy:.2f}\N{NO-BREAK SPACE}%" in text
         browser.wait(f"document.querySelector('main').textContent.includes('{100 * accuracy:.2f} %')")
-        browser.wait("document.querySelector('.beside img') !== null")
+        browser.wait("document.querySelector('#plot-time > div')?.data")
         assert "resuming from" in browser.evaluate("document.querySelector('#section-1').textContent")
 
 
@@ -115,14 +116,39 @@ def test_updates_keep_the_focus_and_the_scrolling(browse, runs):
         assert browser.evaluate(f"[document.activeElement === {table}, {table}.scrollLeft]") == [True, 50]
 
 
-def test_value_of_the_nearest_point_is_shown_at_the_pointer(browse, runs):
+def test_values_of_all_curves_are_shown_wherever_the_pointer_is(browse, runs):
     with serving(*runs) as client, browse(client.url) as browser:
         browser.wait(DRAWN)
-        point = f"{CURVES}.querySelectorAll('circle')[3].getBoundingClientRect()"
-        move = f"(at => new PointerEvent('pointermove', {{clientX: at.x + 9, clientY: at.y + 9}}))({point})"
-        browser.evaluate(f"{CURVES}.querySelector('.plot').dispatchEvent({move})")
-        text = browser.evaluate(f"(tip => tip.hidden ? '' : tip.textContent)({CURVES}.querySelector('output'))")
-        assert text.startswith("training: training loss ")
+        box = f"{LOSS}.scrollIntoView({{block: 'center'}}), (box => [box.x, box.y])({LOSS}.getBoundingClientRect())"
+        x, y = browser.evaluate(box)
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + 150, y=y + 60)
+        text = browser.wait(f"{LOSS}.querySelector('.hoverlayer .legend')?.textContent")
+        assert "training: training" in text
+        assert "finished: training" in text
+
+
+def test_legend_axes_and_smoothing_hold_for_all_plots_and_survive_updates(browse, runs):
+    with serving(*runs) as client, browse(client.url, width=PHONE, height=800) as browser:
+        browser.wait(DRAWN)
+        names = f"new Set({LOSS}.data.map(trace => trace.name.split(':')[0]))"
+        browser.wait(f"{names}.size === 2")
+        for name, value in (("line finished", ".checked = false"), ("axis", ".value = 'samples'"), ("smoothing", ".value = 0")):
+            field = f"document.querySelector('[name=\"{name}\"]')"
+            browser.evaluate(f"{field}{value}, {field}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+        last = f"Math.max(...{LOSS}.data.map(trace => trace.x.at(-1)))"
+        browser.wait(f"{last} === {49 * 64} && {LOSS}.data.every(trace => trace.name === 'training')")
+        raw = browser.evaluate(f"{LOSS}.data[0].y")
+        assert raw == pytest.approx([record["loss"] for record in read_log(runs[0] / "metrics.jsonl") if "loss" in record])
+        append(runs[0], training_record(60))
+        browser.wait(f"{last} === {60 * 64} && {LOSS}.data.every(trace => trace.name === 'training')")
+
+
+def test_smoothing_is_the_moving_average_of_training_png(browse, runs):
+    with serving(runs[0]) as client, browse(client.url) as browser:
+        browser.wait(DRAWN)
+        found = f"{LOSS}.data.find(trace => trace.hoverinfo !== 'skip').y"
+        losses = [record["loss"] for record in read_log(runs[0] / "metrics.jsonl") if "loss" in record]
+        assert browser.evaluate(found) == pytest.approx(moving_average(losses).tolist(), rel=1e-6)
 
 
 def test_page_says_when_the_server_has_ended_and_goes_on_when_it_is_back(browse, runs):
@@ -144,8 +170,8 @@ def test_page_without_scripts_is_complete_and_loads_itself_again(browse, runs):
         document = "document.querySelector('article').textContent"
         assert "training" in browser.evaluate(document)
         append(runs[0], training_record(64))
-        drawn = "document.querySelector('#section-3 img')?.complete"  # no document while it loads again
-        browser.wait(f"{drawn} && document.querySelector('dd')?.textContent === '6.40 of 7'")
+        browser.wait("document.querySelector('dd')?.textContent === '6.40 of 7'")  # no document while it loads again
+        assert "Plots need JavaScript" in browser.evaluate("document.querySelector('.plot').textContent")
 
 
 def test_token_of_the_address_opens_the_page_and_leaves_the_address(browse, runs):

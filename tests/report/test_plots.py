@@ -1,143 +1,161 @@
-"""Figures of a report, and the values of their curves on hover."""
+"""The data of the plots of a page, compared with the records of the logs."""
 
-import io
 import json
-import re
-from html import unescape
 
 import numpy as np
 import pytest
-from helpers.report import write_log, write_run
-from matplotlib.colors import to_rgb
-from PIL import Image
+from helpers.report import write_log, write_result, write_run
 
-from jaxdp.config import Phase
+from jaxdp.loggers.plot import COLORS
 from jaxdp.report import plots
 from jaxdp.report.confusion import ConfusionReport
 from jaxdp.report.run_history import read, read_all
+from jaxdp.run_records import read_log
 
 
-def test_curves_of_several_runs_share_panels_and_differ_in_color_and_dash(tmp_path):
-    runs = read_all([write_run(tmp_path / name) for name in "abc"])
-    held_out = [line for line in plots.metric_figure(runs, "eval_accuracy", "epoch").panel.lines if line.get_linewidth() > 2]
-    assert len(held_out) == len({line.get_color() for line in held_out} & {*plots.COLORS}) == 3
-    assert [str(style["linestyle"]) for _, style in plots.line_styles(runs)] == [str(dash) for dash in plots.DASHES[:3]]
-    styles = [(style["color"], style["linestyle"]) for _, style in plots.line_styles(range(plots.MAX_RUNS))]
-    assert len(set(styles)) == plots.MAX_RUNS
+def curves(found, name):
+    """(x, y) of the curves of a plot, by label of the line and name of the curve."""
+    return {
+        (found["lines"][curve["line"]]["label"], curve["name"]): (found["positions"][curve["at"]], curve["y"])
+        for curve in found["plots"][name]["curves"]
+    }
+
+
+def test_curves_have_the_values_of_the_log_at_their_positions(tmp_path):
+    run = write_run(tmp_path)
+    records = [
+        {
+            "step": n,
+            "samples": 64 * n,
+            "epoch": n / 7,
+            "wall_seconds": 3 / n,
+            "loss": 1 / n,
+            "accuracy": n / 99,
+            "momentum": 0.9,
+        }
+        for n in range(1, 99)
+    ]
+    evaluations = [{"samples": 64 * n, "epoch": n / 7, "wall_seconds": 2.0, "eval_loss": 2 / n} for n in (30, 60)]
+    write_log(run, [*records, *evaluations])
+    found = json.loads(plots.as_json(plots.data([read(run, "run")])))
+    for name, field, scale in (("loss", "loss", 1), ("accuracy", "accuracy", 100), ("momentum", "momentum", 1)):
+        xs, ys = curves(found, name)["run", "training" * (name != "momentum")]
+        np.testing.assert_allclose(ys, [scale * record[field] for record in records], rtol=1e-6)
+        for axis in ("epoch", "samples", "wall_seconds"):
+            np.testing.assert_allclose(xs[axis], [record[axis] for record in records], rtol=1e-6)
+    xs, ys = curves(found, "loss")["run", "held-out"]
+    np.testing.assert_allclose((xs["samples"], ys), [[64 * 30, 64 * 60], [2 / 30, 2 / 60]], rtol=1e-6)
+
+
+def test_runs_share_plots_and_differ_in_color_or_dash(tmp_path):
+    runs = read_all([write_run(tmp_path / name, epochs=10.0 + number) for number, name in enumerate("abc")])
+    assert {label for label, _ in curves(plots.data(runs), "accuracy")} == {"a", "b", "c"}
+    lines = plots.legend([runs[0]] * plots.MAX_RUNS)
+    assert len({(line.entry["color"], line.entry["dash"]) for line in lines}) == plots.MAX_RUNS
+    assert {line.entry["color"] for line in lines} == {*COLORS[:-1], "currentColor"}
 
 
 def test_curves_have_a_gap_at_a_loss_that_was_not_finite(tmp_path):
     run = write_run(tmp_path)
     with open(run / "metrics.jsonl", "a") as log:
         log.write('{"step": 2, "samples": 16, "epoch": 81.0, "loss": null}\n')
-        log.write('{"step": 3, "samples": 24, "epoch": 82.0, "loss": 2.0}\n')
-    (line,) = plots.metric_figure([read(run)], "eval_loss", "epoch").panel.lines
-    np.testing.assert_array_equal(line.get_ydata(), [7.0, np.nan, 2.0])
+        log.write('{"step": 3, "samples": 24, "epoch": 82.0, "loss": NaN}\n')
+        log.write('{"step": 4, "samples": 32, "epoch": 83.0, "loss": 2.0}\n')
+    assert curves(plots.data([read(run, "run")]), "loss")["run", "training"][1] == [7.0, None, None, 2.0]
 
 
-def test_speeds_are_images_by_seconds_over_several_lines(tmp_path):
-    """Every second line claims a million images/s: its metrics were ready before they were fetched."""
-    records = [
-        {"samples": 10 * n, "epoch": float(n), "loss": 1.0, "images_per_second": 1e6 if n % 2 else 5.0} for n in range(99)
-    ]
-    (write_run(tmp_path) / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (line,) = plots.value_figure([read(tmp_path)], "images_per_second").panel.lines
-    assert max(line.get_ydata()[3:-3]) < 15
+def test_long_curves_have_evenly_spaced_values_and_both_ends(tmp_path):
+    write_log(write_run(tmp_path), [{"epoch": float(n), "loss": float(n)} for n in range(10 * plots.MAX_POINTS + 8)])
+    xs, ys = curves(plots.data([read(tmp_path, "run")]), "loss")["run", "training"]
+    assert plots.MAX_POINTS / 2 < len(ys) <= plots.MAX_POINTS + 1
+    assert (ys[0], ys[-1]) == (0.0, 10.0 * plots.MAX_POINTS + 7)
+    assert {*np.diff(ys[:-1])} == {11.0}
+    assert [*xs["epoch"]] == ys
 
 
-@pytest.mark.parametrize(("highest", "scale"), [((16.0, 200.0), "log"), ((100.0, 200.0), "linear")])
+@pytest.mark.parametrize(("highest", "is_log"), [((16.0, 200.0), True), ((100.0, 200.0), False)])
 @pytest.mark.parametrize("name", ["images_per_second", "learning_rate"])
-def test_settings_of_different_scale_are_on_a_labeled_log_axis(tmp_path, name, highest, scale):
+def test_settings_of_different_scale_are_on_a_log_axis_at_first(tmp_path, name, highest, is_log):
     for value in highest:
         records = [{"epoch": epoch, "loss": 1.0, name: value / epoch} for epoch in (1.0, 2.0)]
         write_log(write_run(tmp_path / f"{value}"), records)
-    axes = plots.value_figure(read_all([tmp_path / f"{value}" for value in highest]), name).panel
-    assert axes.get_yscale() == scale
-    assert ("(log scale)" in axes.get_ylabel()) == (scale == "log")
+    found = plots.data(read_all([tmp_path / f"{value}" for value in highest]))
+    assert found["plots"][name.replace("_", "-")]["log"] == is_log
 
 
-def test_batch_steps_are_where_the_config_says_and_else_at_the_first_line_that_has_them(tmp_path):
-    run = write_run(tmp_path, epochs=30.0, batch=(Phase(64, until_epoch=10.0), Phase(128)))
-    batches = {1.0: 64, 8.0: 64, 13.0: 128, 20.0: 128, 25.0: 256, 30.0: 256}
-    write_log(run, [{"epoch": epoch, "loss": 1.0, "global_batch": batch} for epoch, batch in batches.items()])
-    (line,) = plots.value_figure([read(run)], "global_batch").panel.lines
-    assert line.get_drawstyle() == "steps-post"
-    assert [*zip(*line.get_data(), strict=True)] == [(0.0, 64), (10.0, 128), (25.0, 256), (30.0, 256)]
-
-
-def test_every_number_that_callbacks_log_has_a_panel(tmp_path):
-    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    write_log(
-        first,
-        [
-            {"epoch": 1.0, "loss": 1.0, "weight norm": 3.0, "global_batch": 64},
-            {"epoch": 2.0, "eval_accuracy": 0.5, "recall": 0.25},
-        ],
-    )
+def test_numbers_that_callbacks_log_have_plots_and_other_values_none(tmp_path):
+    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b", epochs=9.0)
+    write_log(first, [{"epoch": 1.0, "loss": 1.0, "weight norm": 3.0}, {"epoch": 2.0, "eval_accuracy": 0.5, "recall": 0.25}])
     write_log(second, [{"epoch": 1.0, "loss": 1.0, "weight norm": None, "note": "text", "key": 10**400, "recall": 10**400}])
     runs = read_all([first, second])
     assert plots.logged_names(runs) == ["weight norm", "recall"]
-    assert [line.get_drawstyle() for line in plots.value_figure(runs, "global_batch").panel.lines] == ["steps-post"]
-    (line,) = plots.value_figure(runs, "recall").panel.lines
-    assert [*zip(*line.get_data(), strict=True)] == [(2.0, 0.25)]
-    assert [figure.panel.get_title() for _, group, figure in plots._figures(runs, ()) if group == "logged"] == [
-        "weight norm",
-        "recall",
-    ]
+    found = plots.data(runs)
+    assert {name: plot["title"] for name, plot in found["plots"].items() if plot["group"] == "logged"} == {
+        "logged-1": "weight norm",
+        "logged-2": "recall",
+    }
+    assert [([*xs["epoch"]], ys) for xs, ys in curves(found, "logged-2").values()] == [([2.0], [0.25])]
 
 
-@pytest.mark.parametrize("drawn", [[1e300, -1e300], [1e300], [5e-324, 1.0]])
-def test_values_of_callbacks_that_matplotlib_cannot_draw_are_left_out(tmp_path, drawn):
-    values = [1e308, *drawn, -1e308]
-    records = [{"epoch": float(n), "loss": 1.0, "recall": value, "far": 1e308} for n, value in enumerate(values)]
-    write_log(write_run(tmp_path), records)
-    runs = [read(tmp_path)]
-    assert plots.logged_names(runs) == ["recall"]
-    figure = plots.value_figure(runs, "recall")
-    (line,) = figure.panel.lines
-    assert list(line.get_ydata()) == drawn
-    figure.savefig(io.BytesIO(), format="png")
-    assert len(circles(plots.layer(figure))) == len(drawn)
+@pytest.mark.parametrize("name", ["recall/{}", "recall_{}", "recall {}"])
+def test_values_of_many_classes_share_one_plot(tmp_path, name):
+    classes = ["cat", "dog", "golden retriever"]
+    values = {name.format(one): number / 4 for number, one in enumerate(classes)}
+    write_log(write_run(tmp_path), [{"epoch": 1.0, "loss": 1.0, "weight_norm": 3.0} | values])
+    found = plots.data([read(tmp_path, "run")])
+    assert [plot["title"] for plot in found["plots"].values() if plot["group"] == "logged"] == ["weight_norm", "recall"]
+    assert {part: ys for (_, part), (_, ys) in curves(found, "logged-2").items()} == {
+        "cat": [0.0],
+        "dog": [0.25],
+        "golden retriever": [0.5],
+    }
 
 
-def test_long_names_of_classes_that_begin_alike_have_different_labels():
+def test_data_is_standard_json_that_ends_no_script_whatever_the_names(tmp_path):
+    attack = "</script><script>alert(1)</script><!--"
+    run = write_run(tmp_path / "run")
+    write_log(run, [{"epoch": 1.0, "loss": 1.0, attack: 1.0, "recall\udcff": 2.0}])
+    confusion = ConfusionReport(np.eye(3, dtype=np.int64), [attack, "b", "日本"], "a checkpoint")
+    text = plots.as_json(plots.data([read(run, attack)], [confusion]))
+    assert "<" not in text
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    found = json.loads(text, parse_constant=refuse)
+    assert found["lines"][0]["label"] == attack
+    assert found["plots"]["logged-1"]["title"] == attack
+    assert len(found["plots"]["classes"]["names"]) == 3
+
+
+def test_confusion_matrix_has_the_counts_and_the_shares_of_each_label():
+    counts = np.array([[7, 1, 0], [0, 9, 1], [0, 0, 0]])
     names = [f"photographs_of_the_species_number_{number}" for number in range(3)]
-    axes = plots.confusion_figure(ConfusionReport(np.eye(3, dtype=np.int64), names, "a checkpoint")).panel
-    for ticks in (axes.get_xticklabels(), axes.get_yticklabels()):
-        texts = [tick.get_text() for tick in ticks]
-        assert len(set(texts)) == 3
-        assert all(text.startswith("photo") and text.endswith(name[-8:]) for text, name in zip(texts, names, strict=True))
+    plot = plots._matrix("classes-1", ConfusionReport(counts, names, "a checkpoint"))
+    assert plot["traces"][0]["text"] == counts.tolist()
+    np.testing.assert_allclose(plot["traces"][0]["z"], [[7 / 8, 1 / 8, 0], [0, 0.9, 0.1], [0, 0, 0]])
+    assert len(set(plot["names"])) == 3  # although they begin alike
 
 
-def circles(layer: str) -> list[tuple[int, int, str]]:
-    found = re.findall(r'<circle cx="(-?\d+)" cy="(-?\d+)" r="7"><title>(.*?)</title></circle>', layer)
-    return [(int(x), int(y), unescape(text)) for x, y, text in found]
-
-
-def test_layer_has_a_title_on_each_drawn_point(tmp_path):
-    figure = plots.metric_figure([read(write_run(tmp_path), "<a>")], "eval_accuracy", "epoch")
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    picture = np.asarray(Image.open(png).convert("RGB"), float) / 255
-    layer = plots.layer(figure)
-    height, width, _ = picture.shape
-    assert f'viewBox="0 0 {width} {height}"' in layer
-    assert "<a>" not in layer
-    accuracies = [(x, y, text) for x, y, text in circles(layer) if "held-out accuracy" in text]
-    assert [text for *_, text in accuracies[:4]] == [
-        f"<a>: held-out accuracy {value} % after {epoch} epochs"
-        for value, epoch in ((50, 20), (70, 40), (76.01, 60), (75.9, 80))
+def test_accuracies_of_all_runs_by_class_share_one_plot_from_the_worst_class_on(tmp_path):
+    runs = read_all([write_run(tmp_path / name, epochs=10.0 + number) for number, name in enumerate("ab")])
+    reports = [ConfusionReport(np.array([[9, 1], [right, 10 - right]]), ["cat", "dog"], "x") for right in (6, 8)]
+    plot = plots.data(runs, reports)["plots"]["classes"]
+    assert plot["names"] == ["dog", "cat"]
+    assert [(trace["lines"], trace["x"], trace["y"]) for trace in plot["traces"]] == [
+        ([0], [40.0, 90.0], [0, 1]),
+        ([1], [20.0, 90.0], [0, 1]),
     ]
-    for x, y, _ in accuracies:
-        np.testing.assert_allclose(picture[y, x], to_rgb(plots.BLUE), atol=0.02)
 
 
-def test_layer_of_long_curves_is_limited_and_keeps_both_ends():
-    figure = plots.PanelFigure("title")
-    for name in ("first", "second"):
-        values = [float(n) for n in range(100_000)]
-        plots._draw_line(figure.panel, values, values, style={}, label=(name, "", "epochs"))
-    texts = [text for *_, text in circles(plots.layer(figure))]
-    assert len(texts) == plots.MAX_POINTS
-    assert texts[0] == "first 0 after 0 epochs"
-    assert texts[-1] == "second 1e+05 after 1e+05 epochs"
+def test_shares_of_the_wall_time_add_up_to_100_percent(tmp_path):
+    write_result(write_run(tmp_path))
+    plot = plots.data([read(tmp_path, "run")])["plots"]["time"]
+    assert sum(trace["x"][0] for trace in plot["traces"]) == pytest.approx(100, abs=1e-4)
+    assert {trace["name"]: trace["x"][0] for trace in plot["traces"]}["evaluation"] == pytest.approx(100 * 3 / 20)
+
+
+def test_log_is_not_needed(tmp_path):
+    write_log(write_run(tmp_path), [])
+    assert read_log(tmp_path / "metrics.jsonl") == []
+    assert plots.data([read(tmp_path)])["plots"] == plots.data([])["plots"] == {}

@@ -1,8 +1,6 @@
 """The HTTP interface of `jaxdp watch`, on directories without training."""
 
-import base64
 import contextlib
-import hashlib
 import json
 import re
 import socket
@@ -13,11 +11,11 @@ from html.parser import HTMLParser
 import pytest
 from helpers.report import write_result, write_run
 from helpers.watch import append, serving, training_record
+from plotly.offline import get_plotlyjs
 
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
 from jaxdp.report import follow, page, server
-from jaxdp.report.plots import Picture
 from jaxdp.report.server import Access, listen
 from jaxdp.setup import run_dir
 
@@ -31,19 +29,6 @@ def prompt(monkeypatch):
     monkeypatch.setattr(follow, "SHARE", float("inf"))
 
 
-@pytest.fixture
-def no_drawing(monkeypatch):
-    """A picture without matplotlib, which says how many records it was drawn of."""
-    drawn = []
-
-    def draw(runs):
-        drawn.append([len(run.records) for run in runs])
-        return {"loss": Picture("curves", "Loss", b"\x89PNG" + str(drawn[-1]).encode())}
-
-    monkeypatch.setattr(follow.plots, "draw", draw)
-    return drawn
-
-
 def wait_for(condition, seconds=120.0):
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -52,16 +37,10 @@ def wait_for(condition, seconds=120.0):
     return found
 
 
-def picture_of(client):
-    """The path of the picture on the page once it is drawn."""
-    return wait_for(lambda: re.search(r"figures/[0-9a-f]{16}\.png", client.get()[2]))[0]
-
-
 def test_page_is_complete_without_scripts_and_loads_nothing_from_elsewhere(tmp_path):
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second", seed=7)
     write_result(second)
     with serving(first, second, tmp_path / "later") as client:
-        picture_of(client)
         status, headers, text = client.get()
         assert status == 200
         headings = re.findall("<h2[^>]*>(.*?)</h2>", text)
@@ -74,25 +53,29 @@ def test_page_is_complete_without_scripts_and_loads_nothing_from_elsewhere(tmp_p
         assert set(outline.references) <= set(outline.ids)
         assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in text
         for source in re.findall(r"""(?:src|href)="([^"]*)""", text):
-            assert re.fullmatch(r"data:,|figures/[0-9a-f]{16}\.png", source)
-            if source != "data:,":
-                status, found, body = client.get(f"/{source}")
-                assert (status, found["X-Content-Type-Options"]) == (200, "nosniff")
-                assert body.startswith(b"\x89PNG")
+            assert re.fullmatch(r"data:,|page\.js", source)
+        status, found, body = client.get("/page.js")
+        assert (status, found["X-Content-Type-Options"]) == (200, "nosniff")
+        assert (found["Content-Type"], body) == ("text/javascript; charset=utf-8", f"{get_plotlyjs()}\n{page.SCRIPT}")
+        assert client.get("/page.js", **{"If-None-Match": found["ETag"]})[0] == 304
     policy = headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; ")
-    assert "unsafe" not in policy
-    for tag in ("style", "script"):  # the policy admits exactly these
-        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        assert base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() in policy
-    assert not re.search(r"\sstyle=|\son\w+=\"", text.partition("<script>")[0])
+    assert "unsafe" not in policy.replace("style-src 'unsafe-inline'", "")  # Plotly adds styles
+    assert "script-src 'self';" in policy
+    assert re.findall("<script.*?>", text) == ['<script type="application/json" id="data">', '<script src="page.js">']
+    assert not re.search(r"\sstyle=|\son\w+=\"", text.partition("<script")[0])
     assert (headers["Cache-Control"], headers["Referrer-Policy"], headers["Server"]) == ("no-store", "no-referrer", "jaxdp")
+
+
+def plots_of(client):
+    """The plots on the page."""
+    return json.loads(re.search('<script type="application/json" id="data">(.*?)</script>', client.get()[2])[1])["plots"]
 
 
 class Outline(HTMLParser):
     """Checks the nesting of a page; keeps the levels of its headings, its landmarks, ids and references to ids."""
 
-    VOID = frozenset(["meta", "link", "img", "path", "circle"])
+    VOID = frozenset(["meta", "link", "path", "input"])
 
     def __init__(self, text):
         super().__init__()
@@ -113,10 +96,9 @@ class Outline(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_page_follows_the_run_and_is_sent_only_when_it_has_changed(no_drawing, tmp_path):
+def test_page_follows_the_run_and_is_sent_only_when_it_has_changed(tmp_path):
     run = write_run(tmp_path / "run", accuracies=())
     with run_dir.lock_run_dir(run), serving(run) as client:
-        picture_of(client)
         tag = client.get()[1]["ETag"]
         assert client.get(**{"If-None-Match": tag})[0] == 304
         append(run, *map(training_record, range(2, 20)))
@@ -127,33 +109,26 @@ def test_page_follows_the_run_and_is_sent_only_when_it_has_changed(no_drawing, t
         assert ">run: training 20 %</p>" in text
 
 
-def test_figures_are_drawn_again_when_runs_change_and_old_ones_stay_for_slow_viewers(no_drawing, tmp_path):
+def test_page_has_the_plots_of_the_log_as_it_is_now(tmp_path):
     run = write_run(tmp_path / "run")
     with serving(run) as client:
-        name, board = picture_of(client), client.server.board
+        before = plots_of(client)["loss"]["curves"]
         append(run, training_record(50))
-        board._next_drawing, soon = time.monotonic() + 3600, board._next_drawing  # drawing has taken long
-        for _ in range(5):
-            client.get()
-        assert no_drawing == [[5]]
-        board._next_drawing = soon
-        wait_for(lambda: name not in client.get()[2])
-        assert no_drawing == [[5], [6]]
-        assert client.get(f"/{name}")[2] == b"\x89PNG[5]"
+        after = plots_of(client)["loss"]["curves"]
+    assert (before[0]["y"], after[0]["y"]) == ([7.0], [7.0, 2.0 / 50])
 
 
-def test_error_of_drawing_is_shown_and_progress_goes_on(tmp_path, monkeypatch):
-    def fail(runs):
-        raise ZeroDivisionError("<x>")
+def test_page_is_not_made_again_before_its_pause(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run")
+    with serving(run) as client:
+        plots_of(client)
+        monkeypatch.setattr(follow, "LEAST_SECONDS", 3600.0)
+        client.get()
+        append(run, training_record(50))
+        assert plots_of(client)["loss"]["curves"][0]["y"] == [7.0]
 
-    monkeypatch.setattr(follow.plots, "draw", fail)
-    with serving(write_run(tmp_path / "run")) as client:
-        text = wait_for(lambda: next((page for page in [client.get()[2]] if "could not be drawn" in page), None))
-    assert "(ZeroDivisionError: &lt;x&gt;)" in text
-    assert '<article class="killed"' in text
 
-
-def test_error_of_making_the_page_is_shown_until_it_passes(no_drawing, tmp_path, monkeypatch):
+def test_error_of_making_the_page_is_shown_until_it_passes(tmp_path, monkeypatch):
     def fail(runs):
         raise ZeroDivisionError("<x>")
 
@@ -171,7 +146,7 @@ def test_error_of_making_the_page_is_shown_until_it_passes(no_drawing, tmp_path,
             assert (">Results</h2>" in text, text.count(note), text.count("<footer")) == (True, 1, 1)
 
 
-def test_hostile_names_and_messages_are_text(no_drawing, tmp_path):
+def test_hostile_names_and_messages_are_text(tmp_path):
     run = write_run(tmp_path / HOSTILE.replace("/", ""))
     (run / "classes.json").write_text(json.dumps([HOSTILE] * 10))
     log = EventLog(run)
@@ -179,17 +154,16 @@ def test_hostile_names_and_messages_are_text(no_drawing, tmp_path):
     log.close()
     append(run, training_record(9, slowest_rank=1, waiting_share=0.5, **{HOSTILE: HOSTILE}))
     with serving(run, tmp_path / "<b>later") as client:
-        picture_of(client)
         text = client.get()[2]
-    content = text.partition("<script>")[0]
+    content = text.partition("<script")[0]
     assert not [found for found in ("<img src=x", "<b>", "\x1b", "\u202e", "</script>") if found in content]
     assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;amp;\\u202e$x$" in text
     Outline(text)
 
 
-def test_other_paths_are_not_found(no_drawing, tmp_path):
+def test_other_paths_are_not_found(tmp_path):
     with serving(write_run(tmp_path / "run")) as client:
-        for path in ("/../server.py", "/figures/../../x", "/%2e%2e/etc/passwd", "/figures/", "//etc/passwd", "/x"):
+        for path in ("/../server.py", "/page.js/../../x", "/%2e%2e/etc/passwd", "/page.jsx", "//etc/passwd", "/x"):
             status, headers, body = client.get(path)
             assert (status, body) == (404, "jaxdp watch: not found\n")
             assert "Content-Security-Policy" in headers
@@ -223,10 +197,10 @@ def test_token_is_required_on_other_interfaces(address):
         assert "token is missing or wrong" in access.refusal("localhost", query, cookies)
 
 
-def test_page_on_localhost_is_for_requests_to_localhost(no_drawing, tmp_path):
+def test_page_on_localhost_is_for_requests_to_localhost(tmp_path):
     with serving(write_run(tmp_path / "run")) as client:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", client.url)
-        for path in ("/", "/figures/x.png"):
+        for path in ("/", "/page.js"):
             status, _, body = client.get(path, host="evil.example")
             assert status == 403
             assert body.startswith("jaxdp watch: this page is only for this machine")
@@ -238,11 +212,11 @@ def test_page_on_localhost_is_for_requests_to_localhost(no_drawing, tmp_path):
         assert client.get("//[")[0] in (400, 404)
 
 
-def test_page_on_all_interfaces_needs_the_token_of_its_address(no_drawing, tmp_path):
+def test_page_on_all_interfaces_needs_the_token_of_its_address(tmp_path):
     with serving(write_run(tmp_path / "run"), host="0.0.0.0") as client:
         token = client.server.access.token
         assert client.url == f"http://{socket.gethostname()}:{client.server.server_port}/?token={token}"
-        for path in ("/", "/figures/x.png", "/?token=wrong"):
+        for path in ("/", "/page.js", "/?token=wrong"):
             assert client.get(path, host="machine")[0] == 403
         status, headers, text = client.get(f"/?token={token}", host="machine")
         assert status == 200
@@ -252,7 +226,7 @@ def test_page_on_all_interfaces_needs_the_token_of_its_address(no_drawing, tmp_p
         assert client.get("/", host="machine", Cookie=cookie.partition(";")[0])[0] == 200
 
 
-def test_page_is_compressed_for_those_who_ask(no_drawing, tmp_path):
+def test_page_is_compressed_for_those_who_ask(tmp_path):
     with serving(write_run(tmp_path / "run")) as client:
         plain = client.get(method="HEAD")[1]
         packed = client.get(method="HEAD", **{"Accept-Encoding": "br, gzip"})[1]
@@ -260,7 +234,7 @@ def test_page_is_compressed_for_those_who_ask(no_drawing, tmp_path):
     assert int(packed["Content-Length"]) < int(plain["Content-Length"]) / 2
 
 
-def test_viewer_that_goes_away_prints_nothing(no_drawing, tmp_path, capfd):
+def test_viewer_that_goes_away_prints_nothing(tmp_path, capfd):
     with serving(write_run(tmp_path / "run")) as client:
         for _ in range(5):
             connection = socket.create_connection(("127.0.0.1", client.server.server_port))
@@ -286,7 +260,7 @@ def test_port_that_is_taken_is_an_error_or_left_out(tmp_path, monkeypatch, free_
             listen([run])
 
 
-def test_silent_connections_keep_nobody_out_and_hold_few_threads(no_drawing, tmp_path):
+def test_silent_connections_keep_nobody_out_and_hold_few_threads(tmp_path):
     write_run(tmp_path / "run")
     with serving(tmp_path / "run") as client, contextlib.ExitStack() as stack:
         before = threading.active_count()
