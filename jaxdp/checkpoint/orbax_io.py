@@ -210,7 +210,6 @@ def copy_to_host(state: Any, buffers: Any = None) -> Any:
     """NumPy copies of a replicated state's arrays, from this process's first device. buffers: an earlier copy to overwrite, if
     the state has not grown since."""
     structure: Any = jax.tree.structure(state)
-    structure: Any = jax.tree.structure(state)
     if structure != jax.tree.structure(buffers):
         buffers = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), state)
     jax.tree.map(lambda leaf, buffer: np.copyto(buffer, leaf.addressable_data(0), casting="no"), state, buffers)
