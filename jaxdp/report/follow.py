@@ -31,8 +31,8 @@ class WatchedRun:
         self._seen: tuple = ()
         self._grew = float("-inf")
 
-    def refresh(self) -> bool:
-        """Read the run again if its files have changed, or could not be read; whether there is news. Raises nothing."""
+    def refresh(self) -> None:
+        """Read the run again if its files have changed, or could not be read. Raises nothing."""
         files = tuple(map(self._identity, SOURCES))
         log, before = files[1], self._seen[1] if self._seen else None
         locked = in_use(self.path)
@@ -40,13 +40,10 @@ class WatchedRun:
             self._grew = time.monotonic()
         running = files[2] is None and (locked or time.monotonic() - self._grew < UNLOCKED_GROWTH_SECONDS)
         seen = (*files, running, locked)
-        changed, problem = seen != self._seen, self.problem
-        if not changed and problem is None:  # a problem may have been of the moment
-            return False
-        self._seen, self.history, self.problem = seen, None, None
-        if files[0] is not None:
-            self._read(running)
-        return changed or self.problem != problem
+        if seen != self._seen or self.problem is not None:  # a problem may have been of the moment
+            self._seen, self.history, self.problem = seen, None, None
+            if files[0] is not None:
+                self._read(running)
 
     def _read(self, running: bool) -> None:
         try:

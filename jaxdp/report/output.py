@@ -19,7 +19,7 @@ from jaxdp.metrics import COUNT, METRICS
 from jaxdp.report.cards import Seen
 from jaxdp.report.confusion import ConfusionReport, classes_csv, confusions_csv
 from jaxdp.report.page import SCRIPT, page
-from jaxdp.report.plots import check_number, data
+from jaxdp.report.plots import data
 from jaxdp.report.run_history import History, read_all
 
 PAGE = "report.html"
@@ -70,7 +70,6 @@ def write_page(
     if output is not None and Path(output).suffix == Path(PAGE).suffix and not Path(output).is_dir():
         reason = f"must be a directory, which receives {PAGE} and its tables"
         raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
-    check_number(runs)
     first = runs[0].workdir
     default = Path(first) / "report" if len(runs) == 1 and not is_url(first) else Path("report")
     folder = default if output is None else Path(output)

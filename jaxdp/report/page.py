@@ -1,6 +1,6 @@
 """The page about runs, finished or running: made from their files, written by `jaxdp report` and served by `jaxdp watch`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -49,6 +49,7 @@ def page(
         return f'<div class="plots">{found}</div>' if found else ""
 
     evaluated = enumerate(zip(runs, confusions, strict=False), 1)
+    classes = "".join(f"<div>{_classes(number, run, of, figures=figures)}</div>" for number, (run, of) in evaluated if of)
     sections = {"Progress": cards_html(cards, plots["lines"]), "Messages": messages_html(runs)}
     if histories:
         sections |= {
@@ -59,8 +60,7 @@ def page(
             "Learning rate, momentum, batch size and speed": figures("settings"),
             "Values of callbacks": figures("logged") + _left_out(logged_names(histories)[MAX_LOGGED:]),
             "Wall time": f'<div class="beside">{figures("time")}<div>{time_table(histories)}</div></div>',
-            "Classes": figures("classes")
-            + _each(_classes(number, run, of, figures=figures) for number, (run, of) in evaluated if of),
+            "Classes": classes and f'{figures("classes")}<div class="plots">{classes}</div>',
             "Differences between the configurations": differences_table(histories) if len(histories) > 1 else "",
             "More numbers": more_numbers_table(histories),
         }
@@ -124,12 +124,6 @@ def _controls(lines: Sequence[dict[str, Any]]) -> str:
         '<option value="log">logarithmic</option></select></label> '
         f'<label>smoothing <input type="range" name="smoothing" max="25" value="{100 * SHARE:g}"></label></p></form>'
     )
-
-
-def _each(parts: Iterable[str]) -> str:
-    """Parts of the page side by side; "" without any."""
-    cells = "".join(f"<div>{part}</div>" for part in parts)
-    return f'<div class="plots">{cells}</div>' if cells else ""
 
 
 def _classes(number: int, run: Seen, confusion: ConfusionReport | str, *, figures: Callable[[str], str]) -> str:

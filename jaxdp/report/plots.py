@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, cycle, zip_longest
 from typing import Any, NamedTuple
 
-from jaxdp.errors import ConfigError, printable
+from jaxdp.errors import printable
 from jaxdp.loggers.plot import BLACK, BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, WIDE_SPREAD, YELLOW
 from jaxdp.loggers.smoothing import FEWEST
 from jaxdp.metrics import LOSS, METRICS, bare, title_of
@@ -17,7 +17,6 @@ from jaxdp.report.seeds import groups
 from jaxdp.run_records import RECORD_FIELDS
 
 DASHES = {"solid": "", "dash": "15 5", "dot": "3 4", "dashdot": "15 4 3 4"}  # Plotly's name -> SVG's lengths
-MAX_RUNS = len(COLORS) * len(DASHES)  # 7 and 4 are coprime: `cycle` of both gives every pair once
 TEXT = "currentColor"  # in place of black, which dark pages do not show
 PART_COLORS = {"input": YELLOW, "steps": BLUE, "evaluation": GREEN, "saving": PURPLE, "compilation": SKY, "rest": GRAY}
 X_AXES = {"epoch": "epochs", "samples": "training images", "wall_seconds": "wall time"}
@@ -40,20 +39,13 @@ class Line(NamedTuple):
     deviations: list[dict]
 
 
-def check_number(workdirs: Sequence) -> None:
-    """Raise ConfigError for more runs than there are line styles."""
-    if len(workdirs) > MAX_RUNS:
-        reason = f"{len(workdirs)} runs cannot be distinguished in one plot"
-        raise ConfigError("WORKDIR", reason=reason, hint=f"give at most {MAX_RUNS}, or --no-html")
-
-
 def legend(runs: Sequence[History]) -> list[Line]:
     """Means of seeds, then the runs, whose curves are hidden at first if their mean is drawn."""
     seeds = groups(runs)
     averaged = {run.label for group in seeds for run in group.runs}
     lines = [Line({"label": group.label, "shown": True}, *group.curves()) for group in seeds]
     lines += [Line({"label": run.label, "shown": run.label not in averaged}, run.records, []) for run in runs]
-    for line, color, dash in zip(lines, cycle(COLORS), cycle(DASHES), strict=False):
+    for line, color, dash in zip(lines, cycle(COLORS), cycle(DASHES), strict=False):  # 7 and 4: 28 pairs, then again
         line.entry.update(color=TEXT if color == BLACK else color, dash=dash)
     return lines
 
