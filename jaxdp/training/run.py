@@ -25,7 +25,6 @@ from jaxdp.data.prefetch import (
 )
 from jaxdp.distributed import status
 from jaxdp.errors import kind_of, printable
-from jaxdp.models.finetune import module_variables
 from jaxdp.run_records import RECORD_FIELDS
 from jaxdp.training.clock import Clock, TimedStep
 from jaxdp.training.evaluation import evaluation_logits
@@ -188,6 +187,8 @@ class Run:
     def params(self) -> dict:
         """The parameters of an evaluation as `jaxdp.load_params(...)["params"]` has them, on the devices; see `eval_variables`.
         All processes must ask for them."""
+        from jaxdp.models.finetune import module_variables
+
         return module_variables(*self.eval_variables)["params"]
 
     def predict(self, images: np.ndarray) -> Any:
