@@ -178,7 +178,7 @@ def one_device(record: dict) -> str:
     )
 
 
-MIRRORED = " (mean of an image and its mirror image, which jaxdp does not evaluate)"
+MIRRORED = " (with `jaxdp evaluate --flip`)"
 GOALS = {  # flags of a recipe -> (goal, published top-1 if it is not the recipe's)
     "imagenet_ffcv_16": ("a first run, in minutes", f"73.8 %{MIRRORED}"),
     "imagenet_mosaic_mild --epochs 28.8 --schedule.warmup-epochs 8": ("76 % in the fewest epochs", None),
