@@ -170,7 +170,7 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
         have one source, and copies are of images that are shuffled."""
         if self.holdout and self.eval_split is not None:
             reason = f"not used with data.eval_split={self.eval_split!r}"
-            raise ConfigError("data.holdout", self.holdout, reason=reason, hint="omit one of them")
+            raise ConfigError("data.holdout", self.holdout, reason=reason, hint="use --data.holdout 0, or omit the split")
         if self.sampling != "shuffle" and self.repeats > 1:
             reason = f"not used with data.repeats={self.repeats}"
             raise ConfigError("data.sampling", self.sampling, reason=reason, hint="omit it")
@@ -455,9 +455,13 @@ class Group(Section):
     @classmethod
     def from_text(cls, text: str, field: str) -> "Group":
         """The group of a text. Raises ConfigError, of `field`, for any other text."""
-        pattern, _, factors = text.rpartition(":")
+        pattern, _, text_of_factors = text.rpartition(":")
         try:
-            return cls(pattern, **{name: float(factor) for name, factor in (part.split("=") for part in factors.split(","))})
+            factors = [part.split("=") for part in text_of_factors.split(",")]
+            given = {name: float(factor) for name, factor in factors}
+            if len(given) < len(factors):
+                raise ValueError
+            return cls(pattern, **given)
         except (TypeError, ValueError):
             hint = "for example 'fc:rate=10' or 'bias|scale:decay=0'"
             raise ConfigError(

@@ -39,8 +39,16 @@ def _ratio(text: str) -> str | None:
     return text if re.fullmatch(r"0?\.\d+|1(\.0*)?", text) else None
 
 
-def _second(text: str) -> str | None:
-    return text.partition(" ")[2] or None
+def _metric(name: str) -> str | None:
+    """The metric of names such as accuracy, val_acc, top1 and eval_loss."""
+    bare = re.sub("^(eval|val|valid|test)[_/]", "", name).lower()
+    return {
+        "acc": "eval_accuracy",
+        "accuracy": "eval_accuracy",
+        "top1": "eval_accuracy",
+        "top5": "eval_top5",
+        "loss": "eval_loss",
+    }.get(bare)
 
 
 def _policy(text: str) -> str | None:
@@ -112,7 +120,13 @@ _ROWS = {
     "wd": Counterpart("--optimizer.weight-decay", "not of biases and normalization"),
     "adam-beta1": Counterpart("--optimizer.momentum"),
     "adam-beta2": Counterpart("--optimizer.beta2"),
-    "opt-betas": Counterpart("--optimizer.beta2", "the first one is --optimizer.momentum", "0.999", convert=_second),
+    "opt-betas": Counterpart(
+        "--optimizer.beta2",
+        "the first one is --optimizer.momentum",
+        "0.98",
+        form="--optimizer.name adamw --optimizer.beta2 {}",
+        convert=lambda _: None,
+    ),
     "smoothing label-smoothing-factor": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
     "finetune-head-multiplier": Counterpart("--optimizer.groups", "", "fc:rate=10", form="--optimizer.groups fc:rate={}"),
     "norm-weight-decay bias-weight-decay": Counterpart(
@@ -129,7 +143,10 @@ _ROWS = {
     "model-ema-warmup": Counterpart(
         "--optimizer.average-start", form="--optimizer.average-start warmup --optimizer.average-decay 0.9999"
     ),
-    "-b batch batch-size per-device-train-batch-size": Counterpart(
+    "per-device-train-batch-size": Counterpart(
+        "--batch.0.global-batch", "the batch of all devices together", "256", convert=lambda _: None
+    ),
+    "-b batch batch-size": Counterpart(
         "--batch.0.global-batch", "the batch of all GPUs together; a second phase has --batch.1.global-batch"
     ),
     "val-interval check-val-every-n-epoch": Counterpart("--evaluation.every-epochs"),
@@ -184,9 +201,7 @@ _ROWS = {
     "data-seed seed-everything": Counterpart("--seed"),
     "checkpoint-hist save-total-limit": Counterpart("--checkpoint.keep", "besides the best one"),
     "resume-from-checkpoint ckpt-path": Counterpart("--resume", "the same command resumes a run by itself", trains=True),
-    "eval-metric metric-for-best-model monitor": Counterpart(
-        "--stop.metric", "", "eval_accuracy", convert=lambda name: f"eval_{name.removeprefix('eval_')}"
-    ),
+    "eval-metric metric-for-best-model monitor": Counterpart("--stop.metric", "", "eval_accuracy", convert=_metric),
     "patience early-stopping early-stopping-patience": Counterpart(
         "--stop.patience", "evaluations without a better --stop.metric", "5"
     ),
@@ -200,13 +215,14 @@ _ROWS = {
 COUNTERPARTS = {name: counterpart for names, counterpart in _ROWS.items() for name in names.split()}
 
 _EVALUATION_BATCH = "not needed: a run evaluates as many images at a time as it trains on, other commands 64 on each device"
+_OWN_SCHEDULE = "register a schedule (docs/extending.md)"
 _NO_ROWS = {
     "opt-eps adam-epsilon": (
         "it is 1e-8 in adamw and 1e-6 in lamb; for another value register the optimizer (docs/extending.md)"
     ),
     "validation-batch-size val-batch-size eval-batch-size evaluation-batch-size per-device-eval-batch-size": _EVALUATION_BATCH,
     "clip-mode gradient-clip-algorithm": (
-        "--optimizer.clip-norm clips by the norm of all gradients; for clipping by value see docs/extending.md"
+        "--optimizer.clip-norm clips by the norm of all gradients; for clipping by value see docs/experiments.md"
     ),
     "tta": "use jaxdp evaluate --flip, the mean over an image and its mirror image",
     "drop dropout": "the built-in ResNet has none; a registered model may",
@@ -231,7 +247,44 @@ _NO_ROWS = {
     "multi-label": "use --task labels",
     "bce-pos-weight": "use --optimizer.class-weights with --task labels",
     "in-chans": "images have three channels; gray ones are repeated",
-    "lr-noise lr-cycle-mul lr-cycle-decay lr-cycle-limit lr-k-decay lr-step-size": "register a schedule (docs/extending.md)",
+    "lr-noise lr-noise-pct lr-noise-std lr-cycle-mul lr-cycle-decay lr-cycle-limit lr-k-decay": _OWN_SCHEDULE,
+    "lr-step-size decay-epochs patience-epochs": _OWN_SCHEDULE,
+    "cooldown-epochs": "the schedule ends with the run; --schedule.end is its last rate",
+    "lr-warmup-method lr-warmup-decay warmup-prefix": "the warm-up is linear, from --schedule.start",
+    "lr-base-size lr-base-scale": "scale the rate yourself; --schedule.name goyal scales it linearly from a batch of 256",
+    "layer-decay-min-scale layer-decay-no-opt-scale": "--finetune.layer-decay has no least factor",
+    "mixup-prob mixup-switch-prob mixup-mode mixup-off-epoch cutmix-minmax": (
+        "every step mixes, with one share for each worker's batch; --data.mix mixup_or_cutmix takes one of the two at random"
+    ),
+    "ratio train-crop-mode": "random crops have aspect ratios from 3/4 to 4/3",
+    "recount resplit": "one rectangle of an image is erased",
+    "jsd-loss": "register a loss (docs/extending.md)",
+    "bce-sum": "use --optimizer.loss binary_sum",
+    "drop-block bn-eps gp fast-norm head-init-scale head-init-bias model-kwargs split-bn": (
+        "register a model of your own (docs/extending.md); --model.classifier-bias is the initial bias"
+    ),
+    "opt-kwargs optim-args optim-target-modules": "register an optimizer (docs/extending.md)",
+    "dist-bn ddp-broadcast-buffers": "not needed: batch statistics are averaged over all devices in every step",
+    "pin-mem no-prefetcher dataloader-pin-memory dataloader-persistent-workers dataloader-prefetch-factor cache-dataset": (
+        "not needed: threads decode ahead; small data sets are kept in memory"
+    ),
+    "drop-last dataloader-drop-last": "not needed: a batch that spans two epochs has images of both",
+    "tf32 benchmark backend": "XLA chooses the kernels; --model.dtype bfloat16 is fast on GPUs",
+    "dataset-name": "use --data.source with a name of tensorflow-datasets, or file with --data.directory",
+    "validation-dir": "--data.directory has train and val; or hold out a share with --data.holdout 0.1",
+    "train-val-split": "use --data.holdout 0.1",
+    "greater-is-better": "a metric itself says it: jaxdp.register_metric(name, f, higher_is_better=False)",
+    "logging-strategy logging-first-step": "use --logging.every-steps",
+    "logging-dir": "use --workdir",
+    "profiler": "use --logging.profile 10,5",
+    "detect-anomaly": "use JAX_DEBUG_NANS=1; --guard.non-finite says what a run does",
+    "callbacks": "define callbacks() in a recipe file (docs/extending.md)",
+    "enable-checkpointing": "a run always saves; --checkpoint.every-epochs and --checkpoint.keep say how often",
+    "model-ema-steps": "parameters are averaged after every step; use --optimizer.average-decay",
+    "model-name-or-path": "use --model.depth, or --finetune.weights with a safetensors file",
+    "worker-seeding": "random numbers follow --seed and the position of an image",
+    "kd-model-name kd-loss-type kd-temperature kd-alpha": "register a task with a teacher (docs/tasks.md)",
+    "sched-on-updates": "not needed: the rate changes at every step",
     "vflip no-aug color-jitter-prob grayscale-prob gaussian-blur-prob aug-splits augmix-severity": (
         "register an augmentation (docs/extending.md), or choose one with --data.augmentation"
     ),

@@ -349,7 +349,7 @@ def small_worker_warning(plan: Plan, *, has_batch_norm: bool) -> str | None:
             larger += f", or {'--data.' if given.image_size is None else flag}image-size"
         larger += ", or --model.norm synchronized" * can_synchronize
         lines.append(f"batch.{phase.index}: {reason}; set a larger {larger}")
-    return "\n".join(lines) or None
+    return "\n".join(dict.fromkeys(lines)) or None
 
 
 def interval_elapsed(every: float | None, *, unit: int, before: int, after: int) -> bool:

@@ -55,7 +55,7 @@ RESUME_SAFE_FIELDS = (
     "data.directory",
     "data.threads",
 )
-REMOVED = {"finetune.head_multiplier": "use optimizer.groups with the pattern fc and the rate {}"}
+REMOVED = {"finetune.head_multiplier": "remove it; for a rate other than 1, add the group fc:rate=RATE to optimizer.groups"}
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
 PATHS = ("data.directory", "finetune.weights", "storage.directory")  # fields whose ~ is the home directory
 
@@ -134,7 +134,7 @@ def _config_error(error: ValidationError) -> ConfigError:
         for name in first["loc"][:-1]:
             part = (part or (Group("any"),))[0] if isinstance(name, int) else getattr(part, name)
         if removed := REMOVED.get(field):
-            return ConfigError(field, reason="removed", hint=removed.format(first["input"]))
+            return ConfigError(field, reason="removed", hint=removed)
         known = [known.name for known in dataclasses.fields(part)]
         return ConfigError(field, reason="unknown field", hint=suggest(str(first["loc"][-1]), known))
     if not field:

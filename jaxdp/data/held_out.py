@@ -31,8 +31,11 @@ class Part:
 
     @property
     def labels(self) -> np.ndarray:
-        """The labels of these images; missing if the source does not have them in memory."""
-        return np.asarray(self.whole.labels)[self.rows]
+        """The labels of these images; missing if the source does not have them in memory, as are other attributes `labels`."""
+        labels = np.asarray(self.whole.labels)
+        if labels.shape[:1] != (len(self.whole),):
+            raise AttributeError("labels")
+        return labels[self.rows]
 
     @property
     def weights(self) -> np.ndarray:

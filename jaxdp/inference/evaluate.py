@@ -25,7 +25,7 @@ from jaxdp.setup.run_dir import class_names, run_config, trained_classes
 from jaxdp.training import evaluation
 from jaxdp.training.evaluation import Observer
 from jaxdp.training.state import constants_of
-from jaxdp.validation import validate
+from jaxdp.validation import validate, with_fields
 from jaxdp.xla.jax_options import jaxdp_jax_config
 
 
@@ -59,6 +59,8 @@ def evaluate(
         call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
         reason, hint = "the run was given its images from Python", f"pass them in Python: {call}"
         raise ConfigError("data.source", source, reason=reason, hint=hint)
+    if datasets is not None and datasets[1] is not None and config.data.holdout:  # it divides a training set alone
+        config = with_fields(config, {"data.holdout": 0.0})
     state, config, manifest = load_run(workdir, checkpoint, config)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     data = open_datasets(config, datasets, may_lack_classes=True, trained=trained_classes(workdir))

@@ -249,8 +249,8 @@ def _use(facts: _Facts) -> str:
 def _data_rows(facts: _Facts) -> list[tuple[str, str]]:
     data = facts.config.data
     bad = facts.manifest.metadata["progress"].get("bad_images") or {}
-    rows = [("source", data.source)] + ([("directory", PurePath(data.directory).name)] if data.directory else [])
-    rows += [("training split", data.train_split)]
+    rows = [("source", data.source), ("training split", data.train_split)]
+    rows += [("directory", PurePath(data.directory).name or data.directory)] if data.directory else []
     rows += [("held-out split", data.eval_split)] if data.eval_split is not None else []
     rows += [(f"{name}, fingerprint", text) for name, text in (facts.manifest.metadata.get("data") or {}).items()]
     rows += [("left out", f"{plural(len(bad), 'image')} that could not be read")] * bool(bad)

@@ -67,12 +67,13 @@ def check_groups(config: Config, model: Network, params: Any) -> None:
     if config.finetune.layer_decay != 1 and len(model.segments) == 1:
         reason, hint = f"{config.model.name!r} has no layers", "give the module a method stages (docs/extending.md), or omit it"
         raise ConfigError("finetune.layer_decay", config.finetune.layer_decay, reason=reason, hint=hint)
-    used = {factors.group for factors in _leaves(factors_of(config, model, params))}
+    params = model.trainable(params, config.finetune.always_frozen)
+    used = {id(factors.group) for factors in _leaves(factors_of(config, model, params))}
     for group in config.optimizer.groups:
-        if group in used:
+        if id(group) in used:
             continue
         paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(params)]
-        reason, near = "it matches no parameter", difflib.get_close_matches(group.pattern, paths, 3, 0)
+        reason, near = "it matches no trained parameter", difflib.get_close_matches(group.pattern, paths, 3, 0)
         if any(re.search(group.pattern, path) for path in paths):
             reason, near = "all parameters that it matches are in groups before it", []
         hint = f"the nearest paths are {', '.join(near)}; " * bool(near) + "`jaxdp plan --parameters` lists all"

@@ -63,7 +63,7 @@ function layout(plot, traces) {
   const lines = {gridcolor: color("line"), zerolinecolor: color("line"), linecolor: color("line"), automargin: true};
   const common = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: color("text"), size: 12}, showlegend: Boolean(plot.key),
-    margin: {l: 8, r: 12, t: 30, b: 8}, modebar: {bgcolor: "rgba(0,0,0,0)", color: color("quiet"), activecolor: color("text")}, dragmode: touch ? false : "zoom", uirevision: `${axis} ${scale}`, barmode: plot.stacked ? "stack" : "group",
+    margin: {l: 8, r: 12, t: 30, b: 8}, modebar: {bgcolor: "rgba(0,0,0,0)", color: color("quiet"), activecolor: color("text")}, dragmode: touch ? false : "zoom", uirevision: `${axis} ${form().logx.checked} ${scale}`, barmode: plot.stacked ? "stack" : "group",
     hoverlabel: {bgcolor: color("card"), bordercolor: color("line"), font: {color: color("text"), size: 11}, namelength: 34}, hoverdistance: -1,
   };
   if (plot.traces) {
@@ -168,7 +168,7 @@ for (const section of document.querySelectorAll("section")) {
 }
 read(document);
 document.addEventListener("input", draw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => form() && draw());
 if (location.protocol.startsWith("http") && document.documentElement.dataset.follow !== undefined) {
   if (location.search) history.replaceState(null, "", location.pathname);  // the cookie has the token now
   follow();

@@ -115,7 +115,7 @@ def _settings(lines: Sequence[Line], positions: dict[tuple, int]) -> Iterator[tu
         is_speed = field == "images_per_second"  # images by seconds; a line alone misleads if its metrics were ready before
         style = {"smooth": True, "harmonic": True} if is_speed else {"steps": True} if field != "learning_rate" else {}
         if curves := [*_curves(lines, field, positions, name="", **style)]:
-            log = _is_log((max(y for y in curve["y"] if y is not None) for curve in curves), SETTING_SPREAD)
+            log = _is_log((max((y for y in curve["y"] if y is not None), default=None) for curve in curves), SETTING_SPREAD)
             plot = {"group": "settings", "title": title, "unit": unit, "log": log, "curves": curves, "zero": True}
             yield field.replace("_", "-"), plot
 

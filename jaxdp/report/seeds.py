@@ -1,6 +1,5 @@
 """Runs whose configs differ in the seed alone: mean, standard deviation and number."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxdp import metrics
+from jaxdp.config import Config
 from jaxdp.errors import plural
 from jaxdp.metrics import METRICS, bare, title_of
 from jaxdp.report.run_history import History, is_number
 from jaxdp.report.summary import POSITION
+from jaxdp.validation import RESUME_SAFE_FIELDS, changes
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,13 @@ class Seeds:
 
 
 def groups(runs: Sequence[History]) -> list[Seeds]:
-    """The groups of two or more seeds among runs; of runs with the same seed, the first."""
-    found: list[tuple[Any, dict[int, History]]] = []
+    """The groups of two or more seeds among runs, whatever their names and machines; of runs with the same seed, the first."""
+    found: list[tuple[Config, dict[int, History]]] = []
     for run in runs:
-        config = dataclasses.replace(run.config, seed=0)
-        seeds = next((seeds for other, seeds in found if other == config), None)
+        ignored = (*RESUME_SAFE_FIELDS, "seed")
+        seeds = next((seeds for other, seeds in found if not changes(other, run.config, ignored)), None)
         if seeds is None:
-            found.append((config, seeds := {}))
+            found.append((run.config, seeds := {}))
         seeds.setdefault(run.config.seed, run)
     return [Seeds([*seeds.values()]) for _, seeds in found if len(seeds) > 1]
 

@@ -57,10 +57,12 @@ PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
         ("--output 'my runs'", "--workdir 'my runs'"),
         ("--workers many", "--data.threads"),
         ("--trainer.gradient_clip_val 0.5", "--optimizer.clip-norm 0.5"),
-        ("--per_device_train_batch_size 64", "--batch.0.global-batch 64"),
+        ("--per_device_train_batch_size 64", "--batch.0.global-batch, for example --batch.0.global-batch 256"),
         ("--warmup_ratio 0.1", "--schedule.warmup-epochs, for example --schedule.warmup-epochs 5"),
         ("--metric_for_best_model accuracy", "--stop.metric eval_accuracy"),
-        ("--opt-betas 0.9 0.98", "--optimizer.beta2, for example --optimizer.beta2 0.999"),
+        ("--monitor val_loss", "--stop.metric eval_loss"),
+        ("--monitor mine", "--stop.metric, for example --stop.metric eval_accuracy"),
+        ("--opt-betas 0.9 0.98", "--optimizer.beta2, for example --optimizer.name adamw --optimizer.beta2 0.98"),
     ],
 )
 def test_suggestion_has_the_form_of_jaxdps_flag(words, suggestion, failing):

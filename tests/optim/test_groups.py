@@ -20,7 +20,7 @@ from jaxdp.recipes import apply_flags
 from jaxdp.training.state import make_optimizer
 from jaxdp.validation import changes, from_dict, to_json, validate
 
-NETWORK = SimpleNamespace(segments=(("body",), ("head",)))
+NETWORK = SimpleNamespace(segments=(("body",), ("head",)), trainable=lambda tree, frozen: tree)
 GROUPS = (Group("head", rate=10.0), Group("bias", decay=0.0), Group("scale", decay=2.0), Group("body", rate=0.5))
 # path -> (rate, decay), worked out by hand: the first group that matches; biases and scales do not decay by default
 EXPECTED = {
@@ -177,11 +177,13 @@ def test_layer_decay_of_a_vision_transformer_equals_that_of_timm_and_multiplies_
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ("body/kernl:rate=2", r"='body/kernl:rate=2': it matches no parameter; the nearest paths are body/kernel, "),
+        ("body/kernl:rate=2", r"='body/kernl:rate=2': it matches no trained parameter; the nearest paths are body/kernel, "),
         ("head:rate=2 kernel:rate=3 d/k:rate=1", "='d/k:rate=1': all parameters that it matches are in groups before it"),
         ("(:rate=2", r"'\(' is no regular expression"),
         ("fc", "'fc': must be PATTERN:rate=FACTOR,decay=FACTOR"),
         ("fc:rate=2,lr=3", "must be PATTERN"),
+        ("fc:rate=2,rate=3", "must be PATTERN"),
+        ("kernel:rate=3 kernel:rate=3", "='kernel:rate=3': all parameters that it matches are in groups before it"),
         ("fc:rate=-1", r"optimizer.groups.0.rate=-1.0: must be"),
     ],
 )
@@ -214,7 +216,7 @@ def test_groups_of_flags_replace_those_of_a_recipe_and_survive_json():
 def test_the_removed_multiplier_names_the_groups():
     old = json.loads(to_json(Config()))
     old["finetune"]["head_multiplier"] = 10.0
-    with pytest.raises(ConfigError, match=r"finetune.head_multiplier: removed; use optimizer.groups .* fc and the rate 10"):
+    with pytest.raises(ConfigError, match=r"finetune.head_multiplier: removed; remove it; .* the group fc:rate=RATE to optimizer.groups"):
         from_dict(old)
     with pytest.raises(ConfigError, match=r"did you mean --optimizer.groups fc:rate=10\?"):
         apply_flags(Config(), ["--finetune.head-multiplier", "10"])

@@ -23,7 +23,7 @@ class Plan:
     """Three phases of 64 samples each, on one, two and four devices."""
 
     total_samples = 192
-    phases = tuple(SimpleNamespace(index=index, devices=2**index, shape=(1, 2**index)) for index in range(3))
+    phases = tuple(SimpleNamespace(first_sample=64 * index, devices=2**index, shape=(1, 2**index)) for index in range(3))
 
     def phase_before(self, samples):
         return self.phases[(samples - 1) // 64]
