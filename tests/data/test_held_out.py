@@ -122,6 +122,8 @@ def test_arrays_and_objects_from_python_are_divided_by_position():
     squares = type("Stated", (GraySquares,), {"classes": 3})(40)  # without `labels`: not by class
     opened = sources.open_datasets(GIVEN, (squares, None))
     assert (len(opened.train), len(opened.evaluation)) == (30, 10)
+    squares.labels = ["a", "b", "c"]  # names of the classes
+    assert len(sources.open_datasets(GIVEN, (squares, None)).evaluation) == 10
     several = arrays[0], np.eye(4)[np.arange(40) % 4]
     opened = sources.open_datasets(dataclasses.replace(GIVEN, task="labels"), (several, None))
     np.testing.assert_array_equal(
@@ -166,7 +168,7 @@ def test_data_that_have_held_out_images_are_not_divided(pictures, failing):
     message = failing(
         "train", "--data.source", "folder", "--data.directory", pictures, "--data.holdout", 0.1, "--data.eval-split", "val"
     )
-    assert message == "data.holdout=0.1: not used with data.eval_split='val'; omit one of them"
+    assert message == "data.holdout=0.1: not used with data.eval_split='val'; use --data.holdout 0, or omit the split"
     assert failing("train", "--data.holdout", 0.1).startswith(
         "data.holdout=0.1: not used with data.source='digits'; use --data.source"
     )

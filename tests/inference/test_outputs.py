@@ -21,9 +21,9 @@ LABELS = np.array([0, 1, 2, 3, 5])
 
 @pytest.fixture
 def trained(tiny_resnet, tmp_path):
-    """(the config and the directory of a run, f(output, flip) -> the expected output for IMAGES, float64)."""
+    """(the directory of a run with a held-out share, f(output, flip) -> the expected output for IMAGES, float64)."""
     stated = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
-    config = dataclasses.replace(tiny_resnet, data=Data(source="given", image_size=16, threads=1, **stated))
+    config = dataclasses.replace(tiny_resnet, data=Data(source="given", image_size=16, threads=1, holdout=0.2, **stated))
     path, tensors = torch_layout.write_tiny_weights(tmp_path / "w.safetensors")
     of_run = weights.read(path)
     save_run(config, tmp_path / "run", of_run.params, of_run.batch_stats)
@@ -38,13 +38,13 @@ def trained(tiny_resnet, tmp_path):
         ]
         return np.mean(outputs, axis=0) if flip else outputs[0]
 
-    return config, tmp_path / "run", expected
+    return tmp_path / "run", expected
 
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("output", ["logits", "features"])
 def test_logits_and_features_are_those_of_the_network_in_float64(trained, output, flip):
-    _, run, expected = trained
+    run, expected = trained
     found = jaxdp.predict(run, IMAGES, output=output, flip=flip)
     assert (found.dtype, found.shape) == (np.float32, expected(output).shape)
     np.testing.assert_allclose(found, expected(output, flip), rtol=0, atol=1e-4 * np.abs(expected(output)).max())
@@ -52,10 +52,10 @@ def test_logits_and_features_are_those_of_the_network_in_float64(trained, output
 
 
 def test_probabilities_and_evaluation_are_of_the_mean_logits(trained):
-    config, run, expected = trained
+    run, expected = trained
     logits = expected("logits", flip=True)
     np.testing.assert_allclose(jaxdp.predict(run, IMAGES, flip=True).scores, softmax(logits), atol=1e-5)
-    result = jaxdp.evaluate(config, run, datasets=((IMAGES, LABELS),) * 2, flip=True)
+    result = jaxdp.evaluate(None, run, datasets=((IMAGES, LABELS),) * 2, flip=True)
     assert result["eval_loss"] == pytest.approx(-np.log(softmax(logits)[np.arange(5), LABELS]).mean(), rel=1e-5)
     assert result["eval_accuracy"] == np.mean(logits.argmax(-1) == LABELS)
 

@@ -216,7 +216,9 @@ def test_groups_of_flags_replace_those_of_a_recipe_and_survive_json():
 def test_the_removed_multiplier_names_the_groups():
     old = json.loads(to_json(Config()))
     old["finetune"]["head_multiplier"] = 10.0
-    with pytest.raises(ConfigError, match=r"finetune.head_multiplier: removed; remove it; .* the group fc:rate=RATE to optimizer.groups"):
+    with pytest.raises(
+        ConfigError, match=r"finetune.head_multiplier: removed; remove it; .* the group fc:rate=RATE to optimizer.groups"
+    ):
         from_dict(old)
     with pytest.raises(ConfigError, match=r"did you mean --optimizer.groups fc:rate=10\?"):
         apply_flags(Config(), ["--finetune.head-multiplier", "10"])

@@ -9,6 +9,7 @@ import pytest
 from helpers.report import write_log, write_result, write_run
 
 from jaxdp.cli import main
+from jaxdp.config import Logging
 from jaxdp.report import metrics_csv, plots
 from jaxdp.report.run_history import read_all
 from jaxdp.report.seeds import groups
@@ -20,8 +21,8 @@ VALUES = {name: RANDOM.random((3, 4)) for name in ("loss", "eval_accuracy", "eva
 
 @pytest.fixture
 def paths(tmp_path):
-    """Three finished runs that differ in the seed, and one of another config."""
-    found = [write_run(tmp_path / f"seed{seed}", seed=seed) for seed in range(3)]
+    """Three finished runs that differ in the seed, and in what does not change the result, and one of another config."""
+    found = [write_run(tmp_path / f"seed{seed}", seed=seed, logging=Logging(every_steps=5 + seed)) for seed in range(3)]
     for number, path in enumerate(found):
         training = [{"samples": 8 * n, "epoch": float(n), "loss": VALUES["loss"][number, n]} for n in range(4)]
         held_out = [
