@@ -152,13 +152,9 @@ class Flags:
                     self.groups[section] = cast(type, annotation)
                 self._add(annotation, default, inner, path=here, group=section)
                 continue
-            if (
-                isinstance(default, tuple)
-                and default
-                and dataclasses.is_dataclass(default[0])
-                and not _from_text(type(default[0]))
-            ):
-                self.groups[section] = type(default[0])
+            kind = type(default[0]) if isinstance(default, tuple) and default else None
+            if kind and dataclasses.is_dataclass(kind) and not _from_text(kind):
+                self.groups[section] = kind
                 for index, item in enumerate(default):
                     self._add(type(item), item, f"{inner}{index}.", path=(*here, index), group=section)
                 continue

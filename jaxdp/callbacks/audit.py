@@ -87,7 +87,7 @@ def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
 
     It returns what `jaxdp.parallel.redundant_sum.compare_sums` finds for each bucket on each device: arrays [devices, buckets].
     """
-    config, (vertical, horizontal) = compiler.config_of(phase), phase.shape
+    config, (vertical, horizontal) = phase.config_of(compiler.plan.config), phase.shape
     strategy = config.reduce.strategy
     reference = reference_reduction(strategy, vertical, horizontal)
     layout = make_layout(config, compiler.model, compiler.mesh(phase))

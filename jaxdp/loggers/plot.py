@@ -2,11 +2,11 @@
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.config import Config, Phase
+from jaxdp.config import Config
 from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.files import write_atomically
 from jaxdp.loggers.smoothing import moving_average, window
@@ -46,7 +46,7 @@ def training_figure(records: list[dict[str, Any]], config: Config) -> "Figure":
     _draw_metric(metric, evaluation, name, scale=scale, color=ORANGE, label="held-out images")
     epochs = [row["epoch"] for row in training]
     rate.plot(epochs, [row["learning_rate"] for row in training], color=BLUE)
-    batch.plot(*setting_steps(training, config.batch, "global_batch"), color=BLUE, drawstyle="steps-post")
+    batch.plot(epochs, [row["global_batch"] for row in training], color=BLUE, drawstyle="steps-post")
     drawn = [row[name] for name, rows in (("loss", training), ("eval_loss", evaluation)) for row in rows if row.get(name)]
     logarithmic = use_log_scale([loss], drawn)
     loss.set(title="Loss", ylabel=f"{LOSS_LABEL} (log scale)" if logarithmic else LOSS_LABEL)
@@ -66,23 +66,6 @@ def training_figure(records: list[dict[str, Any]], config: Config) -> "Figure":
         text = f"training curves: moving average over {window(len(training))} log lines; dots: every log line"
         figure.supxlabel(text, fontsize="small")
     return figure
-
-
-def setting_steps(training: list[dict[str, Any]], phases: Sequence[Phase], name: str) -> tuple[list[float], list[float]]:
-    """(epochs, values) of a field that is constant within each phase: where it changes, and its last position.
-
-    The log has its value for some steps only. The value changes where a phase of the config begins.
-    """
-    records = [record for record in training if record.get(name) is not None and record.get("epoch") is not None]
-    starts = [phase.until_epoch for phase in phases if phase.until_epoch is not None]
-    xs, ys, before = list[float](), list[float](), 0.0
-    for record in records:
-        if not ys or record[name] != ys[-1]:
-            between = [start for start in starts if before <= start <= record["epoch"]]
-            xs.append(between[-1] if ys and between else record["epoch"] if ys else 0.0)
-            ys.append(record[name])
-        before = record["epoch"]
-    return ([*xs, before], ys + ys[-1:]) if ys else ([], [])
 
 
 def use_log_scale(panels: Iterable[Any], values: Iterable[float]) -> bool:

@@ -149,7 +149,7 @@ class StepCompiler:
         """Where the state is on the devices during a phase; phases of the same shape share it, before and after unfreezing."""
         key = phase.shape, phase.unfrozen
         if key not in self.layouts:
-            self.layouts[key] = make_layout(self.config_of(phase), self.model, self.mesh(phase))
+            self.layouts[key] = make_layout(phase.config_of(self.plan.config), self.model, self.mesh(phase))
         return self.layouts[key]
 
     def shown_strategy(self, phase: PlannedPhase) -> str:
@@ -193,19 +193,15 @@ class StepCompiler:
             self.futures[key] = self.thread.submit(jaxdp_jax_config()(compile), *arguments)
         return self.futures[key]
 
-    def config_of(self, phase: PlannedPhase) -> Config:
-        """The config of the training steps of a phase."""
-        return phase.config_of(self.plan.config)
-
     def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:
-        config = self.config_of(phase)
+        config = phase.config_of(self.plan.config)
         traced = trace_train_step(config, self.model, phase, mesh=mesh, pixel_stats=self.pixel_stats, images=self.images)
         if reason := inexact_collective_reason(traffic.primitives(traced.jaxpr), mesh.devices.flat[0].platform):
             raise ConfigError("reduce.strategy", config.reduce.strategy, reason=reason)
         return self._compile(traced.lower(), mesh, self._resident(mesh))
 
     def _compile_gradient(self, phase: PlannedPhase) -> Callable:
-        config = self.config_of(phase)
+        config = phase.config_of(self.plan.config)
         layout = make_layout(config, self.model, self.mesh(phase))
         whole = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
         gradients = step_gradient(whole, layout, pixel_stats=self.pixel_stats, accumulation=phase.accumulation)

@@ -39,7 +39,7 @@ class SharedPrograms:
         return made
 
     def key_of_step(self, compiler, mesh, phase):
-        config = compiler.config_of(phase)
+        config = phase.config_of(compiler.plan.config)
         if compiler.images is None:
             return "step", relevant(config), compiler.pixel_stats, mesh, phase.global_batch, phase.accumulation
 
