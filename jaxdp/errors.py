@@ -32,7 +32,12 @@ class OneLine:
         return printable_lines(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
+        return [f"{type(self).__name__}: {in_notebook(str(self))}"]
+
+
+def in_notebook(text: str) -> str:
+    """A message with the argument of `jaxdp.train` in place of the flag that starts a new run."""
+    return text.replace("--resume never", 'resume="never"')
 
 
 class _NoValue(enum.Enum):  # whose member stays the same when pickled

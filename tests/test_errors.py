@@ -183,4 +183,5 @@ def test_control_characters_of_an_error_are_escaped_in_its_first_line_and_in_a_n
         assert escaped in str(error)
         assert str(error) == "".join(traceback.format_exception_only(error)).strip().partition(": ")[2]
         assert not re.search("[\x1b\x07\u202e]", str(error))
+    assert TrainingError("use --resume never")._render_traceback_() == ['TrainingError: use resume="never"']
     assert TrainingError(f"{text}\nb")._render_traceback_() == ["TrainingError: caf\u00e9 \\x1b[2J\\x07\\u202e\nb"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from jaxdp.errors import in_notebook
 from jaxdp.loggers.console import Screen, format_duration, format_step
 
 UPDATE_SECONDS = 0.33  # minimum time between updates of the progress bar
@@ -44,7 +45,7 @@ class Notebook(Screen):
         self.has_begun = self.has_ended = False
 
     def info(self, text: str) -> None:
-        super().info(text.replace("--resume never", 'resume="never"'))
+        super().info(in_notebook(text))
 
     def begin(self, total_steps: int, done: int = 0) -> None:
         self.total_steps, self.done, self.started, self.has_begun = total_steps, done, time.monotonic(), True
