@@ -20,7 +20,7 @@ import jaxdp
 from jaxdp import Callback, ConfigError, Stopped, TrainingError, train
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Checkpoint
-from jaxdp.inference.load_run import load_run
+from jaxdp.inference.load_run import load_params
 from jaxdp.run_records import read_log
 from jaxdp.training.run import Run
 
@@ -471,7 +471,7 @@ def test_predictions_are_those_of_the_checkpoint_and_examples_of_the_page_agree_
     names, seen = examples_of_the_page(), Predicts()
     train(config, tmp_path, callbacks=[names[name]() for name in ("PerClass", "WorstMistakes", "GradientNorms")] + [seen])
     assert seen.accuracy[0] == seen.accuracy[1]
-    jax.tree.map(np.testing.assert_array_equal, seen.params, load_run(tmp_path)[0].eval_variables[0])
+    jax.tree.map(np.testing.assert_array_equal, seen.params, load_params(tmp_path)["params"])
     assert (seen.logits.shape, seen.logits.dtype) == ((23, 6), np.float32)
     records = read_log(tmp_path / "metrics.jsonl")
     (evaluation,) = [record for record in records if "eval_loss" in record]
