@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxdp.choices import TASKS
-from jaxdp.errors import ConfigError, suggest
+from jaxdp.errors import ConfigError, plural, suggest
 from jaxdp.registry import Choice, Choices, LazyModule
 
 if TYPE_CHECKING:  # for editors and type checkers
@@ -111,6 +111,14 @@ def names(task: str | None = None, classes: int | None = None) -> list[str]:
 def first(task: str) -> str:
     """The metric that describes a run of a task."""
     return names(task)[0]
+
+
+def check_values(name: str, values: Any, images: int) -> None:
+    """Raise ConfigError unless a metric of single images has returned the value of each image, [B]."""
+    if getattr(values, "shape", None) != (images,):
+        given = f"an array of shape {values.shape}" if hasattr(values, "shape") else type(values).__name__
+        reason = f"returned {given} for {plural(images, 'image')}"
+        raise ConfigError("register_metric", bare(name), reason=reason, hint="return the value of each image, [B]")
 
 
 def check(name: str) -> None:

@@ -27,7 +27,7 @@ RECORD_FIELDS = {  # docs/watching.md shows it
     "phase": "index of the phase, from 0",
     "loss": "training loss of this step's batch, before the update, with label smoothing and mixing",
     "accuracy": "share of this step's batch that was predicted correctly, from 0 to 1",
-    "gradient_norm": "norm of the gradient over all trainable parameters",
+    "gradient_norm": "norm of the gradient over all trainable parameters, before clipping",
     "learning_rate": "learning rate of this step",
     "momentum": "momentum of this step",
     "global_batch": "images in this step, on all devices",

@@ -258,6 +258,12 @@ def test_task_that_cannot_be_registered_is_refused(task, reason):
         ({"loss": lambda o, t: ((o - t) ** 2).mean()}, {}, r"returned an array of shape \(\) for 3 images; return the loss"),
         ({"loss": lambda o, t: o["place"]}, {}, r"register_task='numbers': the registered function failed"),
         ({"metrics": {"error": lambda o, t: 1 / 0}}, {}, r"register_metric='error': the registered function failed"),
+        (
+            {"metrics": {"error": lambda o, t: 0.5}},
+            {},
+            r"register_metric='error': returned float for 3 images; return the value",
+        ),
+        ({"metrics": {"error": lambda o, t: o.mean()}}, {}, r"register_metric='error': returned an array of shape \(\) for 3"),
         ({"mix": lambda t, o: t}, {"data": {"mix": "mixup"}}, r"register_task='numbers': the registered function failed"),
     ],
 )

@@ -43,7 +43,7 @@ class Predict:
     flip: Switch = False
     """Predict from the mean of the logits of each image and its mirror image"""
     csv: str | None = None
-    """CSV file to write, with one row per image and class, and a column `present` for several labels"""
+    """CSV file to write (-: stdout), with one row per image and class, and a column `present` for several labels"""
     overwrite: Switch = False
     """Overwrite an existing CSV file"""
     config: str | None = None
@@ -69,7 +69,9 @@ def run(arguments: list[str], program: str) -> None:
         run_config(options.workdir)  # raises for a missing run before anything is said about images
     if not options.images:
         raise ConfigError("images", reason="missing", hint="give at least one file or directory")
-    table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
+    if options.csv == "-" and options.json:
+        raise ConfigError("--csv", "-", reason="not used with --json", hint="give a file")
+    table = None if options.csv in (None, "-") else check_output(options.csv, options.overwrite, "--csv")
     files, skipped, unreadable = find_images(options.images)
     wanted = Wanted(options.top, options.threshold, flip=options.flip)
     if weights is None:
@@ -83,12 +85,14 @@ def run(arguments: list[str], program: str) -> None:
     results = [(file, classes) for file, classes in zip(files, _by_image(predicted), strict=True) if classes]
     if table is not None:
         write_output(table, _as_csv(results, has_present=threshold is not None).encode("utf-8", "surrogateescape"))
+    elif options.csv is not None:
+        print_safe(_as_csv(results, has_present=threshold is not None).rstrip())
     if options.json:
         about |= {} if threshold is None else {"threshold": threshold}
         rows = [{"image": file, "top": classes} for file, classes in results]
         print_safe(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": skipped}, indent=2))
     else:
-        if table is None:
+        if options.csv is None:
             _print(results)
         destination = "" if table is None else f", written to {table}"
         _log(f"{plural(len(results), 'image')} predicted with {about['checkpoint']}{destination}")

@@ -237,7 +237,7 @@ class Screen(Quiet):
         return f"  eta {format_duration(seconds)}"
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        shown = "  ".join(metrics.words(record))
+        shown = "  ".join(metrics.words(record)).removeprefix("held-out ")
         self.info(f"epoch {record['epoch']:.1f}: held-out {shown}  ({plural(record[metrics.COUNT], 'image')})")
 
     def end(self) -> None:

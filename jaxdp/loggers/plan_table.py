@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from jaxdp import metrics
-from jaxdp.choices import LOSSES, TASKS
+from jaxdp.choices import LOSSES, OPTIMIZERS, TASKS, kind_of_task
 from jaxdp.config import RESNET, Finetune
 from jaxdp.config_words import (
     HELD_OUT_LABELS,
@@ -92,7 +92,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     rounded = f" (whole steps make it {whole})" if whole != f"{config.epochs:.1f}" else ""
     epochs = plural(config.epochs, "epoch", "g") + rounded
     drawn = {"balanced": ", classes equally often", "weights": ", by weights"}.get(config.data.sampling, "")
-    drawn += f", {config.data.holdout:.3g} of each class held out" * bool(config.data.holdout)
+    divided = "each class" if kind_of_task(config.task) == "classes" else "the images"
+    drawn += f", {config.data.holdout:.3g} of {divided} held out" * bool(config.data.holdout)
     loss = LOSSES[optimizer.loss].title if optimizer.loss in LOSSES.builtin else f"{optimizer.loss}, registered"
     if TASKS[config.task].own:
         loss = f"of the task {config.task}"
@@ -134,8 +135,10 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     rows.append(
         (
             "weight decay",
-            f"on {decayed['tensors']} tensors with {decayed['parameters']:,} parameters, not on {not_decayed['tensors']} with "
-            f"{not_decayed['parameters']:,}",
+            "as the registered optimizer applies it"
+            if optimizer.name in OPTIMIZERS.registered
+            else f"on {decayed['tensors']} tensors with {decayed['parameters']:,} parameters, not on "
+            f"{not_decayed['tensors']} with {not_decayed['parameters']:,}",
         )
     )
     for phase in plan.phases:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Colors of Okabe & Ito, distinguishable for color-blind readers.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 COLORS, GRAY = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK), "#BBBBBB"
-LOSS_LABEL = "loss (cross-entropy)"
+LOSS_LABEL = "loss"
 WIDE_SPREAD = 3.0  # ratio of the largest to the smallest value that one linear axis cannot show
 
 

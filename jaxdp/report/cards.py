@@ -127,7 +127,7 @@ def _facts(history: History, pace: Pace) -> dict[str, str]:
         name = history.config.first_metric
         last, best = evaluations[-1].get(name), best_evaluation(evaluations, name)
         better = f", best {METRICS[name].shown(best[name])}" if best and best[name] != last else ""
-        facts[f"held-out {title_of(name)}"] = METRICS[name].shown(last) + better
+        facts[f"held-out {title_of(name).removeprefix('held-out ')}"] = METRICS[name].shown(last) + better
     if running and pace.steps_share is not None and pace.input_share is not None and pace.recent_seconds is not None:
         rest = max(0.0, 1 - pace.steps_share - pace.input_share)
         facts[f"time, last {format_duration(pace.recent_seconds)}"] = (

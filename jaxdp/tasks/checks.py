@@ -20,7 +20,7 @@ IMAGES = 3
 def check_outputs(config: Config, outputs: Any) -> None:
     """Trace the loss of a registered task, its gradient, and registered metrics. outputs: shapes for one image.
 
-    Raises ConfigError if they fail, if the loss is not [B], and for a tree of outputs where the task takes logits.
+    Raises ConfigError if they fail, if the loss or a metric is not [B], and for a tree of outputs where the task takes logits.
     """
     own, size = TASKS[config.task].own, config.data.image_size
     if (own is None or own.like) and not hasattr(outputs, "shape"):
@@ -42,12 +42,22 @@ def check_outputs(config: Config, outputs: Any) -> None:
         _trace("register_task", config.task, gradient, given=(outputs, targets, {"images": images, "mix": mix}))
     of_images = [name for name in metrics.names(config.task) if name != LOSS and METRICS[name].of == "images"]
     for name in [name for name in of_images if name in METRICS.registered]:
-        _trace("register_metric", metrics.bare(name), METRICS.implementation(name), given=(outputs, targets))
+        values = _trace("register_metric", metrics.bare(name), METRICS.implementation(name), given=(outputs, targets))
+        metrics.check_values(name, values, IMAGES)
 
 
-def _trace(register: str, name: str, function: Callable[..., Any], *, given: tuple) -> None:
+def _trace(register: str, name: str, function: Callable[..., Any], *, given: tuple) -> Any:
+    """What the function returns, in shapes; numbers of Python stay themselves."""
+    found = None
+
+    def call(*arguments: Any) -> Any:
+        nonlocal found
+        found = function(*arguments)
+        return found
+
     try:
-        jax.eval_shape(function, *given)
+        jax.eval_shape(call, *given)
+        return found
     except ConfigError:
         raise
     except Exception as error:

@@ -19,7 +19,7 @@ from jaxdp.config import Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
 from jaxdp.distributed import status
-from jaxdp.errors import ConfigError, TrainingError, first_line
+from jaxdp.errors import TrainingError, first_line, place_in_user_code
 from jaxdp.metrics import COUNT, LOSS, METRICS
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
@@ -96,9 +96,7 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
 
 def _sum(values: jax.Array, weights: jax.Array, name: str) -> jax.Array:
     """The sum of a metric over the images that count: int32 of bool and integers, else float32. values, weights: [B]."""
-    if values.shape != weights.shape:
-        reason = f"returned {values.dtype} of shape {values.shape} for {len(weights)} images"
-        raise ConfigError("register_metric", metrics.bare(name), reason=reason, hint="return the value of each image, [B]")
+    metrics.check_values(name, values, len(weights))
     exact = jnp.issubdtype(values.dtype, jnp.integer) or values.dtype == bool
     return jnp.sum(jnp.where(weights > 0, values, 0), dtype=jnp.int32 if exact else jnp.float32)
 
@@ -195,7 +193,8 @@ def _of_all(task: str, *, outputs: Any, labels: Any, weights: np.ndarray) -> dic
         try:
             found[name] = float(METRICS.implementation(name)(outputs, labels))
         except Exception as error:
-            raise TrainingError(f"{name} cannot be computed: {type(error).__name__}: {first_line(error)}") from error
+            place = place_in_user_code(error)
+            raise TrainingError(f"{name} cannot be computed: {type(error).__name__}{place}: {first_line(error)}") from error
     return found
 
 

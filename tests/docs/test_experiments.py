@@ -28,5 +28,5 @@ def test_program_runs_as_it_stands(title, tmp_path, monkeypatch):
         "Unfreezing in one run": 2,
         "Several seeds": 3,
         "k-fold cross-validation": 5,
-        "Hyperparameter search with Optuna": 4,
+        "Hyperparameter search with Optuna": 8,
     }.get(title, 1)

@@ -9,11 +9,13 @@ import pytest
 from helpers import torch_layout
 from helpers.saved_run import save_run
 from helpers.served import random_images, save_random_run, softmax
+from helpers.step import with_parts
 
 import jaxdp
 from jaxdp import ConfigError
 from jaxdp.config import Data, Model
 from jaxdp.models import weights
+from jaxdp.setup.run_dir import run_config
 
 IMAGES = random_images(5, 16)
 LABELS = np.array([0, 1, 2, 3, 5])
@@ -58,6 +60,13 @@ def test_probabilities_and_evaluation_are_of_the_mean_logits(trained):
     result = jaxdp.evaluate(None, run, datasets=((IMAGES, LABELS),) * 2, flip=True)
     assert result["eval_loss"] == pytest.approx(-np.log(softmax(logits)[np.arange(5), LABELS]).mean(), rel=1e-5)
     assert result["eval_accuracy"] == np.mean(logits.argmax(-1) == LABELS)
+
+
+def test_another_held_out_share_than_in_training_is_named(trained, capsys):
+    run, _ = trained
+    config = with_parts(run_config(run), data={"holdout": 0.4})
+    assert jaxdp.evaluate(config, run, datasets=((IMAGES, 0 * LABELS), None))["eval_examples"] == 2
+    assert "data.holdout=0.4, in training 0.2: training images may count" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own_programs")

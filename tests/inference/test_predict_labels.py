@@ -93,6 +93,7 @@ def test_command_shows_which_labels_are_present(labels_run, tmp_path, capsys, fr
     document = json.loads(output("--json"))
     table = tmp_path / "table.csv"
     output("--csv", str(table))
+    assert output("--csv", "-") == table.read_text()
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
     assert document["threshold"] == threshold
     for row, shown in enumerate(document["predictions"]):
