@@ -105,10 +105,16 @@ def image_weights(config: Config, train: Any) -> np.ndarray:
     """
     if config.data.sampling == "balanced":
         return balanced_weights(config, train, "data.sampling")[np.asarray(train.labels, np.int64)]
+    given: Any = None
     with contextlib.suppress(AttributeError, IndexError, TypeError, ValueError):
-        weights = np.asarray(train.source.weights, np.float64)
-        if weights.shape == (len(train),) and np.all((weights >= 0) & (weights <= LARGEST)) and weights.any():
-            return weights
-    reason = f"the training set has no `weights` of shape ({len(train)},), from 0 to {LARGEST:g} and not all 0"
+        given = np.asarray(train.source.weights, np.float64)
+        if given.shape == (len(train),) and np.all((given >= 0) & (given <= LARGEST)) and given.any():
+            return given
+    found = (
+        "no `weights`"
+        if given is None or not given.size
+        else f"`weights` of shape {given.shape}, from {given.min():g} to {given.max():g}"
+    )
+    reason = f"the training set has {found}; they must be of shape ({len(train)},), from 0 to {LARGEST:g} and not all 0"
     hint = "give arrays (images, labels, names or None, weights), or an object with this attribute"
     raise ConfigError("data.sampling", config.data.sampling, reason=reason, hint=hint)

@@ -15,7 +15,7 @@ from jaxdp.choices import SOURCES, kind_of_task
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line, printable
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
-from jaxdp.metrics import COUNT, METRICS
+from jaxdp.metrics import COUNT, METRICS, PREFIX, bare
 from jaxdp.report.cards import Seen
 from jaxdp.report.confusion import ConfusionReport, classes_csv, confusions_csv
 from jaxdp.report.page import SCRIPT, page
@@ -87,6 +87,10 @@ def write_page(
         for run, confusion in zip(runs, confusions, strict=True):
             if isinstance(confusion, str) and confusion:
                 info(f"{run.label}: accuracy by class {confusion}")
+    for run in runs:
+        fields = {name for record in run.evaluations for name in record if name.startswith(PREFIX)}
+        if unknown := sorted(map(bare, fields - {*METRICS, COUNT})):
+            info(f"{run.label}: give the recipe that registers the metrics {', '.join(unknown)} with --config")
     files = {}
     for number, confusion in enumerate(confusions, 1):
         if isinstance(confusion, ConfusionReport):

@@ -32,6 +32,18 @@ def test_report_of_runs_with_unprintable_names_writes_the_page_and_escapes_them(
     assert f"<h1>{shown}, other</h1>" in page
 
 
+def test_metrics_that_are_not_registered_here_are_named(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    with open(run / "metrics.jsonl", "a") as log:
+        log.write(
+            json.dumps({"samples": 5000, "epoch": 90.0, "eval_accuracy": 0.5, "eval_mine": 0.25, "eval_examples": 9}) + "\n"
+        )
+    main.main(["report", str(run), "--output", str(tmp_path / "page"), "--no-evaluate"])
+    out, err = capsys.readouterr()
+    (line,) = [line for line in (out + err).splitlines() if "--config" in line]
+    assert line == "run: give the recipe that registers the metrics mine with --config"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
