@@ -222,6 +222,8 @@ def _run_recipe(path: Path) -> tuple[Config, Callable[[], Any]]:
     module = importlib.util.module_from_spec(spec)
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.modules[spec.name] = module  # dataclasses, for example, look their module up there
+    folder = str(path.resolve().parent)
+    sys.path.append(folder)  # it may import the files beside it
     try:
         with _errors_of(path):
             spec.loader.exec_module(module)
@@ -230,6 +232,7 @@ def _run_recipe(path: Path) -> tuple[Config, Callable[[], Any]]:
             return module.config(), _errors_of(path)(getattr(module, "callbacks", tuple))
     finally:
         sys.dont_write_bytecode = writes
+        sys.path.remove(folder)
         del sys.modules[spec.name]
 
 

@@ -288,6 +288,18 @@ def test_first_process_is_that_of_its_launcher(variables, is_first):
     assert is_rank0(variables) is is_first
 
 
+def test_recipe_file_may_import_a_file_beside_it_wherever_it_is_read(tmp_path, monkeypatch):
+    (tmp_path / "beside_the_recipe.py").write_text("SEED = 5\n")
+    (tmp_path / "mine.py").write_text(
+        "import beside_the_recipe, jaxdp\ndef config():\n    return jaxdp.Config(seed=beside_the_recipe.SEED)\n"
+    )
+    before = [*sys.path]
+    monkeypatch.chdir(tmp_path)
+    assert load_config("mine.py").seed == 5
+    assert sys.path == before
+    monkeypatch.delitem(sys.modules, "beside_the_recipe")
+
+
 def test_recipe_file_is_forgotten_after_it_is_read_and_leaves_no_bytecode(tmp_path, monkeypatch):
     for writes in (True, False):
         monkeypatch.setattr(sys, "dont_write_bytecode", writes)
