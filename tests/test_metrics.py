@@ -79,9 +79,8 @@ def test_registered_metric_is_in_records_result_and_commands_and_chooses_the_bes
     assert choose_checkpoint(tmp_path, "best").samples == best["samples"]
     assert next(row for row in list_checkpoints(tmp_path) if "best" in row["names"])["brier"] == best["eval_brier"]
     again = jaxdp.evaluate(None, tmp_path)
-    assert {name: again[name] for name in ("eval_brier", "eval_balanced_accuracy")} == {
-        name: best[name] for name in ("eval_brier", "eval_balanced_accuracy")
-    }
+    for name in ("eval_brier", "eval_balanced_accuracy"):  # of batches of another size
+        assert again[name] == pytest.approx(best[name], rel=1e-6)
     history = read(tmp_path)
     assert summarize(config, history.records)["best_epoch"] == best["epoch"]
     table = results_table([history])
