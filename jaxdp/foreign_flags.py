@@ -200,7 +200,9 @@ _ROWS = {
     "experiment run-name": Counterpart("--name"),
     "data-seed seed-everything": Counterpart("--seed"),
     "checkpoint-hist save-total-limit": Counterpart("--checkpoint.keep", "besides the best one"),
-    "resume-from-checkpoint ckpt-path": Counterpart("--resume", "the same command resumes a run by itself", trains=True),
+    "resume-from-checkpoint ckpt-path": Counterpart(
+        "--resume", "omit it to continue: the same command resumes a run", trains=True
+    ),
     "eval-metric metric-for-best-model monitor": Counterpart("--stop.metric", "", "eval_accuracy", convert=_metric),
     "patience early-stopping early-stopping-patience": Counterpart(
         "--stop.patience", "evaluations without a better --stop.metric", "5"

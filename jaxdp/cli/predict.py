@@ -83,10 +83,12 @@ def run(arguments: list[str], program: str) -> None:
     about, threshold = predicted.checkpoint, predicted.threshold
     bad = unreadable | predicted.bad_images
     results = [(file, classes) for file, classes in zip(files, _by_image(predicted), strict=True) if classes]
-    if table is not None:
-        write_output(table, _as_csv(results, has_present=threshold is not None).encode("utf-8", "surrogateescape"))
-    elif options.csv is not None:
-        print_safe(_as_csv(results, has_present=threshold is not None).rstrip())
+    if options.csv is not None:
+        text = _as_csv(results, has_present=threshold is not None)
+        if table is None:
+            print_safe(text.rstrip())
+        else:
+            write_output(table, text.encode("utf-8", "surrogateescape"))
     if options.json:
         about |= {} if threshold is None else {"threshold": threshold}
         rows = [{"image": file, "top": classes} for file, classes in results]

@@ -61,8 +61,7 @@ def evaluate(
         raise ConfigError("data.source", source, reason=reason, hint=hint)
     if datasets is not None and datasets[1] is not None and config.data.holdout:  # it divides a training set alone
         config = with_fields(config, {"data.holdout": 0.0})
-    held_out = run_config(workdir).data.holdout
-    if config.data.holdout not in (0.0, held_out):
+    if config.data.holdout and config.data.holdout != (held_out := run_config(workdir).data.holdout):
         print_safe(
             f"jaxdp: data.holdout={config.data.holdout:g}, in training {held_out:g}: training images may count", sys.stderr
         )

@@ -10,7 +10,8 @@ from jaxdp.errors import ConfigError
 from jaxdp.models import create
 from jaxdp.network import Network
 
-OUTPUTS = ("probabilities", "logits", "features")
+PROBABILITIES = "probabilities"
+OUTPUTS = (PROBABILITIES, "logits", "features")
 
 
 @dataclass(frozen=True)

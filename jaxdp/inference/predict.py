@@ -21,7 +21,7 @@ from jaxdp.errors import ConfigError, one_of
 from jaxdp.files import expand_user
 from jaxdp.inference.load_run import inference_batch, load_run
 from jaxdp.inference.load_weights import WEIGHTS, load_weights, weights_config
-from jaxdp.inference.outputs import OUTPUTS, network_of
+from jaxdp.inference.outputs import OUTPUTS, PROBABILITIES, network_of
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
 from jaxdp.parallel.mesh import AXES
@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
 
     top: int | None = None
     threshold: float | None = None
-    output: str = "probabilities"
+    output: str = PROBABILITIES
     flip: bool = False
 
 
@@ -128,7 +128,7 @@ def predict(
     found = predict_source(workdir, Images(_as_list(images)), str(checkpoint), wanted=wanted)
     for name, reason in found.bad_images.items():
         raise ConfigError(name, reason=reason)
-    return found.predictions if output == OUTPUTS[0] else found.predictions.scores
+    return found.predictions if output == PROBABILITIES else found.predictions.scores
 
 
 def _as_list(images: Any) -> list:
@@ -222,14 +222,14 @@ def _checked(config: Config, source: Any, names: list[str], *, wanted: Wanted) -
     top, threshold = wanted[:2]
     if wanted.output not in OUTPUTS:
         raise one_of("output", wanted.output, OUTPUTS)
-    if not kind_of_task(config.task) or wanted.output != OUTPUTS[0]:
+    if not kind_of_task(config.task) or wanted.output != PROBABILITIES:
         TASKS.check(config.task)
         of = f"output={wanted.output!r}" if kind_of_task(config.task) else f"task={config.task!r}"
         for flag, value in (("--top", top), ("--threshold", threshold)):
             if value is not None:
                 raise ConfigError(flag, value, reason=f"not possible with {of}", hint="omit it")
         is_own = wanted.output == "logits" and not kind_of_task(config.task)  # which has no probabilities, but its outputs
-        return wanted._replace(output=OUTPUTS[0]) if is_own else wanted
+        return wanted._replace(output=PROBABILITIES) if is_own else wanted
     top = min(DEFAULT_TOP, len(names)) if top is None else top
     if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
         raise ConfigError("--top", top, reason=f"must be an integer from 1 to {len(names)}, the number of classes")
@@ -257,7 +257,7 @@ def _predict_source(
     for part in jax.tree.leaves(scores):
         part[~usable] = np.nan
     if top is None:
-        texts = _texts(config, scores, usable) if wanted.output == OUTPUTS[0] else []
+        texts = _texts(config, scores, usable) if wanted.output == PROBABILITIES else []
         empty = np.zeros((len(usable), 0), np.float32)
         predictions = Predictions(empty.astype(np.int32), texts, empty, scores, None)
         return SourcePredictions(predictions, loader.bad_images, about, names, threshold)
@@ -286,7 +286,7 @@ def make_prediction_step(
     batch: as for `make_evaluation_step`.
     """
     model = network_of(config, output=wanted.output, flip=wanted.flip)
-    shown = TASKS.implementation(config.task).probabilities if wanted.output == OUTPUTS[0] else lambda outputs: outputs
+    shown = TASKS.implementation(config.task).probabilities if wanted.output == PROBABILITIES else lambda outputs: outputs
 
     def step(params: dict, batch_stats: dict, batch: Batch) -> Any:
         images = batch["images"]

@@ -63,7 +63,7 @@ class StateInParts(NamedTuple):
 
 
 def _in_parts(rule: optax.GradientTransformationExtraArgs, later: Collection[str]) -> optax.GradientTransformationExtraArgs:
-    """A rule with a state of its own for the subtrees `later`, so that Adam's averages count their own steps."""
+    """A rule with a separate state for the subtrees `later`, so that Adam's averages count their own steps."""
 
     def split(tree: Any) -> tuple[dict, dict]:
         parts = ({name: tree[name] for name in tree if (name in later) == is_later} for is_later in (False, True))

@@ -66,6 +66,7 @@ def add_weight_decay(weight_decay: Any, decays: Decays = None) -> optax.Gradient
     def update(updates: Any, params: Any) -> Any:
         return jax.tree.map(partial(_decayed, weight_decay=weight_decay), updates, params, factors_of(params))
 
+    # masked, although nothing is left out: checkpoints keep the structure of optax.add_decayed_weights with a mask
     return optax.masked(optax.stateless(update), lambda params: jax.tree.map(lambda _: True, params))
 
 

@@ -93,7 +93,7 @@ def _dtype_on_device(value: Any) -> np.dtype:
 def make_optimizer(
     config: Config, model: Network, *, learning_rate: float | jax.Array, momentum: float | jax.Array
 ) -> optax.GradientTransformation:
-    """The optimizer of the trainable parameters, with the factors of their groups; unfrozen ones have a state of their own."""
+    """The optimizer of the trainable parameters, with the factors of their groups; unfrozen ones have a separate state."""
     finetune = config.finetune
     later = model.split_frozen(finetune.frozen_stages)[0] if finetune.frozen != finetune.frozen_stages else ()
     has_groups = config.optimizer.groups or finetune.layer_decay != 1

@@ -17,8 +17,6 @@ SMALL = ["--epochs", "1", "--model.depth", "18", "--model.width", "4", "--loggin
 @pytest.mark.usefixtures("own_programs", "tiny_resnet")  # of two blocks
 @pytest.mark.parametrize("title", PROGRAMS)
 def test_program_runs_as_it_stands(title, tmp_path, monkeypatch):
-    if "Optuna" in title:
-        pytest.importorskip("optuna")
     load_config = jaxdp.load_config
     monkeypatch.setattr(jaxdp, "load_config", lambda recipe, flags: load_config(recipe, [*flags, *SMALL]))
     monkeypatch.chdir(tmp_path)

@@ -369,7 +369,7 @@ def test_the_training_thread_says_what_it_waits_for(tiny, tmp_path, monkeypatch)
     monkeypatch.setattr(prefetch.Prefetcher.next, "__defaults__", None)  # every caller says how it waits
     train(with_parts(tiny, guard={"audit_every_steps": 2}), tmp_path, callbacks=[Predicts()])
     assert waits == {name: expected for (_, name), expected in waiting.items()}
-    assert not status.current().waits.get("")  # of this thread; one that compiles in the background may go on
+    assert not status.current().waits.get("")  # of this thread; a compilation may still run in the background
 
 
 def test_time_of_a_step_is_the_host_s_wait_for_it(tiny, tmp_path, monkeypatch):
