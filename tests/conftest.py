@@ -134,7 +134,7 @@ def tiny_resnet(tiny, monkeypatch) -> Config:
 @pytest.fixture
 def direct_convolutions(monkeypatch) -> None:
     """Convolutions have the form that GPUs use, not matrix products."""
-    monkeypatch.setitem(CONVOLUTIONS, "cpu", "direct")
+    monkeypatch.setitem(CONVOLUTIONS, "cpu", CONVOLUTIONS["gpu"])
 
 
 @pytest.fixture

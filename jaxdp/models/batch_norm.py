@@ -31,12 +31,17 @@ class OneValue(ConfigError):
 class Fusion(NamedTuple):
     """Static arguments of `fused_bn_relu`.
 
-    axes: mesh axes over which the batch statistics are synchronized; convolution: "direct" if XLA compiles for an
-    accelerator, "product" for a CPU, "by_platform" if that is not known.
+    axes: mesh axes over which the batch statistics are synchronized; convolution: "cudnn" if XLA compiles for a GPU, "direct"
+    for another accelerator, "product" for a CPU, "by_platform" if that is not known.
     """
 
     axes: tuple[str, ...] = ()
     convolution: str = "direct"
+
+    @property
+    def on_accelerator(self) -> bool:
+        """Whether XLA is known to compile for an accelerator."""
+        return self.convolution in {"direct", "cudnn"}
 
 
 class Normalization(NamedTuple):

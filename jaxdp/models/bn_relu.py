@@ -49,8 +49,24 @@ def fused_bn_relu(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array |
 def _forward(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None) -> tuple[jax.Array, tuple]:
     if shortcut is None and [type(term) for term in terms] == [BatchNormTerm]:
         return bn_relu(terms), (terms, None, False)
-    y = rectify(fusion, terms, total_of(fusion, terms, shortcut))
-    return y, (terms, y, shortcut is not None)
+    total = total_of(fusion, terms, shortcut)
+    y = rectify(fusion, terms, total)
+    packs = fusion.convolution == "cudnn" and y.shape[-1] % 8 == 0 and all(isinstance(term, BatchNormTerm) for term in terms)
+    return y, (terms, pack(total > 0) if packs else y, shortcut is not None)
+
+
+def pack(mask: jax.Array) -> jax.Array:
+    """Bools [..., C], eight channels in a byte: [..., C / 8] uint8. The backward pass reads it in place of the output."""
+    bits = mask.astype(jnp.uint8).reshape(*mask.shape[:-1], -1, 8) << jnp.arange(8, dtype=jnp.uint8)
+    return bits.sum(-1, dtype=jnp.uint8)
+
+
+def _behind_relu(mask: jax.Array, cotangent: jax.Array) -> jax.Array:
+    """The cotangent [B, H, W, C] where the ReLU is not 0. mask: the ReLU, or of `pack`."""
+    if mask.dtype == jnp.uint8:
+        bits = mask[..., None] >> jnp.arange(8, dtype=jnp.uint8) & 1  # [B, H, W, C / 8, 8]
+        mask = bits.reshape(cotangent.shape)
+    return jnp.where(mask > 0, cotangent, 0)
 
 
 def rectify(fusion: Fusion, terms: tuple[Term, ...], total: jax.Array) -> jax.Array:
@@ -69,21 +85,24 @@ def relu_by_sqrt(x: jax.Array) -> jax.Array:
 
 
 def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
-    terms, y, has_shortcut = residuals
-    if y is None and fusion.convolution == "direct":
+    terms, mask, has_shortcut = residuals
+    if mask is None and fusion.on_accelerator:
         # XLA's GPU compiler would write a comparison to memory for the second pass. A product stays in the passes. If the
         # cotangent is not finite and the mask is 0, the product is NaN. A step with such a cotangent is never finite anyway.
         terms = (terms[0]._replace(x=lax.optimization_barrier(terms[0].x)),)
         masked = cotangent.astype(jnp.float32) * jnp.maximum(jnp.sign(terms[0].plus(0.0, fusion)), 0.0)
         total, *sums = reduce_sums(masked, masked * terms[0].x.astype(jnp.float32))
     else:
-        if y is None:  # take the sign from x, in place of reading y
+        if mask is None:  # take the sign from x, in place of reading y
             masked = jnp.where(terms[0].plus(0.0, fusion) > 0, cotangent.astype(jnp.float32), 0.0)
         else:
-            masked = jnp.where(y > 0, cotangent, 0)
+            masked = _behind_relu(mask, cotangent)
         total = masked.astype(jnp.float32).sum(REDUCTION_AXES)
         sums = [term.sums(masked) for term in terms]
-    if y is not None:  # write the masked cotangent once, with the sums; the gradients read it again
+    if mask is not None and mask.dtype == jnp.uint8 and not has_shortcut:  # nothing else needs the masked cotangent
+        mask, total, sums = lax.optimization_barrier((mask, total, sums))
+        masked = _behind_relu(mask, cotangent)
+    elif mask is not None:  # write the masked cotangent once, with the sums; the gradients read it again
         masked, total, sums = lax.optimization_barrier((masked, total, sums))
     gradients = [term.gradient(fusion, masked, total=total, sums=part) for term, part in zip(terms, sums, strict=True)]
     return tuple(gradients), masked if has_shortcut else None

@@ -46,7 +46,7 @@ CHOICES: dict[str, Iterable[Any]] = {
     "stem": STEMS,
     "shortcut": ("strided", "pooled"),
     "blur_pool": get_args(BlurPool),
-    "convolution": ("direct", "product", "by_platform", None),
+    "convolution": ("direct", "cudnn", "product", "by_platform", None),
 }
 
 
@@ -141,7 +141,7 @@ class BatchNorm(nn.Module):
             return FoldedTerm(x, inputs, Normalization(scale, bias, mean, variance))
         if not self.train:
             return BatchNormTerm(x, Normalization(scale, bias, mean_.value, var_.value))
-        measure = moments_in_one_reduction if self.custom_vjp and self.fusion.convolution == "direct" else moments
+        measure = moments_in_one_reduction if self.custom_vjp and self.fusion.on_accelerator else moments
         mean, square = measure(lax.stop_gradient(x) if self.custom_vjp else x, self.fusion.axes)
         return BatchNormTerm(x, Normalization(scale, bias, *self._report(mean, square)))
 
@@ -162,7 +162,8 @@ class BatchNorm(nn.Module):
 class Block(nn.Module):
     """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`.
 
-    pools: the shortcut averages in place of a stride.
+    entry_barrier: at the entry of a stage, the gradient of the first convolution's input is computed by itself; pools: the
+    shortcut averages in place of a stride.
     """
 
     features: int
@@ -171,7 +172,7 @@ class Block(nn.Module):
     conv: Callable
     norm: Callable
     relu: Callable
-    folds: bool = False
+    entry_barrier: bool = False
     pools: bool = False
 
     @nn.compact
@@ -180,8 +181,7 @@ class Block(nn.Module):
         if self.bottleneck:
             width = 4 * self.features
             # At the entry of a stage two gradients of x meet. XLA would write one, padded, and add the other in a convolution.
-            # Compiled for an H200, the separate form with the barrier moves 2.8 MB an image more, in three kernels more.
-            inner = x if self.stride == 1 or not self.folds else gradient_barrier(x)
+            inner = gradient_barrier(x) if self.entry_barrier and self.stride != 1 else x
             y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(inner)))
             middle = self.norm(name="bn2")(self.conv(self.features, 3, self.stride, name="conv2")(y))
             # A factor on the branch needs the convolution's result.
@@ -214,9 +214,9 @@ class ResNet(nn.Module):
 
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling), "deep" (three 3x3, max pooling) or "small"
     (3x3); shortcut: "strided" or "pooled"; "deep" and "pooled" are ResNet-D (He et al., arXiv 1812.01187, section 4); dtype: of
-    activations; convolution: "direct" for accelerators, "product" for CPUs; None: by JAX's default backend; axes: mesh axes of
-    synchronized batch normalization; remat: recompute each block's activations in the backward pass; custom_vjp: use the
-    hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it; drop_path:
+    activations; convolution: "cudnn" for GPUs, "product" for CPUs, "direct" for other accelerators; None: by JAX's backend;
+    axes: mesh axes of synchronized batch normalization; remat: recompute each block's activations in the backward pass;
+    custom_vjp: use the hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it; drop_path:
     see `branch_factor`; blur_pool: see `jaxdp.models.convolution`; classifier_bias: its initial value.
     """
 
@@ -335,7 +335,7 @@ class ResNet(nn.Module):
             conv=conv,
             norm=norm,
             relu=relu,
-            folds=self.folds,
+            entry_barrier=self.folds or convolution == "cudnn",
             pools=self.shortcut == "pooled",
         )
         for number, (name, features, stride) in enumerate(self._blocks):

@@ -12,13 +12,13 @@ from jax.sharding import PartitionSpec
 
 from jaxdp.models import resnet
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneValue, moments, moments_in_one_reduction
-from jaxdp.models.bn_relu import bn_relu, centered_bn_relu, fused_bn_relu, relu_by_sqrt
+from jaxdp.models.bn_relu import bn_relu, centered_bn_relu, fused_bn_relu, pack, relu_by_sqrt
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.parallel.mesh import AXES, make_mesh
 
-SMALL, LARGE = (16, 5, 4, 7), (64, 8, 32, 128)  # batch, side, channels in and out
+SMALL, LARGE = (16, 5, 4, 8), (64, 8, 32, 128)  # batch, side, channels in and out
 FOLDED = {"with a shortcut": ("F", True), "two": ("FF", False), "beside a separate one": ("PF", False), "alone": ("F", False)}
 SEPARATE = {"separate": ("P", False), "separate with a shortcut": ("P", True), "two separate": ("PP", False)}
 CASES = FOLDED | SEPARATE
@@ -98,7 +98,7 @@ def errors(found, wanted):
     return [float(np.linalg.norm(np.asarray(one, np.float64) - other) / np.linalg.norm(other)) for one, other in pairs]
 
 
-@pytest.mark.parametrize("convolution", ["direct", "product"])
+@pytest.mark.parametrize("convolution", ["direct", "cudnn", "product"])
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_gradient_match_flax_in_float64(case, convolution):
     terms, shortcut, cotangent = random_case(*CASES[case])
@@ -122,7 +122,12 @@ def derived_bn_relu(terms, shortcut):
     return bn_relu(derived_terms(terms), shortcut)
 
 
-FORMS = {"direct": jaxdp_bn_relu, "product": partial(jaxdp_bn_relu, convolution="product"), "autodiff": derived_bn_relu}
+FORMS = {
+    "direct": jaxdp_bn_relu,
+    "cudnn": partial(jaxdp_bn_relu, convolution="cudnn"),
+    "product": partial(jaxdp_bn_relu, convolution="product"),
+    "autodiff": derived_bn_relu,
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -141,7 +146,7 @@ def test_gradients_of_scale_and_bias_in_bfloat16_are_summed_in_float32(case, for
         assert max(errors(*({name: term[name] for name in ("scale", "bias")} for term in (ours, expected)))) <= 1e-5
 
 
-@pytest.mark.parametrize("convolution", ["direct", "product"])
+@pytest.mark.parametrize("convolution", ["direct", "cudnn", "product"])
 @pytest.mark.parametrize("case", CASES)
 def test_derivative_of_the_relu_is_zero_at_zero(case, convolution):
     """As of `jax.nn.relu` and in PyTorch: of blocks whose last scale begins at 0, with a shortcut of 0."""
@@ -160,13 +165,24 @@ def test_derivative_of_the_relu_is_zero_at_zero(case, convolution):
         ("separate", "product", set()),
         ("two separate", "direct", {"optimization_barrier"}),
         ("two separate", "product", {"sqrt", "optimization_barrier"}),
+        ("separate", "cudnn", {"sign", "optimization_barrier"}),
+        ("two separate", "cudnn", {"shift_left", "shift_right_logical", "optimization_barrier"}),
+        ("beside a separate one", "cudnn", {"optimization_barrier"}),  # its ReLU is the convolution's
+        ("7 channels", "cudnn", {"optimization_barrier"}),
     ],
 )
 def test_program_of_a_relu_is_that_of_its_platform(case, convolution, expected):
-    terms, shortcut, cotangent = narrow(random_case(*CASES[case]))
+    arguments = CASES.get(case, ("PP", False, 0.5, 1.0, (16, 5, 4, 7)))
+    terms, shortcut, cotangent = narrow(random_case(*arguments))
     function = partial(jaxdp_bn_relu, convolution=convolution)
     jaxpr = jax.make_jaxpr(lambda terms: jax.vjp(lambda terms: function(terms, shortcut), terms)[1](cotangent))(terms).jaxpr
-    assert {e.primitive.name for e in jaxpr_equations(jaxpr)} & {"sign", "sqrt", "optimization_barrier"} == expected
+    masks = {"sign", "sqrt", "optimization_barrier", "shift_left", "shift_right_logical"}
+    assert {e.primitive.name for e in jaxpr_equations(jaxpr)} & masks == expected
+
+
+def test_mask_is_packed_as_by_numpy():
+    mask = np.random.default_rng(0).random((2, 3, 5, 24)) < 0.5
+    np.testing.assert_array_equal(pack(jnp.asarray(mask)), np.packbits(mask, axis=-1, bitorder="little"))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=str)

@@ -30,15 +30,18 @@ def values_and_gradients(images, kernel, cotangents, stride, method):
 # 5 and 7 features are fewer and more than the input channels: both forms of the weight gradient.
 @pytest.mark.parametrize(("size", "features"), [(1, 5), (3, 5), (3, 7)])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_convolve_product_matches_direct_in_value_and_gradients(size, stride, features):
+def test_forms_of_convolve_agree_in_value_and_gradients(size, stride, features):
     random = np.random.default_rng(0)
     images = [random.normal(size=(3, *shape, 6)).astype(np.float32) for shape in SHAPES]
     kernel = random.normal(size=(size, size, 6, features)).astype(np.float32)
     cotangents = [random.normal(size=(3, *(-(-n // stride) for n in shape), features)).astype(np.float32) for shape in SHAPES]
-    direct, product = (values_and_gradients(images, kernel, cotangents, stride, method) for method in ("direct", "product"))
-    for shape, expected, actual in zip(SHAPES, direct, product, strict=True):
-        for a, b in zip(actual, expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5, err_msg=str(shape))
+    direct, *others = (
+        values_and_gradients(images, kernel, cotangents, stride, form) for form in ("direct", "product", "cudnn")
+    )
+    for other in others:
+        for shape, expected, actual in zip(SHAPES, direct, other, strict=True):
+            for a, b in zip(actual, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5, err_msg=str(shape))
 
 
 def test_convolve_equals_scipy_in_float64():
@@ -51,7 +54,7 @@ def test_convolve_equals_scipy_in_float64():
         for f in range(2):
             for c in range(3):
                 expected[b, :, :, f] += correlate(images[b, :, :, c], kernel[:, :, c, f], mode="same")
-    for method in ("direct", "product"):
+    for method in ("direct", "product", "cudnn"):
         ours = convolve(jnp.asarray(images, jnp.float32), jnp.asarray(kernel, jnp.float32), method=method)
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
@@ -169,4 +172,4 @@ def test_blur_pool_is_placed_as_in_its_publications():
 
 def test_form_follows_the_platform():
     names = ("cpu", "gpu", "tpu", convolution.EVERY_PLATFORM, None)  # None: this host's CPU
-    assert [convolution.form_on(name) for name in names] == ["product", "direct", "direct", "by_platform", "product"]
+    assert [convolution.form_on(name) for name in names] == ["product", "cudnn", "direct", "by_platform", "product"]

@@ -225,6 +225,7 @@ def test_network_that_takes_images_of_one_size_alone_refuses_others():
     [
         (True, True, "direct", 1, True),
         (True, False, "direct", 1, False),
+        (True, True, "cudnn", 1, True),
         (False, True, "direct", 1, False),  # whose statistics do not depend on the batch
         (False, False, "product", 2, True),  # of products
         (False, False, None, 2, True),  # this host's CPU
@@ -261,7 +262,7 @@ def test_convolution_folds_from_few_channels_to_more_with_at_least_as_many_rows(
 @pytest.mark.parametrize(
     ("depth", "stem", "size"), [(TWO_BLOCKS, "small", 8), pytest.param(50, "imagenet", 32, marks=pytest.mark.slow)]
 )
-def test_both_convolutions_agree_in_logits_moments_and_gradients(monkeypatch, depth, stem, size):
+def test_all_forms_agree_in_logits_moments_and_gradients(monkeypatch, depth, stem, size):
     """To float32 rounding of each tensor, or of the whole gradient for tensors whose gradient nearly cancels.
 
     8x8 images give the two blocks maps of 4x4, which are products of patches, and a 1x1 convolution.
@@ -269,7 +270,7 @@ def test_both_convolutions_agree_in_logits_moments_and_gradients(monkeypatch, de
     monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1, 1))
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, size, size, 3)), jnp.float32)
     results = []
-    for convolution in ("direct", "product"):
+    for convolution in ("direct", "product", "cudnn"):
         monkeypatch.setitem(CONVOLUTIONS, "cpu", convolution)
         config = Model(depth=depth, width=8, stem=stem, classes=5)
         model, params, stats = initialize(config)
@@ -282,10 +283,11 @@ def test_both_convolutions_agree_in_logits_moments_and_gradients(monkeypatch, de
             return (logits**2).sum(), (logits, moments)
 
         results.append(jax.jit(jax.grad(loss, has_aux=True))(params))
-    direct, product = results
+    direct, *others = results
     whole = float(optax.tree.norm(direct[0]))
-    for a, b in zip(jax.tree.leaves(direct), jax.tree.leaves(product), strict=True):
-        assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(a) + 1e-6 * whole
+    for other in others:
+        for a, b in zip(jax.tree.leaves(direct), jax.tree.leaves(other), strict=True):
+            assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(a) + 1e-6 * whole
 
 
 def test_init_is_he_with_small_classifier_and_zero_last_scales(monkeypatch):
