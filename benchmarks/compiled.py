@@ -5,8 +5,9 @@
 - strategies: messages of each strategy and what they overlap with, on 8 and on 512 H200 GPUs
 - updates: a replicated and a sharded update on a 2x4 mesh of H200 GPUs; update and communication are what the step has more
   than its gradient on one device, which is compiled separately. Replaces the rows of the installed JAX
-- bytes: bytes of operands and results of every kernel, and FLOP of convolutions, on one H200. No kernel is faster than its
-  bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the step
+- bytes: bytes of operands and results of every kernel, and FLOP of convolutions, on one H100. No kernel is faster than its
+  bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the step.
+  --change names what this checkout has more than the rows before it
 - memory: the estimate of `jaxdp plan` compared with what XLA allocates on one H100. The difference of two batches is the memory
   per image
 
@@ -158,48 +159,58 @@ def updates_table(results: list[dict]) -> str:
     return markdown((*columns, "bytes covered", "memory"), rows, "By `benchmarks/compiled.py`; nothing was run.")
 
 
-def bytes_of_kernels() -> None:
-    results, batch = [], 256
-    limits = published_ceilings(GPU_TARGETS[GPU].name, "bfloat16", 1)
+def bytes_of_kernels(change: str) -> None:
+    """Replaces the rows of the change and the installed JAX."""
+    gpu, batch = "h100", 256
+    rows = [row for row in read("gpu_bytes", []) if (row["change"], row["jax"]) != (change, jax.__version__)]
+    limits = published_ceilings(GPU_TARGETS[gpu].name, "bfloat16", 1)
     for form in ("separate", "folded"):
         flags = ["--model.dtype", "bfloat16", "--reduce.strategy", "psum", "--model.batch-norm", form]
-        step = compiled(plan_of("imagenet_goyal_256", batch, flags))
+        step = compiled(plan_of("imagenet_goyal_256", batch, flags), gpu)
         found, table = kernels.kernels_of_step(step.text, batch), defaultdict(float)
         for one in found:
             side = next((name for limit, name in sorted(SIDES.items()) if 0 < one.side <= limit + 3), "rest")
-            table[f"{side} {one.kind}"] += one.bytes
-        rows = kernels.summarize_by_kind(found, None, limits)
-        moved, flop, least = (sum(row[what] for row in rows) for what in ("bytes", "flop", "least_seconds"))
-        row = {"case": form, "flags": flags, "gpu": GPU_TARGETS[GPU].name, "batch": batch, "kernels": len(found)}
+            table[f"{side} {one.kind}"] += one.bytes / batch / 1e6
+        by_kind = kernels.summarize_by_kind(found, None, limits)
+        moved, flop, least = (sum(row[what] for row in by_kind) for what in ("bytes", "flop", "least_seconds"))
+        row = {"change": change, "form": form, "jax": jax.__version__, "flags": flags, "gpu": GPU_TARGETS[gpu].name}
         row |= {
-            "megabytes_an_image": {name: part / batch / 1e6 for name, part in table.items()},
+            "batch": batch,
+            "kernels": len(found),
+            "kernels_by_kind": {row["kind"]: row["kernels"] for row in by_kind},
+            "megabytes_an_image": dict(table),
             "all_megabytes_an_image": moved / batch / 1e6,
             "convolutions_gigaflop_an_image": flop / batch / 1e9,
             "limits": limits,
-            "bytes_only_images_per_second": batch / (moved / limits["bytes_per_second"]),
+            "least_milliseconds": {row["kind"]: 1e3 * row["least_seconds"] for row in by_kind},
             "floor_images_per_second": batch / least,
             "memory_bytes": step.memory_bytes,
+            "provenance": provenance(),
         }
-        results.append(row)
-        print(row, flush=True)
-    write("gpu_bytes", {"provenance": provenance(), "results": results})
+        rows.append(row)
+        print({name: value for name, value in row.items() if name != "provenance"}, flush=True)
+        write("gpu_bytes", rows)
 
 
-def bytes_table(record: dict) -> str:
-    kinds = ("convolution", "input gradient", "weight gradient", "forward", "backward")
-    rows = []
-    for one in record["results"]:
-        megabytes = one["megabytes_an_image"]
-        sums = [sum(value for name, value in megabytes.items() if name.split(" ", 1)[1] == kind) for kind in kinds]
-        sums += [megabytes["rest rest"], one["all_megabytes_an_image"]]
-        cells = [f"{value:.1f}" for value in sums]
-        rows.append((one["case"], *cells, f"{one['kernels']:,}", f"{one['floor_images_per_second']:,.0f}"))
-    limits = record["results"][0]["limits"]
+def bytes_table(rows: list[dict]) -> str:
+    kinds, cells = ("convolution", "input gradient", "weight gradient", "forward", "backward"), []
+    first = rows[0]["jax"]  # of JAX's versions
+    for row in rows:
+        if row["jax"] == first and (row["form"] == "separate" or row["change"] == rows[-1]["change"]):
+            megabytes = row["megabytes_an_image"]
+            sums = [sum(value for name, value in megabytes.items() if name.split(" ", 1)[1] == kind) for kind in kinds]
+            sums += [megabytes["rest rest"], row["all_megabytes_an_image"]]
+            name = row["change"] if row["form"] == "separate" else "folded form"
+            counts = f"{row['kernels']:,}", f"{row['floor_images_per_second']:,.0f}"
+            cells.append((name, *(f"{value:.1f}" for value in sums), *counts))
+    limits = rows[0]["limits"]
+    later = [row for row in rows if row["jax"] != first and row["change"] == rows[-1]["change"] and row["form"] == "separate"]
+    others = "".join(f" JAX {row['jax']}: {row['all_megabytes_an_image']:.1f} MB, {row['kernels']} kernels." for row in later)
     return markdown(
         ("step", *kinds, "rest", "total", "kernels", "images/s at most"),
-        rows,
-        f"Upper bound: every kernel at the published {limits['bytes_per_second'] / 1e12:.1f} TB/s and "
-        f"{limits['flops'] / 1e12:.0f} TFLOP/s. Compiled with JAX {record['provenance']['versions']['jax']}; nothing was run.",
+        cells,
+        f"Upper bound: every kernel at the published {limits['bytes_per_second'] / 1e12:.2f} TB/s and "
+        f"{limits['flops'] / 1e12:.0f} TFLOP/s. Compiled with JAX {first}; nothing was run.{others}",
     )
 
 
@@ -236,4 +247,5 @@ def memory_table(record: dict) -> str:
 STUDIES = {"strategies": strategies, "updates": updates, "bytes": bytes_of_kernels, "memory": memory_of_step}
 
 if __name__ == "__main__":
-    STUDIES[arguments(__doc__, study=STUDIES).study]()
+    given = arguments(__doc__, study=STUDIES, change="now")
+    STUDIES[given.study](*[given.change] * (given.study == "bytes"))
