@@ -31,12 +31,16 @@ class OneValue(ConfigError):
 class Fusion(NamedTuple):
     """Static arguments of `fused_bn_relu`.
 
-    axes: mesh axes over which the batch statistics are synchronized; convolution: "direct" if XLA compiles for an
-    accelerator, "product" for a CPU, "by_platform" if that is not known.
+    axes: mesh axes over which the batch statistics are synchronized; convolution: see `jaxdp.models.convolution.convolve`.
     """
 
     axes: tuple[str, ...] = ()
     convolution: str = "direct"
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether XLA certainly compiles for an accelerator."""
+        return self.convolution in ("direct", "blocks")
 
 
 class Normalization(NamedTuple):

@@ -70,7 +70,7 @@ def relu_by_sqrt(x: jax.Array) -> jax.Array:
 
 def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
     terms, y, has_shortcut = residuals
-    if y is None and fusion.convolution == "direct":
+    if y is None and fusion.accelerated:
         # XLA's GPU compiler would write a comparison to memory for the second pass. A product stays in the passes. If the
         # cotangent is not finite and the mask is 0, the product is NaN. A step with such a cotangent is never finite anyway.
         terms = (terms[0]._replace(x=lax.optimization_barrier(terms[0].x)),)

@@ -46,7 +46,7 @@ CHOICES: dict[str, Iterable[Any]] = {
     "stem": STEMS,
     "shortcut": ("strided", "pooled"),
     "blur_pool": get_args(BlurPool),
-    "convolution": ("direct", "product", "by_platform", None),
+    "convolution": ("direct", "product", "blocks", "by_platform", None),
 }
 
 
@@ -141,7 +141,7 @@ class BatchNorm(nn.Module):
             return FoldedTerm(x, inputs, Normalization(scale, bias, mean, variance))
         if not self.train:
             return BatchNormTerm(x, Normalization(scale, bias, mean_.value, var_.value))
-        measure = moments_in_one_reduction if self.custom_vjp and self.fusion.convolution == "direct" else moments
+        measure = moments_in_one_reduction if self.custom_vjp and self.fusion.accelerated else moments
         mean, square = measure(lax.stop_gradient(x) if self.custom_vjp else x, self.fusion.axes)
         return BatchNormTerm(x, Normalization(scale, bias, *self._report(mean, square)))
 
@@ -214,9 +214,9 @@ class ResNet(nn.Module):
 
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling), "deep" (three 3x3, max pooling) or "small"
     (3x3); shortcut: "strided" or "pooled"; "deep" and "pooled" are ResNet-D (He et al., arXiv 1812.01187, section 4); dtype: of
-    activations; convolution: "direct" for accelerators, "product" for CPUs; None: by JAX's default backend; axes: mesh axes of
-    synchronized batch normalization; remat: recompute each block's activations in the backward pass; custom_vjp: use the
-    hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it; drop_path:
+    activations; convolution: "blocks" for GPUs, "product" for CPUs, else "direct"; None: by JAX's default backend; axes: mesh
+    axes of synchronized batch normalization; remat: recompute each block's activations in the backward pass; custom_vjp: use
+    the hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it; drop_path:
     see `branch_factor`; blur_pool: see `jaxdp.models.convolution`; classifier_bias: its initial value.
     """
 
