@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import lax
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
-BLOCK_CHANNELS = 16  # of a block of 2x2 pixels: 12, and 4 of zeros
 SMALL_MAP = 4  # largest output side, in pixels, that is computed as a product of patches
 BLURS_MAXIMA = "convolutions_and_pool"  # the form that blurs behind the maxima of the stem
 LEAST_CHANNELS = 16  # of a convolution's input that FFCV and Composer blur: not the image
@@ -50,8 +49,7 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: s
         height, width = (-(-n // stride) for n in images.shape[1:3])
         if max(height, width) <= SMALL_MAP and size == 3:
             return _small_map(images, kernel, stride, out_shape=(height, width))
-    even = images.shape[1] % 2 == images.shape[2] % 2 == 0
-    if method == "blocks" and stride == 2 and kernel.shape[:3] == (7, 7, 3) and even:
+    if method == "blocks" and stride == 2 and kernel.shape[:3] == (7, 7, 3) and not any(n % 2 for n in images.shape[1:3]):
         return convolve_by_blocks(images, kernel)
     pad = size // 2
     return lax.conv_general_dilated(images, kernel, (stride, stride), [(pad, pad), (pad, pad)], dimension_numbers=DIMENSIONS)
@@ -69,12 +67,11 @@ def convolve_by_blocks(images: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _blocks(images: jax.Array, before: int) -> jax.Array:
-    """2x2 pixels of [B, H, W, 3] as channels, behind `before` rows and columns of zeros and before one."""
+    """2x2 pixels of [B, H, W, 3], behind `before` rows and columns of zeros and before one, as 12 channels and 4 of zeros."""
     padded = jnp.pad(images, ((0, 0), (before, 1), (before, 1), (0, 0)))
     batch, height, width, channels = padded.shape
-    pixels = padded.reshape(batch, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
-    blocks = pixels.reshape(batch, height // 2, width // 2, 4 * channels)
-    return jnp.pad(blocks, ((0, 0), (0, 0), (0, 0), (0, BLOCK_CHANNELS - 4 * channels)))
+    blocks = padded.reshape(batch, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
+    return jnp.pad(blocks.reshape(*blocks.shape[:3], 12), ((0, 0), (0, 0), (0, 0), (0, 4)))
 
 
 def _product(images: jax.Array, matrix: jax.Array) -> jax.Array:
