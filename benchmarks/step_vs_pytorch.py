@@ -41,44 +41,17 @@ TITLES |= {"jaxdp:folded-no-triton": "jaxdp, folded, without Triton"}
 TITLES |= {"torch-reduce": "PyTorch, reduce-overhead", "torch-max": "PyTorch, max-autotune"}
 TITLES |= {"torch:kept": "PyTorch, no malloc trimming", "torch-compile:kept": "PyTorch, compiled, no malloc trimming"}
 STAGES = (3, 4, 6, 3)
-# One change each to our step: XLA's flags, fields of the configuration by group. first_convolution: see `space_to_depth`.
+# One change each to our step: XLA's flags, fields of the configuration by group. convolution: its form by platform.
 # Convolutions in CUDA graphs (--xla_gpu_enable_command_buffer=+CONVOLUTION) fail in cuDNN: JAX 0.11.2 on an H100.
 VARIANTS = {
     "folded": ("", {"model": {"batch_norm": "folded"}}),
     "folded-no-triton": ("--xla_gpu_enable_triton_gemm=false", {"model": {"batch_norm": "folded"}}),
     "deterministic": ("", {"compile": {"deterministic": True}}),
-    "space-to-depth": ("", {"first_convolution": True}),
+    "no-blocks": ("", {"convolution": {"gpu": "direct"}}),
     "no-graphs": ("--xla_gpu_enable_command_buffer=", {}),
     "no-excess": ("--xla_allow_excess_precision=false", {}),
     "hiding": ("--xla_gpu_enable_latency_hiding_scheduler=true", {}),
 }
-
-
-def space_to_depth(images, kernel):
-    """The 7x7 convolution with stride 2 as one of 4x4 over blocks of 2x2 pixels, whose channels are padded to 16.
-
-    cuDNN is slow for three channels. images: [B, H, W, 3], H and W even; kernel: [7, 7, 3, F].
-    """
-    from jax import lax
-    from jax import numpy as jnp
-
-    batch, height, width, channels = images.shape
-    blocks = images.reshape(batch, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
-    blocks = blocks.reshape(batch, height // 2, width // 2, 4 * channels)
-    taps = jnp.pad(kernel, ((1, 0), (1, 0), (0, 0), (0, 0))).reshape(4, 2, 4, 2, channels, -1).transpose(0, 2, 1, 3, 4, 5)
-    taps = taps.reshape(4, 4, 4 * channels, -1)
-    more = 16 - 4 * channels
-    blocks, taps = jnp.pad(blocks, ((0, 0),) * 3 + ((0, more),)), jnp.pad(taps, ((0, 0), (0, 0), (0, more), (0, 0)))
-    return lax.conv_general_dilated(blocks, taps, (1, 1), [(2, 1), (2, 1)], dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
-def first_by_blocks(convolve):
-    """`convolve` of jaxdp with `space_to_depth` for the first convolution of the ImageNet stem."""
-
-    def convolved(images, kernel, stride=1, **form):
-        return space_to_depth(images, kernel) if kernel.shape[0] == 7 else convolve(images, kernel, stride, **form)
-
-    return convolved
 
 
 def ours(size: int, stem: str, batch: int, changes: dict):
@@ -92,11 +65,10 @@ def ours(size: int, stem: str, batch: int, changes: dict):
     import jax
 
     from jaxdp.bench.step_runner import build_step
-    from jaxdp.models import resnet
+    from jaxdp.models import convolution
     from jaxdp.parallel.mesh import make_mesh
 
-    if changes.get("first_convolution"):
-        resnet.convolve = first_by_blocks(resnet.convolve)
+    convolution.CONVOLUTIONS |= changes.get("convolution", {})
 
     gpu = devices[0].platform != "cpu"
     config = Config(
@@ -111,7 +83,7 @@ def ours(size: int, stem: str, batch: int, changes: dict):
     changed = {
         group: dataclasses.replace(getattr(config, group), **fields)
         for group, fields in changes.items()
-        if group != "first_convolution"
+        if group != "convolution"
     }
     config = dataclasses.replace(config, **changed)
     one = build_step(config, make_mesh(1, 1, devices), global_batch=batch, strategy="psum")

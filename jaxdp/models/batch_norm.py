@@ -31,8 +31,7 @@ class OneValue(ConfigError):
 class Fusion(NamedTuple):
     """Static arguments of `fused_bn_relu`.
 
-    axes: mesh axes over which the batch statistics are synchronized; convolution: "cudnn" if XLA compiles for a GPU, "direct"
-    for another accelerator, "product" for a CPU, "by_platform" if that is not known.
+    axes: mesh axes over which the batch statistics are synchronized; convolution: see `jaxdp.models.convolution.convolve`.
     """
 
     axes: tuple[str, ...] = ()

@@ -1,8 +1,9 @@
-"""Convolution and max pooling, each in two forms that compute the same numbers; average pooling; BlurPool.
+"""Convolution and max pooling, in forms that compute the same numbers; average pooling; BlurPool.
 
-`convolve` is either "direct", one `conv_general_dilated` as accelerators want it, or "product": XLA's CPU backend is slow for
-1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. "cudnn", for GPUs, is "direct" with
-less memory traffic in the gradient of the input. `form_on` selects it.
+`convolve` is "direct", one `conv_general_dilated`, or one of two forms that `form_on` selects. "product" is for CPUs: XLA is
+slow for 1x1 kernels and for maps of a few pixels there, which are computed as matrix products instead. "cudnn" is for GPUs:
+cuDNN is slow for three channels, so the first convolution of the ImageNet stem is computed over blocks of 2x2 pixels, and it
+would write zeros into the input gradient of a strided 1x1 convolution.
 `max_pool` has a hand-written gradient that stores the index of each window's maximum in a byte, because the gradient that JAX
 derives is slow on every backend. `custom_vjp` selects it.
 
@@ -23,8 +24,8 @@ SMALL_MAP = 4  # largest output side, in pixels, that is computed as a product o
 BLURS_MAXIMA = "convolutions_and_pool"  # the form that blurs behind the maxima of the stem
 LEAST_CHANNELS = 16  # of a convolution's input that FFCV and Composer blur: not the image
 EVERY_PLATFORM = "every platform"  # of `form_on`: the program chooses the fastest form when it is lowered
-# Form of 1x1 convolutions and of convolutions over maps of a few pixels, by platform; others: "direct". As matrix products they
-# are up to 4.5 times as fast on a CPU (benchmarks/README.md).
+# Form by platform; others: "direct". On a CPU, 1x1 convolutions and those over maps of a few pixels are up to 4.5 times as fast
+# as products (benchmarks/README.md). Blocks are slower there, and move more bytes in programs for TPUs.
 CONVOLUTIONS = {"cpu": "product", "gpu": "cudnn", EVERY_PLATFORM: "by_platform"}
 
 
@@ -36,12 +37,12 @@ def form_on(platform: str | None = None) -> str:
 def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: str = "direct") -> jax.Array:
     """Cross-correlate, with zero padding of half the kernel on every side.
 
-    images: [B, H, W, C]; kernel: [K, K, C, F], K odd; method: "direct", "product", "cudnn", or "by_platform", which is the
-    product where the program is compiled for a CPU, else direct. Returns [B, ceil(H / stride), ceil(W / stride), F].
+    images: [B, H, W, C]; kernel: [K, K, C, F], K odd; method: "direct", "product", "cudnn", or "by_platform", which is one of
+    these by the platform for which the program is compiled. Returns [B, ceil(H / stride), ceil(W / stride), F].
     """
     if method == "by_platform":
-        product, direct = (partial(convolve, stride=stride, method=form) for form in ("product", "direct"))
-        return lax.platform_dependent(images, kernel, cpu=product, default=direct)
+        product, cudnn, direct = (partial(convolve, stride=stride, method=form) for form in ("product", "cudnn", "direct"))
+        return lax.platform_dependent(images, kernel, cpu=product, cuda=cudnn, default=direct)
     size = len(kernel)
     if method == "cudnn" and size == 1 and stride > 1:
         return _strided(stride, images, kernel)
@@ -51,8 +52,29 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: s
         height, width = (-(-n // stride) for n in images.shape[1:3])
         if max(height, width) <= SMALL_MAP and size == 3:
             return _small_map(images, kernel, stride, out_shape=(height, width))
+    if method == "cudnn" and stride == 2 and kernel.shape[:3] == (7, 7, 3) and not any(n % 2 for n in images.shape[1:3]):
+        return convolve_by_blocks(images, kernel)
     pad = size // 2
     return lax.conv_general_dilated(images, kernel, (stride, stride), [(pad, pad), (pad, pad)], dimension_numbers=DIMENSIONS)
+
+
+@jax.jit  # marks it in compiled programs: `jaxdp.xla.kernels` does not count the zeros
+def convolve_by_blocks(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`convolve` with stride 2 as one convolution of 4x4 taps with stride 1 over blocks of 2x2 pixels.
+
+    images: [B, H, W, 3], H and W even; kernel: [7, 7, 3, F]. Blocks begin one pixel outside: cuDNN wants equal padding.
+    """
+    blocks = _blocks(images, before=1)  # [B, H / 2 + 1, W / 2 + 1, 16]
+    taps = _blocks(kernel.transpose(3, 0, 1, 2), before=0)  # [F, 4, 4, 16]
+    return lax.conv_general_dilated(blocks, taps, (1, 1), [(1, 1), (1, 1)], dimension_numbers=("NHWC", "OHWI", "NHWC"))
+
+
+def _blocks(images: jax.Array, before: int) -> jax.Array:
+    """2x2 pixels of [B, H, W, 3], behind `before` rows and columns of zeros and before one, as 12 channels and 4 of zeros."""
+    padded = jnp.pad(images, ((0, 0), (before, 1), (before, 1), (0, 0)))
+    batch, height, width, channels = padded.shape
+    blocks = padded.reshape(batch, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
+    return jnp.pad(blocks.reshape(*blocks.shape[:3], 12), ((0, 0), (0, 0), (0, 0), (0, 4)))
 
 
 def _product(images: jax.Array, matrix: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ Shapes = dict[str, str]  # name of an instruction -> text of its result type
 
 @dataclass(frozen=True)
 class Kernel:
-    """One instruction of a compiled step; bytes and flop count one execution.
+    """One instruction of a compiled step; bytes and flop count one execution, flop without zeros of `convolve_by_blocks`.
 
     side: height of the largest feature map among the operands and results, 0 if there is none. kind: one of `KINDS`. forward,
     backward: other kernels of feature maps, among them products of a map with itself. rest: kernels without feature maps
@@ -62,7 +62,7 @@ def _kernel(
         return Kernel(instruction.name, side, "collective", num_bytes, 0.0)
     if "__cudnn$conv" in instruction.attributes:
         of_weights = "BackwardFilter" in instruction.attributes
-        flop = _cudnn_flop([sizes for sizes in arrays if len(sizes) == 4], batch)
+        flop = _useful(instruction) * _cudnn_flop([sizes for sizes in arrays if len(sizes) == 4], batch)
         return Kernel(instruction.name, side, _convolution_kind(of_weights, backward), num_bytes, flop)
     for each in inner:
         if each.opcode in ("convolution", "dot"):
@@ -122,7 +122,12 @@ def _product(instruction: hlo.Instruction, shapes: Shapes, batch: int) -> tuple[
     taps = math.prod(_window(instruction, "size")) / math.prod(_window(instruction, "lhs_dilate"))
     # The gradient of weights is a convolution whose kernel is as large as a feature map and whose features are the images.
     of_weights = features == batch and _window(instruction, "size")[0] > result[result_labels.index("0")]
-    return of_weights, 2.0 * math.prod(result) * taps * features
+    return of_weights, 2.0 * math.prod(result) * taps * features * _useful(instruction)
+
+
+def _useful(instruction: hlo.Instruction) -> float:
+    """The share of a convolution's products without the zeros of `convolve_by_blocks`."""
+    return 7 * 7 * 3 / (4 * 4 * 16) if "jit(convolve_by_blocks)" in instruction.attributes else 1.0
 
 
 def _window(instruction: hlo.Instruction, field: str) -> list[int]:

@@ -12,6 +12,7 @@ from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.errors import ConfigError
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
+from jaxdp.xla.kernels import kernels_of_step
 
 needs_compiler = pytest.mark.skipif(aot.unavailable_reason() is not None, reason=str(aot.unavailable_reason()))
 PERMUTE = "collective-permute"
@@ -97,3 +98,17 @@ def test_compiled_torus_sends_the_bytes_of_the_trace_and_overlaps_between_hosts_
 @pytest.mark.parametrize("strategy", ["ring", "hierarchical", "parameter_server"])
 def test_compiled_strategy_sends_the_bytes_of_the_trace(strategy):
     gradient_messages(strategy)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_step_makes_blocks_of_bfloat16_pixels_in_one_kernel(monkeypatch):
+    """They are read by the first convolution and by the gradient of its weights, and by no copy."""
+    monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    flags = ["--model.depth", "18", "--model.width", "16", "--model.dtype", "bfloat16", "--reduce.strategy", "psum"]
+    config = load_config("imagenet_goyal_256", [*flags, "--batch.0.global-batch", "8", "--batch.0.per-worker-batch", "8"])
+    made = make_plan(config, examples=1_281_167, devices=1)
+    step = aot.compile_for(made, 0, gpu="h100", hosts=1, gpus_per_host=1)
+    found = [one for one in kernels_of_step(step.text, 8) if one.side > 112]
+    assert [(one.side, one.kind) for one in found] == [(224, "forward"), (113, "convolution"), (113, "weight gradient")]
+    assert found[0].bytes == pytest.approx(8 * (224 * 224 * 3 + 2 * 113 * 113 * 16), rel=1e-3)

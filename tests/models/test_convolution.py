@@ -1,5 +1,6 @@
 """Both implementations of convolution and max pooling, average pooling, and BlurPool: its filter and its places."""
 
+import re
 from functools import partial
 from typing import get_args
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxdp.config import BlurPool
 from jaxdp.models import convolution
@@ -113,6 +115,60 @@ def test_convolve_by_platform_is_the_product_on_a_cpu_only():
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert [name for name in ("dot_general", "convolution") if f"stablehlo.{name}" in text] == [operation]
     np.testing.assert_array_equal(convolve(images, kernel, 2, method="by_platform"), convolve(images, kernel, 2))
+
+
+def numpy_strided_7x7(images, kernel, cotangent):
+    """(value, gradients of images and kernel) of the first convolution, tap by tap in float64."""
+    height, width = images.shape[1:3]
+    padded = np.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
+    value, of_padded, of_kernel = np.zeros(cotangent.shape), np.zeros(padded.shape), np.zeros(kernel.shape)
+    for i, j in np.ndindex(7, 7):
+        window = np.s_[:, i : i + height : 2, j : j + width : 2]
+        value += padded[window] @ kernel[i, j]
+        of_padded[window] += cotangent @ kernel[i, j].T
+        of_kernel[i, j] = np.einsum("bhwc,bhwf->cf", padded[window], cotangent)
+    return value, of_padded[:, 3:-3, 3:-3], of_kernel
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (12, 8), (32, 32), (9, 8), (8, 9), (7, 11)])  # by blocks if both are even
+def test_first_convolution_and_its_gradients_are_those_of_lax_and_numpy_in_float64(shape):
+    random = np.random.default_rng(3)
+    images, kernel = random.normal(size=(2, *shape, 3)), random.normal(size=(7, 7, 3, 5))
+    cotangent = random.normal(size=(2, *(-(-n // 2) for n in shape), 5))
+    with jax.enable_x64():
+        plain = partial(lax.conv_general_dilated, window_strides=(2, 2), padding=[(3, 3)] * 2)
+        plain = partial(plain, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        found, expected = [], []
+        for results, convolved in ((found, partial(convolve, stride=2, method="cudnn")), (expected, plain)):
+            value, pull = jax.vjp(convolved, images, kernel)
+            results += [value, *pull(jnp.asarray(cotangent))]
+    for ours, of_lax, of_numpy in zip(found, expected, numpy_strided_7x7(images, kernel, cotangent), strict=True):
+        assert ours.dtype == np.float64
+        for reference in (of_lax, of_numpy):
+            np.testing.assert_allclose(ours, reference, rtol=1e-13, atol=1e-13 * np.abs(of_numpy).max())
+
+
+# Kernel, stride, method, height and width, platform -> whether 4x4 taps are convolved.
+@pytest.mark.parametrize(
+    ("kernel", "stride", "method", "sides", "platform", "blocks"),
+    [
+        *(((7, 7, 3, 8), 2, method, (8, 12), "cuda", True) for method in ("cudnn", "by_platform")),
+        *(((7, 7, 3, 8), 2, "by_platform", (8, 12), platform, False) for platform in ("cpu", "tpu")),
+        *(((7, 7, 3, 8), 2, method, (8, 12), "cuda", False) for method in ("direct", "product")),
+        *(((7, 7, 3, 8), 2, "cudnn", sides, "cuda", False) for sides in ((9, 12), (8, 13), (9, 13))),
+        ((7, 7, 3, 8), 1, "cudnn", (8, 12), "cuda", False),
+        ((7, 7, 4, 8), 2, "cudnn", (8, 12), "cuda", False),
+        *(((3, 3, 3, 8), stride, "cudnn", (8, 12), "cuda", False) for stride in (1, 2)),  # the small and the deep stem
+    ],
+)
+def test_first_convolution_of_even_images_is_over_blocks_on_a_gpu(kernel, stride, method, sides, platform, blocks):
+    shapes = (2, *sides, kernel[2]), kernel
+    function = jax.jit(partial(convolve, stride=stride, method=method))
+    traced = function.trace(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    [line] = re.findall(r"stablehlo.convolution.*", traced.lower(lowering_platforms=(platform,)).as_text())
+    operands = [tuple(map(int, found.split("x"))) for found in re.findall(r"tensor<([\dx]+)xf32>", line)[:2]]
+    expected = ((2, sides[0] // 2 + 1, sides[1] // 2 + 1, 16), (8, 4, 4, 16)) if blocks else shapes
+    assert tuple(operands) == expected
 
 
 @partial(jax.jit, static_argnums=(2, 3))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jax import lax
 
 from jaxdp.cli.main import main
+from jaxdp.models.convolution import convolve
 from jaxdp.xla import kernels
 
 BATCH, SIDE, BEFORE, AFTER = 4, 6, 3, 5
@@ -104,6 +106,18 @@ def test_kernels_of_step_forward_convolution_of_a_map_as_large_as_its_taps():
 
 
 FORWARD = 'custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/jvp(ResNet)/conv"}'
+
+
+def test_kernels_of_step_convolution_by_blocks_has_the_flop_of_7x7_taps_of_three_channels():
+    """In the program and, by its name, in a call of cuDNN; a convolution of the same shapes has the FLOP of 4x4 taps."""
+    images, kernel = jnp.ones((BATCH, 16, 16, 3)), jnp.ones((7, 7, 3, AFTER))
+    text = jax.jit(partial(convolve, stride=2, method="cudnn")).lower(images, kernel).compile().as_text()
+    [one] = [one for one in kernels.kernels_of_step(text, BATCH) if one.flop]
+    assert (one.flop, one.side) == (pytest.approx(2 * BATCH * 8 * 8 * AFTER * 7 * 7 * 3), 9)  # 9x9 blocks
+    cudnn = CUDNN.replace("256,56,56,64]{3,2,1,0} p", "256,57,57,16]{3,2,1,0} p").replace("64,3,3,64", "64,4,4,16")
+    for scope, taps in {"": 4 * 4 * 16, "jit(convolve_by_blocks)/": 7 * 7 * 3}.items():
+        _, one = kernels.kernels_of_step(cudnn.replace("TARGET", FORWARD.replace('conv"', f'{scope}conv"')), 256)
+        assert one.flop == pytest.approx(2 * 256 * 56 * 56 * 64 * taps)
 
 
 @pytest.mark.parametrize(("side", "filters"), [(4, 512), (7, 512), (4, 32)])
