@@ -7,7 +7,7 @@
   than its gradient on one device, which is compiled separately. Replaces the rows of the installed JAX
 - bytes: bytes of operands and results of every kernel, and FLOP of convolutions, on one H100. No kernel is faster than its
   bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the step.
-  --change names what this checkout has more than the rows before it
+  --change names what this checkout has more than the rows before it; --forms are of batch normalization
 - memory: the estimate of `jaxdp plan` compared with what XLA allocates on one H100. The difference of two batches is the memory
   per image
 
@@ -159,12 +159,12 @@ def updates_table(results: list[dict]) -> str:
     return markdown((*columns, "bytes covered", "memory"), rows, "By `benchmarks/compiled.py`; nothing was run.")
 
 
-def bytes_of_kernels(change: str) -> None:
+def bytes_of_kernels(change: str, forms: list[str]) -> None:
     """Replaces the rows of the change and the installed JAX."""
     gpu, batch = "h100", 256
     rows = [row for row in read("gpu_bytes", []) if (row["change"], row["jax"]) != (change, jax.__version__)]
     limits = published_ceilings(GPU_TARGETS[gpu].name, "bfloat16", 1)
-    for form in ("separate", "folded"):
+    for form in forms:
         flags = ["--model.dtype", "bfloat16", "--reduce.strategy", "psum", "--model.batch-norm", form]
         step = compiled(plan_of("imagenet_goyal_256", batch, flags), gpu)
         found, table = kernels.kernels_of_step(step.text, batch), defaultdict(float)
@@ -247,5 +247,5 @@ def memory_table(record: dict) -> str:
 STUDIES = {"strategies": strategies, "updates": updates, "bytes": bytes_of_kernels, "memory": memory_of_step}
 
 if __name__ == "__main__":
-    given = arguments(__doc__, study=STUDIES, change="now")
-    STUDIES[given.study](*[given.change] * (given.study == "bytes"))
+    given = arguments(__doc__, study=STUDIES, change="now", forms=["separate", "folded"])
+    STUDIES[given.study](*(given.change, given.forms) * (given.study == "bytes"))
