@@ -122,7 +122,7 @@ def gradient_alone(plan: Plan) -> dict:
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(everywhere, rows, everywhere), out_specs=rows, check_vma=False)
     traced = jax.jit(mapped).trace(*abstract_arguments(config, model, phase, mesh=mesh))
-    compiler_options = xla_options.compiler_options(config.compile, "gpu")
+    compiler_options = xla_options.compiler_options(config, "gpu")
     text = traced.lower(lowering_platforms=("cuda",)).compile(compiler_options).as_text()
     schedule = hlo.read_schedule(text, mesh.size)
     return {"kernels": schedule.kernels, "kernel_bytes": schedule.kernel_bytes}

@@ -44,7 +44,7 @@ OURS = {name: flags for name, (flags, _) in VARIANTS.items() if "folded" not in 
 COMPARED = {
     "best": ["jaxdp", "torch-compile", "torch-reduce"],
     "changes": ["jaxdp", *(f"jaxdp:{name}" for name, flags in OURS.items() if not flags)],
-    "folded": ["jaxdp", "jaxdp:folded-no-triton"],  # the autotuning of Triton's products did not end on an H100
+    "folded": ["jaxdp", "jaxdp:folded"],
     "flags": ["jaxdp", *(f"jaxdp:{name}" for name, flags in OURS.items() if flags)],
     "modes": ["torch", "torch-reduce", "torch-max"],
     "batches": ["jaxdp", "torch-compile", "torch-reduce"],

@@ -37,7 +37,7 @@ NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
 CPU_NAMES = (*NAMES, "torch:kept", "torch-compile:kept")
 GPU_NAMES = (*NAMES, "torch-reduce", "torch-max")
 TITLES = {"jaxdp-linen": "plain Flax", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
-TITLES |= {"jaxdp:folded-no-triton": "jaxdp, folded, without Triton"}
+TITLES |= {"jaxdp:folded": "jaxdp, folded"}
 TITLES |= {"torch-reduce": "PyTorch, reduce-overhead", "torch-max": "PyTorch, max-autotune"}
 TITLES |= {"torch:kept": "PyTorch, no malloc trimming", "torch-compile:kept": "PyTorch, compiled, no malloc trimming"}
 STAGES = (3, 4, 6, 3)
@@ -45,7 +45,6 @@ STAGES = (3, 4, 6, 3)
 # Convolutions in CUDA graphs (--xla_gpu_enable_command_buffer=+CONVOLUTION) fail in cuDNN: JAX 0.11.2 on an H100.
 VARIANTS = {
     "folded": ("", {"model": {"batch_norm": "folded"}}),
-    "folded-no-triton": ("--xla_gpu_enable_triton_gemm=false", {"model": {"batch_norm": "folded"}}),
     "deterministic": ("", {"compile": {"deterministic": True}}),
     "no-blocks": ("", {"convolution": {"gpu": "direct"}}),
     "no-graphs": ("--xla_gpu_enable_command_buffer=", {}),
@@ -93,7 +92,7 @@ def ours(size: int, stem: str, batch: int, changes: dict):
             _, metrics = one()
         jax.block_until_ready(metrics)
 
-    used = compiler_options(config.compile, devices[0].platform)
+    used = compiler_options(config, devices[0].platform)
     return step, {"jax": jax.__version__, "device": devices[0].device_kind, "changes": changes, "xla_options": used}
 
 

@@ -81,7 +81,7 @@ def compile_for(plan: Plan, phase_index: int, *, gpu: str, hosts: int, gpus_per_
     traced = trace_train_step(plan.config, model, phase, mesh=mesh)
     began = time.perf_counter()
     lowered = traced.lower(lowering_platforms=("cuda",))
-    compiler_options = options.compiler_options(plan.config.compile, "gpu")
+    compiler_options = options.compiler_options(plan.config, "gpu")
     with options.without_compilation_cache():  # JAX cannot load a stored program without its GPU
         compiled = lowered.compile(compiler_options)
     seconds = time.perf_counter() - began

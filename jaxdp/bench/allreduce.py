@@ -77,7 +77,7 @@ def run(
         )
     ]
     reduce = config.reduce
-    reduction = partial(timing.Reduction, mesh, gradient, wire_dtype=allreduce.wire_dtype_of(reduce), compile=config.compile)
+    reduction = partial(timing.Reduction, mesh, gradient, wire_dtype=allreduce.wire_dtype_of(reduce), config=config)
     calls = {name: reduction(name, bucket_bytes=reduce.bucket_bytes) for name in names}
     times, wrong_calls = timing.time_reductions(calls, repeats)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
@@ -110,7 +110,7 @@ def _time_message(
     size = elements * jnp.dtype(dtype).itemsize
     repetitions = max(1, min(20, 1_048_576 // size))
     vector = jax.ShapeDtypeStruct((elements,), jnp.dtype(dtype))
-    reduction = partial(timing.Reduction, mesh, vector, bucket_bytes=None, repetitions=repetitions, compile=config.compile)
+    reduction = partial(timing.Reduction, mesh, vector, bucket_bytes=None, repetitions=repetitions, config=config)
     calls = {name: reduction(name) for name in names}
     times, wrong_calls = timing.time_reductions(calls, repeats)
     for name, seconds in times.items():
@@ -181,7 +181,7 @@ def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], 
     check_vma = allreduce.check_vma(reduce.strategy)
     mapped = jax.shard_map(update, mesh=mesh, in_specs=(specs,), out_specs=specs_out, check_vma=check_vma)
     state = layout.place(create_state(config, model, mesh))
-    compiled = jax.jit(mapped).lower(state).compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
+    compiled = jax.jit(mapped).lower(state).compile(options.compiler_options(config, mesh.devices.flat[0].platform))
     return lambda: compiled(state)
 
 

@@ -87,7 +87,7 @@ def build_step(config: Config, mesh: Mesh, *, global_batch: int, strategy: str |
     state = make_layout(config, model, mesh).place(create_state(config, model, mesh))
     step = make_train_step(config, model, mesh, pixel_stats=PIXEL_STATS, accumulation=accumulation)
     hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
-    compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
+    compiler_options = options.compiler_options(config, mesh.devices.flat[0].platform)
     began = time.perf_counter()
     compiled = step.lower(state, batch, hyperparameters).compile(compiler_options)
     return StepRunner(compiled, state, batch, hyperparameters, time.perf_counter() - began)

@@ -115,7 +115,7 @@ def sum_proofs(
 
     def count_wrong_sums(strategy: str, name: str) -> int:
         def build() -> timing.Reduction:
-            return timing.Reduction(mesh, message, strategy, bucket_bytes=None, compile=config.compile)
+            return timing.Reduction(mesh, message, strategy, bucket_bytes=None, config=config)
 
         reduction = build_on_all_ranks(group, name, build)
         return sum(not reduction.is_exact(reduction()) for _ in range(CALLS))

@@ -117,7 +117,7 @@ class CheckedStep:
         local = prefetch.local_rows(self.mesh, len(batch["labels"]))
         self.batch = prefetch.to_global({name: rows[local] for name, rows in batch.items()}, self.mesh)
         self.hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(0)}
-        compiler_options = options.compiler_options(config.compile, devices[0].platform)
+        compiler_options = options.compiler_options(config, devices[0].platform)
         self.compiled = step.lower(self._initial_state(), self.batch, self.hyperparameters).compile(compiler_options)
 
     def _initial_state(self) -> TrainState:

@@ -1,19 +1,39 @@
 """Sums of squares of whole tensors, however they are stored; optimizers scale gradients and updates by them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 # Replaces each tensor of its trees by a float32 scalar, the sum of squares of the whole tensor.
 SumOfSquares = Callable[..., tuple]
+ROWS = 1024  # of a large tensor, each summed by one block of a GPU
 
 
 def local_sums_of_squares(*trees: Any) -> tuple:
     """The sums of squares of tensors that a device holds whole."""
-    return jax.tree.map(lambda tensor: jnp.sum(jnp.square(tensor.astype(jnp.promote_types(tensor.dtype, jnp.float32)))), trees)
+    each = partial(jax.tree.map, _sum_of_squares)
+    return lax.platform_dependent(trees, cuda=_sums_by_rows, rocm=_sums_by_rows, default=each)
+
+
+def _sum_of_squares(tensor: jax.Array, axis: int | None = None) -> jax.Array:
+    return jnp.sum(jnp.square(tensor.astype(jnp.promote_types(tensor.dtype, jnp.float32))), axis)
+
+
+def _sums_by_rows(trees: Any) -> Any:
+    """The sums where one kernel adds the rows of all large tensors, in place of one kernel for each tensor."""
+    leaves, structure = jax.tree.flatten(trees)
+    sums = list(map(_sum_of_squares, leaves))
+    large = [index for index, leaf in enumerate(leaves) if leaf.ndim > 1 and leaf.size and leaf.size % ROWS == 0]
+    if large:
+        rows = jnp.stack([_sum_of_squares(leaves[index].reshape(ROWS, -1), axis=1) for index in large])  # [T, ROWS]
+        for index, total in zip(large, jnp.sum(rows, axis=1), strict=True):
+            sums[index] = total
+    return jax.tree.unflatten(structure, sums)
 
 
 class SquaredNorms(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdp.config import Compile
+from jaxdp.config import Config
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import Stage
@@ -69,7 +69,7 @@ class Reduction:
         wire_dtype: Any = None,
         bucket_bytes: int | None = allreduce.BUCKET_BYTES,
         repetitions: int = 1,
-        compile: Compile | None = None,
+        config: Config | None = None,
     ) -> None:
         rows = PartitionSpec(AXES)
 
@@ -98,7 +98,7 @@ class Reduction:
         self.inputs = jax.jit(lambda: jax.tree.map(fill, shapes), out_shardings=NamedSharding(mesh, rows))()
         check_vma = allreduce.check_vma(strategy)
         mapped = jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=check_vma))
-        compiler_options = options.compiler_options(compile or Compile(), mesh.devices.flat[0].platform)
+        compiler_options = options.compiler_options(config or Config(), mesh.devices.flat[0].platform)
         self.compiled = mapped.lower(self.inputs).compile(compiler_options)
 
     def __call__(self) -> Any:

@@ -37,7 +37,7 @@ def _check_sums(config: Config, mesh: Mesh) -> None:
     """
     name, shape = config.reduce.strategy, "x".join(map(str, mesh.devices.shape))
     message = jax.ShapeDtypeStruct((CHECKED_ELEMENTS,), "float32")
-    reduction = timing.Reduction(mesh, message, name, bucket_bytes=None, compile=config.compile)
+    reduction = timing.Reduction(mesh, message, name, bucket_bytes=None, config=config)
     with status.current().waiting(status.DEVICES):
         is_exact = reduction.is_exact(reduction())
     if not is_exact:

@@ -32,6 +32,7 @@ from jaxdp.training.modes.class_weights import with_class_weights
 from jaxdp.training.modes.loss_scaling import with_loss_scale, with_unscaled_gradient
 from jaxdp.training.modes.overlap import overlapped_gradient
 from jaxdp.training.modes.resident_images import with_resident_images
+from jaxdp.training.modes.row_major import with_row_major_gradient
 from jaxdp.training.modes.skipped_steps import with_skipped_steps
 from jaxdp.training.objective import (
     Batch,
@@ -223,7 +224,10 @@ def make_train_step(
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
         constants = hyperparameters.get("constants")
-        device_step = with_update(config, layout, partial(gradients, images=images, constants=constants))
+        gradient: Gradient = partial(gradients, images=images, constants=constants)
+        if mesh.size == 1:
+            gradient = with_row_major_gradient(gradient)
+        device_step = with_update(config, layout, gradient)
         if config.optimizer.average_decay is not None:
             device_step = with_average(device_step, config, layout)
         if skips_steps(config):

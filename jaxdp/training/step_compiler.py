@@ -235,7 +235,7 @@ class StepCompiler:
     def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh, resident: tuple[Any, ...]) -> Callable:
         """A compiled program. resident: its last arguments, which are on the devices."""
         with status.current().waiting(status.COMPILER):
-            compiled = lowered.compile(options.compiler_options(self.plan.config.compile, mesh.devices.flat[0].platform))
+            compiled = lowered.compile(options.compiler_options(self.plan.config, mesh.devices.flat[0].platform))
         return _Program(compiled, resident)
 
     def _resident(self, mesh: Mesh) -> tuple[jax.Array, ...]:

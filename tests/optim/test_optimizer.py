@@ -13,7 +13,7 @@ from helpers.runs import outcome, train_until
 from jaxdp import train
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
-from jaxdp.optim import build_optimizer, lamb, lars
+from jaxdp.optim import build_optimizer, lamb, lars, squares
 from jaxdp.optim.rules import in_float32
 
 GRADIENTS = [(0.6, 0.8), (-1.0, 0.0), (0.0, 2.0)]
@@ -311,3 +311,15 @@ def test_lars_with_schedules_equals_fixed_values_per_step():
         updates, state = scheduled.update(gradient, state, params)
         expected, fixed_state = lars(0.1 * (step + 1), 0.5 + 0.1 * step).update(gradient, fixed_state, params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), updates, expected)
+
+
+def test_sums_of_squares_by_rows_equal_float64():
+    random = np.random.default_rng(0)
+    shapes = [(3, 3, 64, 32), (7, 7, 3, 64), (2048,), (32, 96), (0, 4), ()]
+    trees = (
+        [jnp.asarray(random.normal(size=shape) * 1e3, jnp.bfloat16) for shape in shapes],
+        {"again": jnp.full((64, 64), 1e10)},
+    )
+    for ours, tensor in zip(*map(jax.tree.leaves, (squares._sums_by_rows(trees), trees)), strict=True):
+        assert ours.dtype == jnp.float32
+        assert float(ours) == pytest.approx(np.square(np.asarray(tensor, np.float64)).sum(), rel=1e-6)

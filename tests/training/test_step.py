@@ -38,6 +38,7 @@ from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.parallel.traffic import find_collectives
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training.batch_statistics import update_statistics
+from jaxdp.training.modes import row_major
 from jaxdp.training.state import create_state
 from jaxdp.training.step import make_train_step
 
@@ -305,3 +306,25 @@ def test_the_state_is_donated(normalized_linear):
     step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=2)
     step(state, prefetch.to_global(make_batch(), mesh), hyperparameters(0.1))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.opt_state)))
+
+
+def test_one_gpu_writes_the_gradient_of_each_kernel_in_the_order_of_its_dimensions():
+    """Behind a barrier as a vector, which has one order only; other platforms and vectors do not need it."""
+    gradient = {"kernel": np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4), "matrix": np.ones((2, 3)), "bias": np.ones(2)}
+    step = jax.jit(lambda: row_major.with_row_major_gradient(lambda *_: (gradient, {}))(None, {}, 0)[0])
+    for platform, count in {"cuda": 1, "rocm": 1, "cpu": 0, "tpu": 0}.items():
+        text = step.trace().lower(lowering_platforms=(platform,)).as_text()
+        assert text.count("optimization_barrier") == count
+    jax.tree.map(np.testing.assert_array_equal, row_major._row_major(gradient), gradient)
+
+
+@pytest.mark.parametrize("mesh_shape", [(1, 1), (1, 2)])
+def test_only_the_step_of_one_device_writes_it_in_that_order(mesh_shape):
+    config = step_config()
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    state = create_state(config, model, mesh)
+    step = make_train_step(config, model, mesh, pixel_stats=PIXELS)
+    traced = step.trace(state, prefetch.to_global(make_batch(), mesh), hyperparameters(0.1))
+    texts = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "cpu"))
+    on_gpu, on_cpu = (text.count("optimization_barrier") for text in texts)
+    assert on_gpu - on_cpu == sum(leaf.ndim > 2 for leaf in jax.tree.leaves(state.params)) * (mesh.size == 1)

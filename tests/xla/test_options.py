@@ -19,7 +19,7 @@ import pytest
 
 from jaxdp.bench.step_runner import build_step
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.config import Compile
+from jaxdp.config import Compile, Config, Model
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.xla import options
@@ -120,10 +120,17 @@ def test_options_that_this_release_lacks_are_left_out(monkeypatch):
     for tuned in ([], [known], [unknown], [known, other], [unknown, known], [known, unknown, other], [unknown, ("xla_no", 2)]):
         monkeypatch.setattr(options, "TUNED", {"cpu": dict(tuned)})
         expected = dict(one for one in tuned if one in (known, other))
-        assert options.compiler_options(Compile(), "cpu") == expected
-        assert options.compiler_options(Compile(), "tpu") == {}
+        assert options.compiler_options(Config(), "cpu") == expected
+        assert options.compiler_options(Config(), "tpu") == {}
         deterministic = {"xla_gpu_deterministic_ops": True}
-        assert options.compiler_options(Compile(deterministic=True), "cpu") == expected | deterministic
+        assert options.compiler_options(Config(compile=Compile(deterministic=True)), "cpu") == expected | deterministic
+
+
+def test_folded_batch_norm_is_compiled_without_products_in_triton_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(options, "TUNED", {})
+    found = {form: options.compiler_options(Config(model=Model(batch_norm=form)), "gpu") for form in ("auto", "folded")}
+    assert found == {"auto": {}, "folded": {"xla_gpu_enable_triton_gemm": False}}
+    assert options.compiler_options(Config(model=Model(batch_norm="folded")), "cpu") == {}
 
 
 def test_without_a_directory_for_it_there_is_no_cache(jax_cache, monkeypatch, tmp_path):
@@ -170,7 +177,7 @@ def test_tuned_options_compute_the_same_step(tiny_resnet, monkeypatch):
     for tuned in (True, False):
         if not tuned:
             monkeypatch.setattr(options, "TUNED", {})
-        assert bool(options.compiler_options(tiny_resnet.compile, "cpu")) == tuned
+        assert bool(options.compiler_options(tiny_resnet, "cpu")) == tuned
         one = build_step(tiny_resnet, make_mesh(1, 1), global_batch=8, strategy="torus")
         one.hyperparameters["learning_rate"] = np.float32(1.0)
         found[tuned] = jax.device_get(one())
