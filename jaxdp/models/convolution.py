@@ -1,11 +1,10 @@
-"""Convolution and max pooling, in forms that compute the same numbers; average pooling; BlurPool.
+"""Convolution in forms that compute the same numbers; max and average pooling; BlurPool.
 
 `convolve` is "direct", one `conv_general_dilated`, or one of two forms that `form_on` selects. "product" is for CPUs: XLA is
 slow for 1x1 kernels and for maps of a few pixels there, which are computed as matrix products instead. "cudnn" is for GPUs:
 cuDNN is slow for three channels, so the first convolution of the ImageNet stem is computed over blocks of 2x2 pixels, and it
 would write zeros into the input gradient of a strided 1x1 convolution.
-`max_pool` has a hand-written gradient that stores the index of each window's maximum in a byte, because the gradient that JAX
-derives is slow on every backend. `custom_vjp` selects it.
+`jaxdp.models.bn_relu_max_pool` has max pooling with a faster gradient.
 
 BlurPool is anti-aliasing before subsampling (Zhang, arXiv 1904.11486, section 3). `model.blur_pool` places the filter as one of
 two public implementations. "convolutions" is FFCV's: before each strided convolution of at least 16 channels.
@@ -13,7 +12,6 @@ two public implementations. "convolutions" is FFCV's: before each strided convol
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,13 +135,11 @@ def _small_map(images: jax.Array, kernel: jax.Array, stride: int, *, out_shape: 
     return _product(jnp.concatenate(patches, axis=-1), used.reshape(-1, kernel.shape[-1]))
 
 
-def max_pool(images: jax.Array, stride: int = 2, *, custom_vjp: bool) -> jax.Array:
+def max_pool(images: jax.Array, stride: int) -> jax.Array:
     """3x3 maximum with padding 1: [B, H, W, C] to [B, ceil(H / stride), ceil(W / stride), C].
 
-    The gradient goes to the first maximum of a window. custom_vjp: False leaves the gradient to JAX.
+    The gradient goes to the first maximum of a window.
     """
-    if custom_vjp:
-        return _max_pool(stride, images)
     strides = (1, stride, stride, 1)
     return lax.reduce_window(images, -jnp.inf, lax.max, (1, 3, 3, 1), strides, [(0, 0), (1, 1), (1, 1), (0, 0)])
 
@@ -160,59 +156,6 @@ def average_pool(images: jax.Array) -> jax.Array:
         first, second = (lax.slice_in_dim(even, k, even.shape[axis], 2, axis) for k in range(2))
         means = 0.5 * (first + second)
     return means.astype(images.dtype)
-
-
-def _window_entry(padded: jax.Array, k: int, *, out_shape: tuple[int, int], stride: int) -> jax.Array:
-    """Entry k (row-major, 0 to 8) of every window, [B, *out_shape, C]."""
-    row, column = k // 3, k % 3
-    height, width = out_shape
-    return lax.slice(
-        padded,
-        (0, row, column, 0),
-        (padded.shape[0], row + stride * (height - 1) + 1, column + stride * (width - 1) + 1, padded.shape[3]),
-        (1, stride, stride, 1),
-    )
-
-
-def _max_and_index(images: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
-    """The maximum of each window, and the index (int8, 0 to 8) of the first entry that holds it."""
-    out_shape = -(-images.shape[1] // stride), -(-images.shape[2] // stride)
-    low = jnp.array(-jnp.inf, images.dtype)
-    padded = lax.pad(images, low, [(0, 0, 0), (1, 1, 0), (1, 1, 0), (0, 0, 0)])
-    entry_of = partial(_window_entry, padded, out_shape=out_shape, stride=stride)
-    best = entry_of(0)
-    index = jnp.zeros(best.shape, jnp.int8)
-    for k in range(1, 9):
-        entry = entry_of(k)
-        index = jnp.where(entry > best, jnp.int8(k), index)
-        best = jnp.maximum(best, entry)
-    return best, index
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _max_pool(stride: int, images: jax.Array) -> jax.Array:
-    return _max_and_index(images, stride)[0]
-
-
-def _max_pool_forward(stride: int, images: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    best, index = _max_and_index(images, stride)
-    return best, (index, jnp.zeros((0, *images.shape[1:3], 0)))  # the empty array carries the image size
-
-
-def _max_pool_backward(stride: int, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array]:
-    index, like = residuals
-    total: Any = 0
-    for k in range(9):
-        part = jnp.where(index == k, cotangent, 0)
-        edges = [(0, 0, 0)] * 4
-        for axis, (offset, whole) in enumerate(zip(divmod(k, 3), like.shape[1:3], strict=True), 1):
-            reach = stride * (part.shape[axis] - 1) + 1
-            edges[axis] = (offset - 1, whole - (offset - 1) - reach, stride - 1)
-        total += lax.pad(part, jnp.zeros((), cotangent.dtype), edges)
-    return (total,)
-
-
-_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 def blur(images: jax.Array, stride: int) -> jax.Array:

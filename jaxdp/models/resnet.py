@@ -20,6 +20,7 @@ from jaxdp.config import BlurPool
 from jaxdp.errors import ConfigError, one_of
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, OneValue, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
+from jaxdp.models.bn_relu_max_pool import bn_relu_max_pool
 from jaxdp.models.convolution import BLURS_MAXIMA, average_pool, blur, blurs_input, convolve, form_on, max_pool
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
@@ -303,12 +304,13 @@ class ResNet(nn.Module):
                 x = relu(norm(name="stem_bn1")(conv(self.width // 2, 3, 2, name="stem_conv1")(x)))
                 x = relu(norm(name="stem_bn2")(conv(self.width // 2, 3, name="stem_conv2")(x)))
             size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
-            x = relu(norm(name="bn1")(conv(self.width, size, stride, name=STEMS[self.stem][-2])(x)))
+            term = norm(name="bn1")(conv(self.width, size, stride, name=STEMS[self.stem][-2])(x))
             if self.stem == "small":
-                return x
-            if self.blur_pool == BLURS_MAXIMA:
-                return blur(max_pool(x, 1, custom_vjp=self.custom_vjp), 2)
-            return max_pool(x, custom_vjp=self.custom_vjp)
+                return relu(term)
+            blurs = self.blur_pool == BLURS_MAXIMA
+            stride = 1 if blurs else 2
+            maxima = bn_relu_max_pool(fusion, stride, term) if fused else max_pool(bn_relu((term,)), stride)
+            return blur(maxima, 2) if blurs else maxima
 
         def head(x: jax.Array) -> jax.Array:
             x = x.astype(jnp.float32).mean((1, 2))

@@ -1,4 +1,4 @@
-"""Both implementations of convolution and max pooling, average pooling, and BlurPool: its filter and its places."""
+"""Both implementations of convolution, average pooling, and BlurPool: its filter and its places."""
 
 import re
 from functools import partial
@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxdp.config import BlurPool
 from jaxdp.models import convolution
-from jaxdp.models.convolution import average_pool, blur, convolve, max_pool
+from jaxdp.models.convolution import average_pool, blur, convolve
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 
 FORMS = get_args(BlurPool)
@@ -169,29 +169,6 @@ def test_first_convolution_of_even_images_is_over_blocks_on_a_gpu(kernel, stride
     operands = [tuple(map(int, found.split("x"))) for found in re.findall(r"tensor<([\dx]+)xf32>", line)[:2]]
     expected = ((2, sides[0] // 2 + 1, sides[1] // 2 + 1, 16), (8, 4, 4, 16)) if blocks else shapes
     assert tuple(operands) == expected
-
-
-@partial(jax.jit, static_argnums=(2, 3))
-def pool_and_gradient(images, cotangent, stride, custom_vjp):
-    value, vjp_fn = jax.vjp(lambda x: max_pool(x, stride, custom_vjp=custom_vjp), images)
-    return value, vjp_fn(cotangent)[0]
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((7, 9), jnp.float32), ((1, 1), jnp.float32), ((2, 6), jnp.float32), ((2, 6), jnp.bfloat16)]
-)
-def test_max_pool_custom_vjp_equals_the_one_that_jax_derives(shape, dtype, stride):
-    """With many ties, both give the gradient to the first maximum. (Integers make bfloat16 sums exact.)"""
-    random = np.random.default_rng(2)
-    images = jnp.asarray(random.integers(0, 3, (2, *shape, 4)), dtype)
-    cotangent = jnp.asarray(random.integers(-8, 8, (2, -(-shape[0] // stride), -(-shape[1] // stride), 4)), dtype)
-    results = [pool_and_gradient(images, cotangent, stride, custom_vjp) for custom_vjp in (False, True)]
-    for a, b in zip(*results, strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-    kept = jax.eval_shape(lambda x: jax.vjp(partial(max_pool, stride=stride, custom_vjp=True), x)[1], images)
-    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept)) == cotangent.size  # a byte of each window
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -231,9 +231,10 @@ def test_network_that_takes_images_of_one_size_alone_refuses_others():
         (False, False, None, 2, True),  # this host's CPU
     ],
 )
-def test_program_has_the_form_and_the_gradients_of_its_arguments(train, custom_vjp, form, products, has_own_gradients):
+@pytest.mark.parametrize("stem", ["small", "imagenet"])
+def test_program_has_the_form_and_the_gradients_of_its_arguments(stem, train, custom_vjp, form, products, has_own_gradients):
     """The products are the classifier and the 1x1 convolution of a shortcut."""
-    net, images = ResNet(TWO_BLOCKS, 5, 4, "small", convolution=form, custom_vjp=custom_vjp), jnp.ones((2, 10, 12, 3))
+    net, images = ResNet(TWO_BLOCKS, 5, 4, stem, convolution=form, custom_vjp=custom_vjp), jnp.ones((2, 10, 12, 3))
     variables = jax.eval_shape(lambda: net.init(jax.random.key(0), images, train=False))
     program = str(jax.make_jaxpr(lambda v: net.apply(v, images, train=train, mutable=["batch_stats"]))(variables))
     assert program.count("= dot_general[") == products
