@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxdp.cores import usable_cores
+from jaxdp.distributed import tpu
 from jaxdp.errors import ConfigError, one_of, plural
 
 DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
@@ -173,12 +174,28 @@ def _open_mpi(environment: Environment) -> Cluster | None:
     return Cluster("openmpi", name, port, _number(environment, rank), _number(environment, processes))
 
 
+def _tpu(environment: Environment) -> Cluster | None:
+    """The workers of one or several TPU slices, numbered as in JAX."""
+    found = tpu.slice_variables(environment)
+    if tpu.HOSTNAMES not in found:
+        if tpu.WORKER not in found:
+            return None
+        raise ConfigError(tpu.HOSTNAMES, reason=f"is not set, but {tpu.WORKER} is", hint="set it to the workers: HOST,HOST,...")
+    hosts, slices = found[tpu.HOSTNAMES].split(","), _number(found, tpu.SLICES) if tpu.SLICES in found else 1
+    if len(hosts) * slices == 1:
+        return Cluster("tpu", "127.0.0.1", DEFAULT_PORT, 0, 1)
+    rank = _number(found, tpu.WORKER) + (_number(found, tpu.SLICE) * len(hosts) if slices > 1 else 0)
+    address, _ = parse_address(found.get(tpu.COORDINATOR, hosts[0]))
+    return Cluster("tpu", address, DEFAULT_PORT, rank, len(hosts) * slices)
+
+
 LAUNCHERS: dict[str, Callable[[Environment], Cluster | None]] = {
     "jax": _jax,
     "kubeflow": _kubeflow,
     "torchrun": _torchrun,
     "openmpi": _open_mpi,
     "slurm": _slurm,
+    "tpu": _tpu,
 }
 
 
