@@ -175,18 +175,15 @@ def _open_mpi(environment: Environment) -> Cluster | None:
 
 
 def _tpu(environment: Environment) -> Cluster | None:
-    """The workers of one or several TPU slices, numbered as in JAX."""
+    """The workers of a TPU slice, numbered as in JAX."""
     found = tpu.slice_variables(environment)
     if tpu.HOSTNAMES not in found:
         if tpu.WORKER not in found:
             return None
         raise ConfigError(tpu.HOSTNAMES, reason=f"is not set, but {tpu.WORKER} is", hint="set it to the workers: HOST,HOST,...")
-    hosts, slices = found[tpu.HOSTNAMES].split(","), _number(found, tpu.SLICES) if tpu.SLICES in found else 1
-    if len(hosts) * slices == 1:
-        return Cluster("tpu", "127.0.0.1", DEFAULT_PORT, 0, 1)
-    rank = _number(found, tpu.WORKER) + (_number(found, tpu.SLICE) * len(hosts) if slices > 1 else 0)
-    address, _ = parse_address(found.get(tpu.COORDINATOR, hosts[0]))
-    return Cluster("tpu", address, DEFAULT_PORT, rank, len(hosts) * slices)
+    first, *others = found[tpu.HOSTNAMES].split(",")
+    rank = _number(found, tpu.WORKER) if others else 0
+    return Cluster("tpu", parse_address(first)[0], DEFAULT_PORT, rank, 1 + len(others))
 
 
 LAUNCHERS: dict[str, Callable[[Environment], Cluster | None]] = {

@@ -10,7 +10,6 @@ from pathlib import Path
 # Google's vendor id, and the device ids that JAX takes for TPUs: v3 to v6e, and 7x.
 VENDOR, DEVICES = "0x1ae0", ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
-SLICES, SLICE, COORDINATOR = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"
 
 
 def chip_drivers(root: Path = Path("/")) -> list[str]:
@@ -51,13 +50,11 @@ def slice_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
     if given or environment.get("JAX_PLATFORMS") == "cpu" or not chip_drivers():
         return environment
     try:
-        worker, endpoints, settings = map(_metadata, ("agent-worker-number", "worker-network-endpoints", "tpu-env"))
+        worker, endpoints = _metadata("agent-worker-number"), _metadata("worker-network-endpoints")
     except OSError:
         return environment
-    lines = [line.partition(":") for line in settings.splitlines()]  # NAME: 'VALUE'
-    found = {name.strip(): value.strip(" '") for name, _, value in lines if name.strip() in (SLICES, SLICE, COORDINATOR)}
     hosts = ",".join(endpoint.split(":")[-1] for endpoint in endpoints.split(","))  # of HOST or NAME:ID:IP
-    return found | {HOSTNAMES: hosts, WORKER: worker} if worker and hosts else environment
+    return {HOSTNAMES: hosts, WORKER: worker} if worker and hosts else environment
 
 
 def _metadata(attribute: str) -> str:

@@ -83,9 +83,6 @@ def metadata_server(attributes):
 
 
 POD = {"agent-worker-number": "2", "worker-network-endpoints": "w0:1:10.0.0.3,w1:2:10.0.0.4,w2:3:10.0.0.5"}
-SLICES = {
-    "tpu-env": "ZONE: 'us'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.0.0.3:8080'"
-}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,6 @@ SLICES = {
     [
         (POD, {}, 4, Cluster("tpu", "10.0.0.3", 29_400, 2, 3)),
         (POD | {"worker-network-endpoints": "a,b,c"}, {}, 4, Cluster("tpu", "a", 29_400, 2, 3)),
-        (POD | SLICES, {}, 4, Cluster("tpu", "10.0.0.3", 29_400, 5, 6)),
         ({"agent-worker-number": "0", "worker-network-endpoints": "w0:1:10.0.0.3"}, {}, 4, None),
         ({}, {}, 4, None),  # no TPU VM
         ({"agent-worker-number": None}, {}, 4, None),
