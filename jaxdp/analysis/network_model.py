@@ -35,7 +35,7 @@ class Links(NamedTuple):
 
     bandwidth: of a host's link to other hosts, which its devices share. device_bandwidth: of a device itself, also to the
     devices of its host. gloo: the devices are CPUs, over which gloo runs the collectives: XLA selects its ring for a psum, and
-    a reduce-scatter along the rows is an all-to-all.
+    a reduce-scatter along the rows is an all-to-all. tpu: name in `ICI`; every chip has links of its own.
     """
 
     latency: float
@@ -43,6 +43,7 @@ class Links(NamedTuple):
     device_bandwidth: float = math.inf
     devices_per_host: int = 1
     gloo: bool = False
+    tpu: str | None = None
 
     def seconds(self, exchange: Exchange, vertical: int, horizontal: int, *, num_bytes: float, scatters: bool = False) -> float:
         """Seconds of an exchange of an all-reduce of `num_bytes` bytes. scatters: it is the reduce-scatter along the rows."""
@@ -95,6 +96,11 @@ def candidates(strategy: str, vertical: int, horizontal: int) -> list[list[Excha
         raise one_of("strategy", strategy, known)
     cost = STRATEGIES[strategy].cost
     return cost(vertical, horizontal) if cost and vertical * horizontal > 1 else [[]]
+
+
+# A link of a TPU in one direction. Latency: "typically around 1us" (jax-ml.github.io/scaling-book/sharding). Bandwidth of chips
+# with four links: 1,600 and 3,200 Gbit/s (docs.cloud.google.com/tpu/docs/v6e); with six: 1,200 GB/s both ways (.../v5p).
+ICI = {name: Links(1e-6, bandwidth, tpu=name) for name, bandwidth in [("v5e", 50e9), ("v5p", 100e9), ("v6e", 100e9)]}
 
 
 class Cost(NamedTuple):
@@ -167,7 +173,9 @@ def turning_points(
 
 
 def parse_network(text: str) -> Links:
-    """The network of "latency,bandwidth" or "latency,bandwidth,device bandwidth". Raises ConfigError for other text."""
+    """The network of a TPU in `ICI`, "latency,bandwidth" or "latency,bandwidth,device bandwidth". Raises ConfigError."""
+    if text in ICI:
+        return ICI[text]
     try:
         latency, *bandwidths = (float(part) for part in text.split(","))
     except ValueError:
@@ -177,7 +185,7 @@ def parse_network(text: str) -> Links:
             "--network",
             text,
             reason="must be LATENCY,BANDWIDTH or LATENCY,BANDWIDTH,DEVICE: seconds (0 or more) and bytes per second (positive)",
-            hint="for example 5e-6,10e9",
+            hint=f"for example 5e-6,10e9, or the TPU {', '.join(ICI)}",
         )
     return Links(latency, bandwidths[0], device_bandwidth=bandwidths[1] if len(bandwidths) > 1 else math.inf)
 
@@ -234,6 +242,7 @@ def predict(
         "device_bandwidth": None if network.device_bandwidth == math.inf else network.device_bandwidth,
         "devices_per_host": network.devices_per_host,
         "gloo": network.gloo,
+        "tpu": network.tpu,
         "message_bytes": sum(messages),
         "messages": messages,
         "normalization_messages": between_layers,
@@ -342,7 +351,7 @@ def notes(prediction: dict) -> list[str]:
         "Synchronized batch normalization sends messages between the layers, forward and backward, as psum for every strategy. "
         "The next layer waits for them, so they cannot be hidden."
     )
-    links = "each device has one full-duplex link"
+    links, tpu = "each device has one full-duplex link", prediction["tpu"]
     if prediction["devices_per_host"] > 1:
         links = f"the {prediction['devices_per_host']} devices of a host share one full-duplex link"
     if prediction["device_bandwidth"] is not None:
@@ -353,5 +362,6 @@ def notes(prediction: dict) -> list[str]:
         "them (--reduce.bucket-bytes). The last two columns are numbers of devices, powers of two, that share the batch of the "
         "phase.",
         *(["gloo sends bfloat16 as float32."] if prediction["gloo"] else []),
+        *([f"A link of TPU {tpu}, one way, as published; not measured. A round is one hop."] if tpu else []),
         *([normalization] if prediction["normalization_messages"] else []),
     ]

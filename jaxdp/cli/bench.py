@@ -168,13 +168,12 @@ def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:
 
 def _allreduce_record(options: Allreduce) -> dict[str, Any]:
     config, devices = _start(options)
-    import jax
 
     from jaxdp import models
     from jaxdp.bench import allreduce
-    from jaxdp.parallel.mesh import choose_shape, make_mesh
+    from jaxdp.parallel.mesh import make_mesh
 
-    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
+    mesh = make_mesh(config.mesh.vertical, config.mesh.horizontal, devices)
     if mesh.size < 2:
         raise ConfigError("mesh", reason="an all-reduce needs at least two devices", hint="on a CPU use --mesh.cpu-devices 4")
     size = config.data.image_size
@@ -230,10 +229,10 @@ def _bench_step(options: StepCommand, flags: list[str]) -> None:
     if not options.seconds > 0:
         raise ConfigError("--seconds", options.seconds, reason="must be greater than 0")
     from jaxdp.bench import step as bench
-    from jaxdp.parallel.mesh import choose_shape, make_mesh
+    from jaxdp.parallel.mesh import make_mesh
 
     config, devices = _start(options)
-    mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
+    mesh = make_mesh(config.mesh.vertical, config.mesh.horizontal, devices)
     batch = bench.default_batch(config, mesh.size) if options.batch_size is None else options.batch_size
     bench.check(config, batch, devices=mesh.size, profile=options.kernels)
     record = bench.run(

@@ -29,7 +29,7 @@ class Launch:
     """Start of a run of several processes."""
 
     cluster: str = "auto"
-    """Launcher whose variables describe the processes of the run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
+    """Launcher whose variables describe the processes of the run: auto, none, jax, kubeflow, torchrun, openmpi, slurm or tpu"""
     coordinator: str | None = None
     """HOST:PORT of rank 0, with --processes and --rank, instead of a launcher's variables"""
     processes: int | None = None

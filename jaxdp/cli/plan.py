@@ -45,8 +45,9 @@ class PlanCommand:
     wire: Switch = False
     """Collectives of a step: axis, type, bytes and number of each kind"""
     network: str | None = None
-    """LATENCY,BANDWIDTH[,DEVICE] in seconds and bytes/s, for example 5e-6,10e9: predicts step time and efficiency of each
-    strategy. BANDWIDTH: of a device's link, or with --hosts of a host's; DEVICE: of a device itself, inside its host too"""
+    """LATENCY,BANDWIDTH[,DEVICE] in seconds and bytes/s, for example 5e-6,10e9, or a TPU (v5e, v5p, v6e): predicts step time
+    and efficiency of each strategy. BANDWIDTH: of a device's link, or with --hosts of a host's; DEVICE: of a device itself,
+    inside its host too"""
     images_per_second: float | None = None
     """Training speed of one device in images/s, from `jaxdp bench step`: predicts the hours of the run. With --network
     the speed without communication (None: the paper's V100, scaled by multiply-adds)"""
@@ -192,7 +193,7 @@ def _network(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Secti
     from jaxdp.analysis.wire import normalization_messages
 
     network = network_model.parse_network(options.network)._replace(gloo=plan.config.mesh.cpu_devices is not None)
-    if options.hosts > 1 or network.device_bandwidth < math.inf:
+    if network.tpu is None and (options.hosts > 1 or network.device_bandwidth < math.inf):
         devices = plan.phases[0].devices + plan.phases[0].idle_devices
         network = network._replace(devices_per_host=devices // options.hosts)
     messages = normalization_messages(plan)

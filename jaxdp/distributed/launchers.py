@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxdp.cores import usable_cores
+from jaxdp.distributed import tpu
 from jaxdp.errors import ConfigError, one_of, plural
 
 DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
@@ -173,12 +174,25 @@ def _open_mpi(environment: Environment) -> Cluster | None:
     return Cluster("openmpi", name, port, _number(environment, rank), _number(environment, processes))
 
 
+def _tpu(environment: Environment) -> Cluster | None:
+    """The workers of a TPU slice, numbered as in JAX."""
+    found = tpu.slice_variables(environment)
+    if tpu.HOSTNAMES not in found:
+        if tpu.WORKER not in found:
+            return None
+        raise ConfigError(tpu.HOSTNAMES, reason=f"is not set, but {tpu.WORKER} is", hint="set it to the workers: HOST,HOST,...")
+    first, *others = found[tpu.HOSTNAMES].split(",")
+    rank = _number(found, tpu.WORKER) if others else 0
+    return Cluster("tpu", parse_address(first)[0], DEFAULT_PORT, rank, 1 + len(others))
+
+
 LAUNCHERS: dict[str, Callable[[Environment], Cluster | None]] = {
     "jax": _jax,
     "kubeflow": _kubeflow,
     "torchrun": _torchrun,
     "openmpi": _open_mpi,
     "slurm": _slurm,
+    "tpu": _tpu,
 }
 
 

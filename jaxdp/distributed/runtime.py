@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Guard
 from jaxdp.config import Mesh as MeshConfig
-from jaxdp.distributed import coordination, launchers, watchdog
+from jaxdp.distributed import coordination, launchers, tpu, watchdog
 from jaxdp.distributed.process_group import JoinedProcesses, ProcessGroup
 from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.distributed.stack_traces import place_of
@@ -132,9 +132,10 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool 
     device computes in the calling thread. From then on, this process keeps freed memory, which later steps reuse. cache: store
     compiled programs; False keeps JAX's own setting.
 
-    Raises ConfigError if JAX's platform does not start, or if JAX does not see the machine's NVIDIA GPU (unless
+    Raises ConfigError if JAX's platform does not start, or if JAX does not see the machine's NVIDIA GPU or TPU (unless
     JAX_PLATFORMS=cpu asks for that). Also raises it if JAX already runs in this process with fewer CPU devices, if the
-    processes have different numbers of devices, or for an option of JAX that changes or breaks a run.
+    processes have different numbers of devices, if these are not the processes of a TPU slice, or for an option of JAX that
+    changes or breaks a run.
     """
     group = group or current_group()
     if CPU_COLLECTIVE_TIMEOUT.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
@@ -147,7 +148,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool 
     cpu_devices = config.cpu_devices or 1
     with contextlib.suppress(RuntimeError):  # JAX is running: `_check_cpu` decides whether its devices suffice
         jax.config.update("jax_num_cpu_devices", cpu_devices)
-    keep = cpu_devices == 1 and group.num_processes == 1 and not _gpu_expected()
+    keep = cpu_devices == 1 and group.num_processes == 1 and not _expected_accelerator()
     if keep:
         with contextlib.suppress(AttributeError):  # without this option, steps are slower and give the same results
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
@@ -163,7 +164,9 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, *, cache: bool 
     available, by_process = _jax_devices(), dict[int, list[jax.Device]]()
     for device in available:
         by_process.setdefault(device.process_index, []).append(device)
-    if available[0].platform == "cpu":
+    if available[0].platform == "tpu":
+        _check_workers(len(by_process), jax.process_index(), group)
+    elif available[0].platform == "cpu":
         _check_cpu(len(jax.local_devices()), cpu_devices)
         by_process = {process: devices[:cpu_devices] for process, devices in by_process.items()}
         if keep:
@@ -191,11 +194,12 @@ def _jax_devices() -> "list[jax.Device]":
     try:
         return jax.devices()
     except Exception as error:  # by platform and release: RuntimeError, AssertionError, JaxRuntimeError
+        users = tpu.users() if tpu.chip_drivers() else ""
         raise ConfigError(
             "JAX_PLATFORMS",
             os.environ.get("JAX_PLATFORMS", ""),
             reason=f"this JAX platform does not start ({first_line(error)})",
-            hint="unset it, or set it to cpu to train on the CPU",
+            hint=f"end {users}, which uses the TPU" if users else "unset it, or set it to cpu to train on the CPU",
         ) from None
 
 
@@ -209,17 +213,33 @@ def _check_equal_counts(counts: dict[int, int], hosts: list[str]) -> None:
         )
 
 
-def _gpu_expected() -> bool:
-    return nvidia_gpu_present() and "cpu" not in os.environ.get("JAX_PLATFORMS", "").split(",")
+def _check_workers(processes: int, rank: int, group: ProcessGroup) -> None:
+    """The processes of a TPU slice are those of its network, however they were started."""
+    if (processes, rank) != (group.num_processes, group.rank):
+        raise ConfigError(
+            "processes",
+            group.num_processes,
+            reason=f"this is rank {group.rank}; in the TPU slice it is rank {rank} of {processes}",
+            hint=f"start the same command on every worker (--worker=all), or set {tpu.HOSTNAMES} and {tpu.WORKER}",
+        )
+
+
+def _expected_accelerator() -> tuple[str, str] | None:
+    """(accelerator of this machine, extras that install its plugin), unless JAX_PLATFORMS asks for the CPU."""
+    if "cpu" in os.environ.get("JAX_PLATFORMS", "").split(","):
+        return None
+    if nvidia_gpu_present():
+        return "NVIDIA GPU", "cuda12 or cuda13 (pip install -e '.[cuda13]')"
+    return ("TPU", "tpu (pip install -e '.[tpu]')") if tpu.chip_drivers() else None
 
 
 def _check_cpu(available: int, required: int) -> None:
-    if _gpu_expected():
+    if accelerator := _expected_accelerator():
+        name, extras = accelerator
         raise ConfigError(
             "JAX_PLATFORMS",
-            reason="JAX does not see this machine's NVIDIA GPU",
-            hint="install jaxdp with its extra cuda12 or cuda13 (pip install -e '.[cuda13]'), "
-            "or set JAX_PLATFORMS=cpu to train on the CPU",
+            reason=f"JAX does not see this machine's {name}",
+            hint=f"install jaxdp with its extra {extras}, or set JAX_PLATFORMS=cpu to train on the CPU",
         )
     if available < required:
         raise ConfigError(

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from jaxdp.config import MAX_CLASSES, Config, Mesh
 from jaxdp.data.batch_sources import DataError, DecodedImages
 from jaxdp.data.datasets import stated_classes
 from jaxdp.data.sources import source_of
-from jaxdp.distributed import runtime
+from jaxdp.distributed import runtime, tpu
 from jaxdp.distributed.runtime import nvidia_gpu_present
 from jaxdp.errors import ConfigError, StorageError, first_line, plural, print_safe
 from jaxdp.validation import from_json, to_json
@@ -97,6 +97,8 @@ def run_checks(config: Config, url: str | None) -> list[CheckResult]:
         "cuda": check_cuda,
         "variables": check_variables,
     }
+    if tpu.chip_drivers() or installed_version("libtpu"):
+        checks["tpu"] = check_tpu
     if url is not None:
         checks["storage"] = partial(check_storage, url=url)
     return run_concurrently(checks, TIMEOUT_SECONDS)
@@ -262,6 +264,23 @@ def _check_driver(result: CheckResult, gpu_present: bool, plugins: dict[str, str
     busy = [f"{100 * share:.0f} % of GPU {i}'s memory is in use" for i, share in enumerate(used_shares) if share > BUSY_SHARE]
     if busy:
         result.warning(", ".join(busy), "end the processes that nvidia-smi lists before a run")
+
+
+def check_tpu(result: CheckResult, root: Path = Path("/")) -> None:
+    """The chips have a driver, libtpu is the version that JAX requires, and no other process uses them."""
+    drivers, libtpu, jax = tpu.chip_drivers(root), installed_version("libtpu"), installed_version("jax")
+    result.ok(f"{plural(len(drivers), 'TPU chip')}, driver {', '.join(sorted(set(drivers))) or 'none'}")
+    if "none" in drivers:
+        result.error("a chip has no driver", "use an image for TPU VMs")
+    required = next((one.split(";")[0].strip() for one in requires("jax") or () if one.startswith("libtpu")), "")
+    if libtpu is None:
+        result.error("libtpu is not installed", "pip install jaxdp with its extra tpu")
+    elif not f"libtpu=={libtpu}.".startswith(required.rstrip("*")):
+        result.error(f"libtpu {libtpu} does not match jax {jax}, which needs {required}", f"pip install -U 'jax[tpu]=={jax}'")
+    else:
+        result.ok(f"libtpu {libtpu}, jax {jax}")
+    if users := tpu.users(root):
+        result.error(f"{users} uses the TPU", "end it before a run: one process at a time can use the chips")
 
 
 def check_variables(result: CheckResult) -> None:

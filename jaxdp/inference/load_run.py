@@ -20,7 +20,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, is_url
 from jaxdp.inference.checkpoints import open_checkpoint
 from jaxdp.models.finetune import module_variables
-from jaxdp.parallel.mesh import choose_shape, make_mesh
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.setup.run_dir import run_config
 from jaxdp.training.state import TrainState, abstract_state
 from jaxdp.validation import changes, with_fields
@@ -89,7 +89,7 @@ def _load_any(run: str | Path, checkpoint: str) -> LoadedRun:
 def load_checkpoint(manifest: Manifest, config: Config, *, whole: bool = False) -> LoadedRun:
     """Restore a checkpoint on all devices of this machine. Raises as `load_run`."""
     devices = runtime.start(config.mesh, cache=True)
-    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
+    mesh = make_mesh(config.mesh.vertical, config.mesh.horizontal, devices)
     name = manifest.path.name
     try:
         state = load_state(manifest, _abstract(manifest.config_of_state(config), mesh, whole=whole))

@@ -13,7 +13,7 @@ from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, read_regular
 from jaxdp.models import preprocessing, weights
-from jaxdp.parallel.mesh import choose_shape, make_mesh
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import from_host
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import jaxdp_jax_config
@@ -56,7 +56,7 @@ def load_weights(path: str | Path, config: Config) -> LoadedWeights:
         reason = f"it is a {read.describe()}, and not the network of the options"
         raise ConfigError(WEIGHTS, str(path), reason=reason, hint="omit the model options")
     devices = runtime.start(config.mesh, cache=True)
-    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
+    mesh = make_mesh(config.mesh.vertical, config.mesh.horizontal, devices)
     params, batch_stats = (jax.tree.map(partial(from_host, mesh=mesh), tree) for tree in (read.params, read.batch_stats))
     words = f"{path}: {read.describe()}, digest {read.digest}, {evaluation_words(config)}"
     return LoadedWeights((params, batch_stats), mesh, config, words)

@@ -79,16 +79,24 @@ def make_mesh(
     """A mesh with the axes "vertical" (rows) and "horizontal" (devices of a row); consecutive devices form a row.
 
     vertical, horizontal: the sizes of the axes; None computes them from the number of devices. Without both, each process is a
-    row; in a single process the mesh is nearly square. devices: the first vertical * horizontal of them are used (default:
-    `jax.devices()`). Raises ConfigError for sizes that do not fit the devices.
+    row; in a single process the mesh is nearly square. A TPU's rows and columns follow its network (`jaxdp.parallel.torus`).
+    devices: the first vertical * horizontal of them are used (default: `jax.devices()`). Raises ConfigError for sizes that do
+    not fit the devices.
     """
     import jax
+    import numpy as np
     from jax.sharding import AxisType
 
+    from jaxdp.parallel import torus
+
     devices = jax.devices() if devices is None else devices
-    processes = len({device.process_index for device in devices})
-    shape = choose_shape(MeshConfig(vertical=vertical, horizontal=horizontal), len(devices), processes)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 2, devices=devices[: math.prod(shape)])
+    rows = torus.default_rows(devices) or len({device.process_index for device in devices})
+    shape = choose_shape(MeshConfig(vertical=vertical, horizontal=horizontal), len(devices), rows)
+    used, types = devices[: math.prod(shape)], (AxisType.Auto,) * 2
+    if getattr(used[0], "platform", None) == "tpu":  # jax.make_mesh puts neighbors of a 2x4 slice of v5e up to four hops apart
+        arranged = torus.arrange(used, shape)
+        return jax.sharding.Mesh(np.reshape(used, shape) if arranged is None else arranged, AXES, axis_types=types)
+    return jax.make_mesh(shape, AXES, axis_types=types, devices=used)
 
 
 def devices_of_every_process(devices: list, used: int, processes: int) -> list:

@@ -28,6 +28,7 @@ from jaxdp.loggers.summary import show_result
 from jaxdp.loggers.tensorboard import TensorBoard
 from jaxdp.loggers.wandb_logger import WandbLogger
 from jaxdp.loggers.warnings import InputAdvice, StragglerWarnings
+from jaxdp.parallel.torus import describe_layout
 from jaxdp.planning import small_worker_warning
 from jaxdp.run_records import MESSAGE, to_json
 from jaxdp.session.job import Session, stops_before_training
@@ -39,6 +40,7 @@ from jaxdp.training.callback import Callback, Callbacks
 from jaxdp.training.loop import saves_at_the_end
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
+from jaxdp.training.step_compiler import mesh_of
 
 
 class RunDirectory(NamedTuple):
@@ -202,4 +204,5 @@ def _warnings(prepared: Preparation, group: ProcessGroup) -> list[str]:
         )
     warnings += [too_few_evaluations(plan), small_worker_warning(plan, has_batch_norm=has_batch_norm)]
     warnings.append(changed_batches_warning(plan, prepared.saved_batches or {}))
+    warnings += dict.fromkeys(describe_layout(mesh_of(phase, prepared.devices)) for phase in plan.phases)
     return [warning for warning in warnings if warning]

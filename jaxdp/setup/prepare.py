@@ -19,6 +19,7 @@ from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classe
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, StorageError, TrainingError, first_line, plural
+from jaxdp.parallel.torus import default_rows
 from jaxdp.planning import Plan, PlannedPhase, make_plan
 from jaxdp.setup.consistency import data_digest
 from jaxdp.training.run import Run
@@ -53,7 +54,7 @@ def prepare(
     sizes = {
         "examples": len(opened.train),
         "devices": len(devices),
-        "hosts": runtime.uniform_host_count(group),
+        "hosts": default_rows(devices) or runtime.uniform_host_count(group),
         "processes": group.num_processes,
     }
     plan = None

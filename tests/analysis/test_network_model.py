@@ -172,6 +172,23 @@ def test_turning_points_of_a_ring_bound_by_latency_are_near_the_minimum():
     assert network_model.turning_points(1.0, lambda n: 0.0, [1, 2, 4]) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("tpu", "ports", "gigabits_each_way"),  # of a chip, as Google Cloud's pages have them
+    [("v5e", 4, 1600), ("v6e", 4, 3200), ("v5p", 6, 1200 * 8 / 2)],
+)
+def test_the_network_of_a_tpu_is_one_of_its_published_links_whatever_the_hosts(tpu, ports, gigabits_each_way):
+    links = network_model.parse_network(tpu)
+    assert links.bandwidth * ports * 8 == gigabits_each_way * 1e9
+    plan = make_plan(
+        Config(model=Model(classes=10), batch=(Phase(256, per_worker_batch=8),)), examples=10_000, devices=32, hosts=4
+    )
+    prediction = predict(plan, model_summary(plan.config), links)
+    ring = prediction["phases"][0]["strategies"]["ring"]["communication_seconds"]
+    messages = prediction["messages"]  # each in 2 (N - 1) rounds of a N-th
+    assert ring == pytest.approx(sum(62 * (1e-6 + size / 32 / links.bandwidth) for size in messages))
+    assert f"A link of TPU {tpu}, one way, as published; not measured. A round is one hop." in notes(prediction)
+
+
 def test_parse_network_returns_latency_and_bandwidth():
     assert network_model.parse_network("5e-6,10e9") == Links(5e-6, 10e9, device_bandwidth=math.inf)
     assert network_model.parse_network("5e-6,10e9,450e9") == Links(5e-6, 10e9, device_bandwidth=450e9)

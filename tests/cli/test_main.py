@@ -219,6 +219,11 @@ def test_command_with_invalid_options_exits_with_one_line(failing, inside, argum
     assert message in failing(*arguments.split())
 
 
+def test_plan_with_the_network_of_a_tpu_shares_no_links_between_the_chips_of_a_host(capsys):
+    main.main(["plan", "--model.depth", "18", "--devices", "8", "--hosts", "2", "--network", "v5e", "--json"])
+    assert json.loads(capsys.readouterr().out)["network"]["devices_per_host"] == 1
+
+
 def test_plan_with_network_puts_all_devices_of_this_machine_on_one_host(capsys):
     flags = ["--model.depth", "18", "--model.width", "4", "--mesh.cpu-devices", "8", "--network", "5e-6,10e9,300e9", "--json"]
     predicted = []

@@ -57,6 +57,8 @@ OPEN_MPI = {
     "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
     "OMPI_MCA_ess_base_jobid": "1531576321",
 }
+# GKE's webhook for a multi-host TPU slice.
+GKE = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "job-0.svc,job-1.svc"}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,7 @@ OPEN_MPI = {
         (TRAINER, Cluster("jax", "job-node-0-0.job", 29_500, 1, 2)),
         (JAXJOB, Cluster("kubeflow", "job-worker-0", 6_666, 3, 4)),
         (OPEN_MPI, Cluster("openmpi", "10.96.0.1", 20_000 + 1531576321 % 12_000, 3, 4)),
+        (GKE, Cluster("tpu", "job-0.svc", 29_400, 1, 2)),
     ],
 )
 def test_detect_with_the_variables_of_a_launcher_returns_its_cluster(environment, cluster):
@@ -101,6 +104,10 @@ FLAGS = {"coordinator": "a:1", "processes": 2, "rank": 0}
     ("launcher", "environment", "flags", "field", "value"),
     [
         ("slurm", {}, {}, "--cluster", "slurm"),
+        ("tpu", {}, {}, "--cluster", "tpu"),
+        ("auto", {"TPU_WORKER_ID": "0"}, {}, "TPU_WORKER_HOSTNAMES", NO_VALUE),
+        ("auto", {"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "TPU_WORKER_ID", NO_VALUE),
+        ("auto", GKE | {"TPU_WORKER_ID": "2"}, {}, "rank", 2),
         ("auto", {"JAX_COORDINATOR_ADDRESS": "a", "JAX_PROCESS_ID": "1"}, {}, "JAX_NUM_PROCESSES", NO_VALUE),
         ("auto", SLURM | {"SLURM_STEP_NODELIST": "", "SLURM_NODELIST": ""}, {}, "SLURM_STEP_NODELIST", ""),
         ("auto", {**TRAINER, "JAX_PROCESS_ID": "two"}, {}, "JAX_PROCESS_ID", "two"),

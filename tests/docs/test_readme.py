@@ -90,7 +90,7 @@ def documented_commands(*kinds: str, helps: bool = True):
 def test_every_documented_shell_line_is_a_tested_command_or_a_known_other():
     ours = {parameter.id for parameter in documented_commands("planned", "parsed", "wrapped", "help")}
     known = r"python3 -m venv |\.venv/bin/(python -m pytest|ruff|pip install|sphinx-build) |\.ci/run$|pip install|source "
-    known += r"|nvidia-smi|tmux |tensorboard |sbatch |scancel |tail |cd |srun [^&]*(rsync|apptainer run) |aws s3 "
+    known += r"|nvidia-smi|gcloud |tmux |tensorboard |sbatch |scancel |tail |cd |srun [^&]*(rsync|apptainer run) |aws s3 "
     known += r"|docker (build|run) |apptainer build |status=|\[ |exit |for |done$|wait$|run=\$!$|trap |while |wait \$run$|$"
     for line in documented_lines():
         assert line in ours or re.match(known, line), line

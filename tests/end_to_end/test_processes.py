@@ -78,19 +78,42 @@ def long_pair(tmp_path_factory):
     return workdir
 
 
-def test_train_on_two_processes_equals_a_single_process(single, pair):
-    (expected_log, expected_accuracy, *_), (log, accuracy, *_) = outcome(single), outcome(pair.workdir)
+def assert_equals_single(workdir, single):
+    """Log, accuracy and parameters up to rounding."""
+    (expected_log, expected_accuracy, *_), (log, accuracy, *_) = outcome(single), outcome(workdir)
     assert len(log) == len(expected_log)
     for expected, record in zip(expected_log, log, strict=True):
         assert record.keys() - {"audit_share"} == expected.keys()
         for name in expected.keys() - {"accuracy"}:
             assert record[name] == pytest.approx(expected[name], rel=1e-4), name
     assert accuracy == expected_accuracy
-    first, second = parameters(single), parameters(pair.workdir)
+    first, second = parameters(single), parameters(workdir)
     assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
+
+
+def test_train_on_two_processes_equals_a_single_process(single, pair):
+    assert_equals_single(pair.workdir, single)
     result = json.loads((pair.workdir / "result.json").read_text())
     assert (result["processes"], result["hosts"], result["devices"]) == (2, 1, 8)
     assert 0 <= result["waiting_share"] <= 1
+
+
+INTERLEAVED = """
+import runpy, numpy as np
+from jaxdp.training import step_compiler
+by_process = step_compiler.devices_of_every_process
+step_compiler.devices_of_every_process = lambda *given: np.reshape(by_process(*given), (2, -1)).T.ravel().tolist()
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_processes_whose_devices_alternate_in_the_mesh_equal_a_single_process(single, tmp_path):
+    """As on a TPU slice, whose rows do not end at hosts. Data, evaluation, audits and sharded checkpoints follow the mesh."""
+    (script := tmp_path / "interleaved.py").write_text(INTERLEAVED)
+    flags = ["--mesh.cpu-devices", "4", "--reduce.update", "sharded", "--guard.audit-every-steps", "6"]
+    command = [str(script), "--workdir", str(tmp_path / "run"), *TINY, *flags]
+    wait_for_exit(launch(2, tmp_path / "run", command=command))
+    assert_equals_single(tmp_path / "run", single)
 
 
 def test_audits_on_two_processes_pass(pair):

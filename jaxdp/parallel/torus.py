@@ -1,0 +1,86 @@
+"""Order of the devices of a TPU slice, so that rows and columns of the mesh are rings of neighbors in its network.
+
+The chips of a slice are the points of a grid with two or three axes, and each is linked to its neighbors. A mesh axis is one
+axis of the grid, or several axes that one ring visits point by point. Rings do not end at hosts, because the network does not.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdp.errors import plural
+
+# Axes whose ends a link joins, by device kind. In two dimensions: a whole side of the pod (jax-ml.github.io/scaling-book/tpus).
+# In three: every axis of a slice of 4x4x4 cubes (docs.cloud.google.com/tpu/docs/v5p). Other kinds are taken to have none.
+POD_SIDE, TWO_DIMENSIONAL = 16, ("TPU v5 lite", "TPU v5e", "TPU v6 lite", "TPU v6e")
+CUBE_SIDE, THREE_DIMENSIONAL = 4, ("TPU v4", "TPU v5", "TPU v5p")
+
+
+def ring(sides: Sequence[int]) -> list[tuple[int, ...]]:
+    """All points of a grid, each one step from the next.
+
+    So is the last from the first if several sides are greater than one and the first of these is even, as in TPU slices.
+    """
+    if not sides:
+        return [()]
+    first, (start, *path) = sides[0], ring(sides[1:])
+    points = [(index, *start) for index in range(first)]
+    for turn, index in enumerate(reversed(range(first))):
+        points += [(index, *point) for point in (path[::-1] if turn % 2 else path)]
+    return points
+
+
+def ring_hops(coordinates: np.ndarray, closed: Sequence[int]) -> tuple[int, int]:
+    """The most hops between neighbors in the ring of a column, and in that of a row.
+
+    coordinates: int [Y, X, D], of the devices of a mesh. closed: the length of each grid axis whose ends a link joins, else 0.
+    """
+    steps = np.abs([coordinates - np.roll(coordinates, -1, mesh_axis) for mesh_axis in (0, 1)])  # [2, Y, X, D]
+    columns, rows = np.where(closed, np.minimum(steps, np.array(closed) - steps), steps).sum(-1).max((1, 2))
+    return int(columns), int(rows)
+
+
+def arrange(devices: Sequence[Any], shape: tuple[int, int]) -> np.ndarray | None:
+    """Devices [Y, X] whose columns and rows follow axes of a TPU slice, or None if no axes have these sizes."""
+    if getattr(devices[0], "platform", None) != "tpu":
+        return None
+    places = [(*device.coords, device.core_on_chip) for device in devices]
+    values = [sorted(set(axis)) for axis in zip(*places, strict=True)]
+    at, sides = dict(zip(places, devices, strict=True)), [len(axis) for axis in values]
+    if not len(at) == len(devices) == math.prod(sides):  # of several slices, or a part of one
+        return None
+    axes = range(len(sides))
+    for vertical in itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(len(axes) + 1)):
+        horizontal = [axis for axis in axes if axis not in vertical]
+        columns, rows = ([sides[axis] for axis in some] for some in (vertical, horizontal))
+        if (math.prod(columns), math.prod(rows)) == shape:
+            points = np.array([y + x for y in ring(columns) for x in ring(rows)])[:, np.argsort([*vertical, *horizontal])]
+            ordered = [at[tuple(axis[index] for axis, index in zip(values, point, strict=True))] for point in points]
+            return np.array(ordered, object).reshape(shape)
+    return None
+
+
+def default_rows(devices: Sequence[Any]) -> int | None:
+    """Rows of the most square mesh along the axes of a TPU slice, with vertical <= horizontal; None for other devices."""
+    sides = range(math.isqrt(len(devices)), 0, -1)
+    return next((rows for rows in sides if arrange(devices, (rows, len(devices) // rows)) is not None), None)
+
+
+def describe_layout(mesh: Any) -> str | None:
+    """The layout of a mesh on a TPU and the hops of its rings, in one line; None for other devices."""
+    shape, first, devices = mesh.devices.shape, mesh.devices.flat[0], mesh.devices.ravel()
+    if first.platform != "tpu":
+        return None
+    if len({getattr(device, "slice_index", 0) for device in devices}) > 1:
+        return f"mesh {shape[0]}x{shape[1]} on several slices of {first.device_kind}: consecutive devices"
+    places = np.array([device.coords for device in devices])
+    lengths = (np.ptp(places, axis=0) + 1).tolist()
+    is_cubes = first.device_kind in THREE_DIMENSIONAL and not any(length % CUBE_SIDE for length in lengths)
+    is_side = [is_cubes or (first.device_kind in TWO_DIMENSIONAL and length == POD_SIDE) for length in lengths]
+    columns, rows = ring_hops(places.reshape(*shape, -1), np.where(is_side, lengths, 0).tolist())
+    how = "consecutive devices, because no axes fit" if arrange(devices, shape) is None else "along its axes"
+    hops = f"neighbors are at most {plural(columns, 'hop')} apart in a column and {rows} in a row"
+    return f"mesh {shape[0]}x{shape[1]} on a {'x'.join(map(str, lengths))} slice of {first.device_kind}, {how}: {hops}"
