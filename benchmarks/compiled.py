@@ -1,6 +1,7 @@
-"""The training step of ResNet-50, compiled by XLA for GPUs that are not there; nothing is run.
+"""The training step of ResNet-50, compiled by XLA for GPUs and TPUs that are not there; nothing is run.
 
     python benchmarks/compiled.py strategies | updates | bytes | memory      (extra cuda13, no GPU)
+    python benchmarks/compiled.py tpu | tpu_recipes                          (extra tpu, no TPU)
 
 - strategies: messages of each strategy and what they overlap with, on 8 and on 512 H200 GPUs
 - updates: a replicated and a sharded update on a 2x4 mesh of H200 GPUs; update and communication are what the step has more
@@ -9,11 +10,15 @@
   bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the step
 - memory: the estimate of `jaxdp plan` compared with what XLA allocates on one H100. The difference of two batches is the memory
   per image
+- tpu: a small ResNet with every strategy, form of update and normalization, dtype, phase and the evaluation step, on TPU slices
+- tpu_recipes: ResNet-50 of published recipes on a slice of 2x4 TPU v5e; many minutes each. Both replace rows of one record
 
 Each writes its record in benchmarks/results/.
 """
 
+import dataclasses
 import json
+import math
 import os
 from collections import defaultdict
 from unittest import mock
@@ -30,12 +35,15 @@ import jaxdp
 from jaxdp import models
 from jaxdp.analysis import aot, memory
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
+from jaxdp.analysis.tpu_targets import default_rows, sides_of
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step import published_ceilings
 from jaxdp.config import at_image_size
+from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.planning import Plan
+from jaxdp.planning import Plan, make_plan
 from jaxdp.sizes import model_summary
+from jaxdp.strategies import STRATEGIES as NAMES
 from jaxdp.training.step import make_layout, step_gradient, without_reduction
 from jaxdp.training.step_compiler import abstract_arguments
 from jaxdp.xla import hlo, kernels
@@ -60,6 +68,26 @@ NETWORKS = {
     "ResNet-18, float32": ["--model.depth", "18"],
     "ResNet-152, bfloat16": ["--model.depth", "152", "--model.dtype", "bfloat16"],
 }
+SLICE, TWO_BLOCKS = "v5e:2x4", 6
+TORUS = ["--reduce.strategy", "torus"]
+SMALL = ["--data.image-size", "64", "--data.stored-size", "None", "--data.augmentation", "none", "--model.width", "16"]
+TPU_STEPS = {name: ("imagenet_mlperf_3264", SLICE, 0, ["--reduce.strategy", name]) for name in NAMES}
+TPU_STEPS |= {
+    "torus, bfloat16 on the wire": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--reduce.wire-dtype", "bfloat16"]),
+    "torus, sharded update": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--reduce.update", "sharded"]),
+    "torus, separate normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.batch-norm", "separate"]),
+    "torus, synchronized normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.norm", "synchronized"]),
+    "torus, float32, SGD": ("imagenet_goyal_256", SLICE, 0, TORUS),
+    "torus, float16, loss scale, phase 1": ("imagenet_sony_exp2", SLICE, 1, []),
+    "torus on 4x8": ("imagenet_mlperf_3264", "v5e:4x8", 0, TORUS),
+    "torus on v5p": ("imagenet_mlperf_3264", "v5p:2x2x2", 0, TORUS),
+    "torus on v6e": ("imagenet_mlperf_3264", "v6e:2x4", 0, TORUS),
+}
+TPU_RECIPES = {
+    "ResNet-50, Goyal et al., bfloat16": ("imagenet_goyal_256", SLICE, 0, ["--model.dtype", "bfloat16"]),
+    "ResNet-50, MLPerf": ("imagenet_mlperf_3264", SLICE, 0, []),
+    "ResNet-50, RSB A3": ("imagenet_rsb_a3", SLICE, 0, []),
+}
 
 
 def plan_of(recipe: str, images: int, flags: list[str], *, devices: int = 1, hosts: int = 1) -> Plan:
@@ -69,7 +97,7 @@ def plan_of(recipe: str, images: int, flags: list[str], *, devices: int = 1, hos
 
 
 def compiled(plan: Plan, gpu: str = GPU, *, hosts: int = 1, gpus_per_host: int = 1) -> aot.CompiledStep:
-    return aot.compile_for(plan, 0, gpu=gpu, hosts=hosts, gpus_per_host=gpus_per_host)
+    return aot.compile_for(plan, 0, target=gpu, hosts=hosts, gpus_per_host=gpus_per_host)
 
 
 def strategies() -> None:
@@ -233,7 +261,40 @@ def memory_table(record: dict) -> str:
     return markdown(columns, rows, made)
 
 
+def keep_tpu(name: str, row: dict) -> None:
+    """Put a row into the record, which another process may have changed meanwhile."""
+    rows = {one["name"]: one for one in read("compiled_tpu", [])} | {name: {"name": name} | row}
+    print(json.dumps({key: value for key, value in rows[name].items() if key not in ("provenance", "collectives")}), flush=True)
+    write("compiled_tpu", list(rows.values()))
+
+
+def tpu_steps(steps: dict[str, tuple], *, small: bool) -> None:
+    made, names = provenance(), {one["name"] for one in read("compiled_tpu", [])}
+    for name, (recipe, target, phase, flags) in steps.items():
+        if name in names:
+            continue
+        config = jaxdp.load_config(recipe, [*SMALL * small, *flags])
+        if small:
+            phases = tuple(dataclasses.replace(each, per_worker_batch=16, global_batch=16 * math.prod(sides_of(target))) for each in config.batch)
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, depth=TWO_BLOCKS), batch=phases)
+        plan = make_plan(config, examples=1_281_167, devices=math.prod(sides_of(target)), hosts=default_rows(target))
+        row = {"recipe": recipe, "flags": flags, "depth": config.model.depth, "target": target, "phase": phase, "provenance": made}
+        try:
+            keep_tpu(name, aot.as_dict(aot.compile_for(plan, phase, target=target)) | row)
+        except ConfigError as error:
+            keep_tpu(name, row | {"error": str(error)})
+
+
+def tpu() -> None:
+    tpu_steps(TPU_STEPS, small=True)
+
+
+def tpu_recipes() -> None:
+    tpu_steps(TPU_RECIPES, small=False)
+
+
 STUDIES = {"strategies": strategies, "updates": updates, "bytes": bytes_of_kernels, "memory": memory_of_step}
+STUDIES |= {"tpu": tpu, "tpu_recipes": tpu_recipes}
 
 if __name__ == "__main__":
     STUDIES[arguments(__doc__, study=STUDIES).study]()

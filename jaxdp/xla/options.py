@@ -30,8 +30,9 @@ TUNED: dict[str, dict[str, Any]] = {
         "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
     },
 }
-# Deterministic scatters, reductions and cuDNN convolutions; kernels are chosen without timing them.
-DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
+# Deterministic scatters, reductions and cuDNN convolutions; kernels are chosen without timing them. By platform: kernels of CPUs
+# and TPUs always are.
+DETERMINISTIC: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_deterministic_ops": True}}
 
 
 def cache_directory() -> Path | None:
@@ -91,8 +92,8 @@ def without_compilation_cache() -> Iterator[None]:
 
 
 def compiler_options(config: Compile, platform: str) -> dict:
-    """The compiler options of a run on "cpu" or "gpu", for `compile` of a lowered function."""
-    return _supported(*TUNED.get(platform, {}).items()) | (DETERMINISTIC if config.deterministic else {})
+    """The compiler options of a run on "cpu", "gpu" or "tpu", for `compile` of a lowered function."""
+    return _supported(*TUNED.get(platform, {}).items()) | (DETERMINISTIC.get(platform, {}) if config.deterministic else {})
 
 
 @cache

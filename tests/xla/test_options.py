@@ -121,9 +121,19 @@ def test_options_that_this_release_lacks_are_left_out(monkeypatch):
         monkeypatch.setattr(options, "TUNED", {"cpu": dict(tuned)})
         expected = dict(one for one in tuned if one in (known, other))
         assert options.compiler_options(Compile(), "cpu") == expected
-        assert options.compiler_options(Compile(), "tpu") == {}
-        deterministic = {"xla_gpu_deterministic_ops": True}
-        assert options.compiler_options(Compile(deterministic=True), "cpu") == expected | deterministic
+        assert options.compiler_options(Compile(deterministic=True), "cpu") == expected
+
+
+def test_options_of_gpus_do_not_reach_programs_of_other_platforms(monkeypatch):
+    monkeypatch.setattr(options, "_supported", lambda *pairs: dict(pairs))
+    always, exact = Compile(), Compile(deterministic=True)
+    assert {name: value for name, value in options.compiler_options(exact, "gpu").items() if "deterministic" in name} == {
+        "xla_gpu_deterministic_ops": True
+    }
+    for config in (always, exact):
+        assert options.compiler_options(config, "tpu") == {}
+        assert not [name for name in options.compiler_options(config, "cpu") if not name.startswith("xla_cpu_")]
+        assert not [name for name in options.compiler_options(config, "gpu") if not name.startswith("xla_gpu_")]
 
 
 def test_without_a_directory_for_it_there_is_no_cache(jax_cache, monkeypatch, tmp_path):
