@@ -75,7 +75,7 @@ TPU_STEPS = {name: ("imagenet_mlperf_3264", SLICE, 0, ["--reduce.strategy", name
 TPU_STEPS |= {
     "torus, bfloat16 on the wire": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--reduce.wire-dtype", "bfloat16"]),
     "torus, sharded update": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--reduce.update", "sharded"]),
-    "torus, separate normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.batch-norm", "separate"]),
+    "torus, folded normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.batch-norm", "folded"]),
     "torus, synchronized normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.norm", "synchronized"]),
     "torus, float32, SGD": ("imagenet_goyal_256", SLICE, 0, TORUS),
     "torus, float16, loss scale, phase 1": ("imagenet_sony_exp2", SLICE, 1, []),
@@ -269,16 +269,26 @@ def keep_tpu(name: str, row: dict) -> None:
 
 
 def tpu_steps(steps: dict[str, tuple], *, small: bool) -> None:
-    made, names = provenance(), {one["name"] for one in read("compiled_tpu", [])}
+    made = provenance()
     for name, (recipe, target, phase, flags) in steps.items():
-        if name in names:
+        if name in {one["name"] for one in read("compiled_tpu", []) if "error" not in one}:
             continue
         config = jaxdp.load_config(recipe, [*SMALL * small, *flags])
         if small:
-            phases = tuple(dataclasses.replace(each, per_worker_batch=16, global_batch=16 * math.prod(sides_of(target))) for each in config.batch)
+            phases = tuple(
+                dataclasses.replace(each, per_worker_batch=16, global_batch=16 * math.prod(sides_of(target)))
+                for each in config.batch
+            )
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, depth=TWO_BLOCKS), batch=phases)
         plan = make_plan(config, examples=1_281_167, devices=math.prod(sides_of(target)), hosts=default_rows(target))
-        row = {"recipe": recipe, "flags": flags, "depth": config.model.depth, "target": target, "phase": phase, "provenance": made}
+        row = {
+            "recipe": recipe,
+            "flags": flags,
+            "depth": config.model.depth,
+            "target": target,
+            "phase": phase,
+            "provenance": made,
+        }
         try:
             keep_tpu(name, aot.as_dict(aot.compile_for(plan, phase, target=target)) | row)
         except ConfigError as error:
@@ -291,6 +301,26 @@ def tpu() -> None:
 
 def tpu_recipes() -> None:
     tpu_steps(TPU_RECIPES, small=False)
+
+
+def tpu_table(results: list[dict]) -> str:
+    rows = []
+    for step in results:
+        if "error" in step:
+            rows.append((step["name"], step["target"], step["error"], *[""] * 6))
+            continue
+        sums: dict[tuple, list[int]] = defaultdict(lambda: [0, 0, 0])
+        for one in step["collectives"]:
+            parts = sums[one["operation"], one["axis"]]
+            parts[:] = [total + one[key] for total, key in zip(parts, ("count", "operand_bytes", "overlapped"), strict=True)]
+        cells = [f"{operation} {axis}: {count}, {size / 1e3:,.0f} KB" for (operation, axis), (count, size, _) in sums.items()]
+        overlapped = f"{sum(part[2] for part in sums.values())} of {sum(part[0] for part in sums.values())}"
+        sizes = f"{step['kernels']:,}", f"{step['kernel_bytes'] / 1e6:.1f}", f"{step['memory_bytes'] / 1e6:.1f}"
+        slowest = 1e6 * step["least_memory_seconds"], 1e6 * step["least_compute_seconds"]
+        rows.append((step["name"], step["target"], "; ".join(cells), overlapped, *sizes, *(f"{one:.1f}" for one in slowest)))
+    columns = "step", "slice", "collectives", "asynchronous", "kernels", "MB moved", "MB of memory", "us by bytes", "us by FLOP"
+    compiler = next(step["compiler"] for step in results if "error" not in step)
+    return markdown(columns, rows, f"Compiled by `benchmarks/compiled.py` with {compiler}; never run.")
 
 
 STUDIES = {"strategies": strategies, "updates": updates, "bytes": bytes_of_kernels, "memory": memory_of_step}

@@ -36,7 +36,7 @@ class CompiledStep:
     """The step compiled for one device of `hosts` x `gpus_per_host` GPUs, or of a TPU slice.
 
     target: a key of `GPU_TARGETS`, or a slice in `SLICES`. compiler: with versions. seconds: compile time. memory_bytes:
-    arguments, results and temporaries. flop: None for GPUs, whose libraries XLA does not count. text: HLO.
+    arguments, results and temporaries. flop: without those of GPU libraries. text: HLO.
     """
 
     target: str
@@ -47,7 +47,7 @@ class CompiledStep:
     compiler: str
     seconds: float
     memory_bytes: int
-    flop: float | None
+    flop: float
     schedule: DeviceWork
     text: str
 
@@ -92,7 +92,11 @@ def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gp
     from jaxdp.xla import options
 
     phase = phases[phase_index]
-    mesh = make_mesh(phase.vertical, phase.horizontal, _devices(target, hosts, gpus_per_host))
+    devices = _devices(target, hosts, gpus_per_host)
+    if platform == "tpu":
+        hosts = len({device.process_index for device in devices})
+        gpus_per_host = len(devices) // hosts
+    mesh = make_mesh(phase.vertical, phase.horizontal, devices)
     model = models.create(plan.config.model, platform=platform)
     traced = trace_train_step(plan.config, model, phase, mesh=mesh)
     began = time.perf_counter()
@@ -120,7 +124,7 @@ def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gp
         compiler=f"{versions}, libtpu {importlib.metadata.version('libtpu')}" if platform == "tpu" else versions,
         seconds=seconds,
         memory_bytes=total - memory.alias_size_in_bytes,
-        flop=compiled.cost_analysis()["flops"] if platform == "tpu" else None,
+        flop=compiled.cost_analysis().get("flops", 0.0),
         schedule=schedule,
         text=text,
     )

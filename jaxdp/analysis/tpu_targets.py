@@ -11,17 +11,13 @@ GIB = 2**30
 PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16", "16x16x24")
 # Of libtpu: not to ask for a machine's slice, and to start beside other processes that compile.
-ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
+ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_HOSTNAMES": "localhost"}
+ENVIRONMENT |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 @dataclass(frozen=True)
 class TpuTarget:
-    """A TPU chip. memory_bytes: of its HBM. memory_bandwidth: bytes/s. flops: per second, of bfloat16 products. slices: sides."""
+    """A TPU chip. memory_bytes: of its HBM. memory_bandwidth: bytes/s. flops: per second, in bfloat16. slices: their sides."""
 
     name: str
     memory_bytes: int

@@ -30,8 +30,8 @@ TUNED: dict[str, dict[str, Any]] = {
         "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
     },
 }
-# Deterministic scatters, reductions and cuDNN convolutions; kernels are chosen without timing them. By platform: kernels of CPUs
-# and TPUs always are.
+# Deterministic scatters, reductions and cuDNN convolutions; kernels are chosen without timing them. Kernels of CPUs and TPUs
+# always are deterministic.
 DETERMINISTIC: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_deterministic_ops": True}}
 
 

@@ -33,12 +33,18 @@ def hbm_bytes(shape: str) -> int:
 def read_schedule(text: str, devices: int) -> hlo.DeviceWork:
     """`hlo.read_schedule` of a module for TPUs. kernel_bytes: of operands and results in HBM, and of copies from and to it."""
     computations, entry = hlo.parse(text)
-    plain = {name: list(_plain(instructions, computations)) for name, instructions in computations.items()}
+    loops = _iterations(text)
+    plain = {name: list(_plain(instructions, computations, loops)) for name, instructions in computations.items()}
     return hlo.count_work(plain, entry, devices, moved_bytes=hbm_bytes)
 
 
-def _plain(instructions: list[hlo.Instruction], computations: hlo.Computations) -> Iterator[hlo.Instruction]:
-    """The instructions, with a start and a done for each asynchronous collective, and without it in the kernels between."""
+def _plain(
+    instructions: list[hlo.Instruction], computations: hlo.Computations, loops: dict[str, str]
+) -> Iterator[hlo.Instruction]:
+    """The instructions, with a start and a done for each asynchronous collective, and without it in the kernels between.
+
+    loops: iterations by name of the condition.
+    """
     shapes = {instruction.name: instruction.shape for instruction in instructions}
     carried: dict[str, str] = {}  # name of a value -> name of the start of the collective that the value belongs to
     for one in instructions:
@@ -60,12 +66,26 @@ def _plain(instructions: list[hlo.Instruction], computations: hlo.Computations) 
             one = dataclasses.replace(one, opcode="kernel", operands=own, shape=results.group() if results else "")
         elif one.called and one.called[0].startswith(SCATTER) and (inner := hlo.collective_in(computations, one)):
             one = dataclasses.replace(one, opcode="reduce-scatter", attributes=inner.attributes)
+        elif one.opcode == "while":
+            condition = re.findall(r"condition=%([\w.\-]+)", one.attributes)[0]
+            known = f'known_trip_count":{{"n":"{loops[condition]}"}}' if condition in loops else ""
+            one = dataclasses.replace(one, attributes=one.attributes + known)
         elif one.opcode in hlo.COPIES:
             source = shapes.get(one.operands[0], "")
             result = next(part.group() for part in _ARRAY.finditer(one.shape) if part.group() != source)
             copied = [_MEMORY.sub("", result) for memory in (source, result) if hbm_bytes(memory)]
             one = dataclasses.replace(one, operands=(), shape=" ".join(copied))
         yield one
+
+
+def _iterations(text: str) -> dict[str, str]:
+    """How often a loop runs, by name of its condition, if it counts from 0 to a constant, as `jax.lax.scan` does."""
+    counts = {}
+    for computation in text.split("\n}\n"):
+        name, limits = re.search(r"^%([\w.\-]+) \(", computation, re.M), re.findall(r" constant\((\d+)\)", computation)
+        if name and len(limits) == 1 and re.search(r"ROOT .* compare\(.*direction=LT", computation):
+            counts[name[1]] = limits[0]
+    return counts
 
 
 def _custom_calls(instruction: hlo.Instruction, computations: hlo.Computations) -> set[str]:
