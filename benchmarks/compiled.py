@@ -11,7 +11,7 @@
 - memory: the estimate of `jaxdp plan` compared with what XLA allocates on one H100. The difference of two batches is the memory
   per image
 - tpu: a small ResNet with every strategy, form of update and normalization, dtype, phase and the evaluation step, on TPU slices
-- tpu_recipes: ResNet-50 of published recipes on a slice of 2x4 TPU v5e; many minutes each. Both replace rows of one record
+- tpu_recipes: ResNet-50 of published recipes on a slice of 2x4 TPU v5e; perhaps hours. Both replace rows of one record
 
 Each writes its record in benchmarks/results/.
 """
@@ -78,7 +78,7 @@ TPU_STEPS |= {
     "torus, folded normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.batch-norm", "folded"]),
     "torus, synchronized normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.norm", "synchronized"]),
     "torus, float32, SGD": ("imagenet_goyal_256", SLICE, 0, TORUS),
-    "torus, float16, loss scale, phase 1": ("imagenet_sony_exp2", SLICE, 1, []),
+    "torus, float16, loss scale, phase 1": ("imagenet_sony_exp1", SLICE, 1, []),
     "torus on 4x8": ("imagenet_mlperf_3264", "v5e:4x8", 0, TORUS),
     "torus on v5p": ("imagenet_mlperf_3264", "v5p:2x2x2", 0, TORUS),
     "torus on v6e": ("imagenet_mlperf_3264", "v6e:2x4", 0, TORUS),
@@ -318,7 +318,7 @@ def tpu_table(results: list[dict]) -> str:
         sizes = f"{step['kernels']:,}", f"{step['kernel_bytes'] / 1e6:.1f}", f"{step['memory_bytes'] / 1e6:.1f}"
         slowest = 1e6 * step["least_memory_seconds"], 1e6 * step["least_compute_seconds"]
         rows.append((step["name"], step["target"], "; ".join(cells), overlapped, *sizes, *(f"{one:.1f}" for one in slowest)))
-    columns = "step", "slice", "collectives", "asynchronous", "kernels", "MB moved", "MB of memory", "us by bytes", "us by FLOP"
+    columns = "step", "slice", "collectives", "overlapped", "kernels", "MB moved", "MB of memory", "us by bytes", "us by FLOP"
     compiler = next(step["compiler"] for step in results if "error" not in step)
     return markdown(columns, rows, f"Compiled by `benchmarks/compiled.py` with {compiler}; never run.")
 

@@ -68,7 +68,7 @@ def _plain(
             one = dataclasses.replace(one, opcode="reduce-scatter", attributes=inner.attributes)
         elif one.opcode == "while":
             condition = re.findall(r"condition=%([\w.\-]+)", one.attributes)[0]
-            known = f'known_trip_count":{{"n":"{loops[condition]}"}}' if condition in loops else ""
+            known = f', "known_trip_count":{{"n":"{loops[condition]}"}}' if condition in loops else ""
             one = dataclasses.replace(one, attributes=one.attributes + known)
         elif one.opcode in hlo.COPIES:
             source = shapes.get(one.operands[0], "")
