@@ -47,6 +47,7 @@ def _plain(
     """
     shapes = {instruction.name: instruction.shape for instruction in instructions}
     carried: dict[str, str] = {}  # name of a value -> name of the start of the collective that the value belongs to
+    kernels = set[str]()  # names of those between
     for one in instructions:
         calls = _custom_calls(one, computations)
         start = next((carried[operand] for operand in one.operands if operand in carried), None)
@@ -58,9 +59,11 @@ def _plain(
         elif END in calls and start:
             one = dataclasses.replace(one, opcode="fusion-done", operands=(start,))
         elif start and one.opcode == "get-tuple-element":
-            carried[one.name] = start
+            if one.operands[0] not in kernels or not re.match(r", index=0\b", one.attributes):  # the kernel's own result
+                carried[one.name] = start
         elif start and one.opcode == "fusion" and hlo.collective_in(computations, one):
             carried[one.name] = start
+            kernels.add(one.name)
             own = tuple(operand for operand in one.operands if operand not in carried)
             results = _ARRAY.search(one.shape)  # first its own, then the collective's
             one = dataclasses.replace(one, opcode="kernel", operands=own, shape=results.group() if results else "")
@@ -72,7 +75,7 @@ def _plain(
             one = dataclasses.replace(one, attributes=one.attributes + known)
         elif one.opcode in hlo.COPIES:
             source = shapes.get(one.operands[0], "")
-            result = next(part.group() for part in _ARRAY.finditer(one.shape) if part.group() != source)
+            result = next((part.group() for part in _ARRAY.finditer(one.shape) if part.group() != source), source)
             copied = [_MEMORY.sub("", result) for memory in (source, result) if hbm_bytes(memory)]
             one = dataclasses.replace(one, operands=(), shape=" ".join(copied))
         yield one

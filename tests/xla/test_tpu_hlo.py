@@ -63,7 +63,12 @@ ENTRY %main () -> f32[] {
   %s0 = PART get-tuple-element(%start), index=0
   %s1 = WHOLE get-tuple-element(%start), index=1
   %s2 = CONTEXT get-tuple-element(%start), index=2
-  %on = (TENSOR, PART, WHOLE, CONTEXT) fusion(%s0, %s1, %s2, %x), kind=kOutput, calls=%async_collective_fusion.1
+  %first = (TENSOR, PART, WHOLE, CONTEXT) fusion(%s0, %s1, %s2, %x), kind=kOutput, calls=%async_collective_fusion.1
+  %x1 = TENSOR get-tuple-element(%first), index=0
+  %f1 = PART get-tuple-element(%first), index=1
+  %f2 = WHOLE get-tuple-element(%first), index=2
+  %f3 = CONTEXT get-tuple-element(%first), index=3
+  %on = (TENSOR, PART, WHOLE, CONTEXT) fusion(%f1, %f2, %f3, %x1), kind=kOutput, calls=%async_collective_fusion.1
   %y = TENSOR get-tuple-element(%on), index=0
   %o1 = PART get-tuple-element(%on), index=1
   %o2 = WHOLE get-tuple-element(%on), index=2
@@ -89,11 +94,11 @@ for name, text in TYPES.items():
 def test_read_schedule_counts_asynchronous_collectives_once_and_traffic_of_the_hbm_alone():
     work = read_schedule(MODULE, 8)
     tensor = 4 * 16 * 128
-    assert work.kernels == 2  # the negation, which carries the all-gather on, and the addition
-    assert work.kernel_bytes == 4 * 1024 + 4 * 8 * 128 + 2 * tensor + 3 * tensor  # two copies, each read in HBM, first
+    assert work.kernels == 3  # two negations, which carry the all-gather on, and the addition
+    assert work.kernel_bytes == 4 * 1024 + 4 * 8 * 128 + 2 * 2 * tensor + 3 * tensor  # two copies, each read in HBM, first
     gather, scatter, permute = work.collectives
     assert (gather.operation, gather.operand_bytes, gather.groups, gather.asynchronous) == ("all-gather", 4096, ROWS, True)
-    assert (gather.overlapped_kernels, gather.overlapped_bytes) == (1, 2 * tensor)
+    assert (gather.overlapped_kernels, gather.overlapped_bytes) == (2, 4 * tensor)
     assert (scatter.operation, scatter.operand_bytes, scatter.groups) == ("reduce-scatter", 4 * tensor, ROWS)
     assert not scatter.asynchronous
     assert (permute.operation, permute.operand_bytes, permute.count) == ("collective-permute", tensor, 7)
