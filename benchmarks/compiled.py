@@ -1,6 +1,7 @@
-"""The training step of ResNet-50, compiled by XLA for GPUs that are not there; nothing is run.
+"""The training step of ResNet-50, compiled by XLA for GPUs and TPUs that are not there; nothing is run.
 
     python benchmarks/compiled.py strategies | updates | bytes | memory      (extra cuda13, no GPU)
+    python benchmarks/compiled.py tpu | tpu_recipes                          (extra tpu, no TPU)
 
 - strategies: messages of each strategy and what they overlap with, on 8 and on 512 H200 GPUs
 - updates: a replicated and a sharded update on a 2x4 mesh of H200 GPUs; update and communication are what the step has more
@@ -10,11 +11,15 @@
   --change names what this checkout has more than the rows before it; --forms are of batch normalization
 - memory: the estimate of `jaxdp plan` compared with what XLA allocates on one H100. The difference of two batches is the memory
   per image
+- tpu: a small ResNet with every strategy, form of update and normalization, dtype, phase and the evaluation step, on TPU slices
+- tpu_recipes: ResNet-50 of published recipes on a slice of 2x4 TPU v5e; takes long. Both replace rows of one record
 
 Each writes its record in benchmarks/results/.
 """
 
+import dataclasses
 import json
+import math
 import os
 from collections import defaultdict
 from unittest import mock
@@ -31,12 +36,15 @@ import jaxdp
 from jaxdp import models
 from jaxdp.analysis import aot, memory
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
+from jaxdp.analysis.tpu_targets import default_rows, sides_of
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step import published_ceilings
 from jaxdp.config import at_image_size
+from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.planning import Plan
+from jaxdp.planning import Plan, make_plan
 from jaxdp.sizes import model_summary
+from jaxdp.strategies import STRATEGIES as NAMES
 from jaxdp.training.step import make_layout, step_gradient, without_reduction
 from jaxdp.training.step_compiler import abstract_arguments
 from jaxdp.xla import hlo, kernels
@@ -61,6 +69,26 @@ NETWORKS = {
     "ResNet-18, float32": ["--model.depth", "18"],
     "ResNet-152, bfloat16": ["--model.depth", "152", "--model.dtype", "bfloat16"],
 }
+SLICE, TWO_BLOCKS = "v5e:2x4", 6
+TORUS = ["--reduce.strategy", "torus"]
+SMALL = ["--data.image-size", "64", "--data.stored-size", "None", "--data.augmentation", "none", "--model.width", "16"]
+TPU_STEPS = {name: ("imagenet_mlperf_3264", SLICE, 0, ["--reduce.strategy", name]) for name in NAMES}
+TPU_STEPS |= {
+    "torus, bfloat16 on the wire": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--reduce.wire-dtype", "bfloat16"]),
+    "torus, sharded update": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--reduce.update", "sharded"]),
+    "torus, folded normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.batch-norm", "folded"]),
+    "torus, synchronized normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.norm", "synchronized"]),
+    "torus, float32, SGD": ("imagenet_goyal_256", SLICE, 0, TORUS),
+    "torus, float16, loss scale, phase 1": ("imagenet_sony_exp1", SLICE, 1, []),
+    "torus on 4x8": ("imagenet_mlperf_3264", "v5e:4x8", 0, TORUS),
+    "torus on v5p": ("imagenet_mlperf_3264", "v5p:2x2x2", 0, TORUS),
+    "torus on v6e": ("imagenet_mlperf_3264", "v6e:2x4", 0, TORUS),
+}
+TPU_RECIPES = {
+    "ResNet-50, Goyal et al., bfloat16": ("imagenet_goyal_256", SLICE, 0, ["--model.dtype", "bfloat16"]),
+    "ResNet-50, MLPerf": ("imagenet_mlperf_3264", SLICE, 0, []),
+    "ResNet-50, RSB A3": ("imagenet_rsb_a3", SLICE, 0, []),
+}
 
 
 def plan_of(recipe: str, images: int, flags: list[str], *, devices: int = 1, hosts: int = 1) -> Plan:
@@ -70,7 +98,7 @@ def plan_of(recipe: str, images: int, flags: list[str], *, devices: int = 1, hos
 
 
 def compiled(plan: Plan, gpu: str = GPU, *, hosts: int = 1, gpus_per_host: int = 1) -> aot.CompiledStep:
-    return aot.compile_for(plan, 0, gpu=gpu, hosts=hosts, gpus_per_host=gpus_per_host)
+    return aot.compile_for(plan, 0, target=gpu, hosts=hosts, gpus_per_host=gpus_per_host)
 
 
 def strategies() -> None:
@@ -244,7 +272,70 @@ def memory_table(record: dict) -> str:
     return markdown(columns, rows, made)
 
 
+def keep_tpu(name: str, row: dict) -> None:
+    """Put a row into the record, which another process may have changed meanwhile."""
+    rows = {one["name"]: one for one in read("compiled_tpu", [])} | {name: {"name": name} | row}
+    print(json.dumps({key: value for key, value in rows[name].items() if key not in ("provenance", "collectives")}), flush=True)
+    write("compiled_tpu", list(rows.values()))
+
+
+def tpu_steps(steps: dict[str, tuple], *, small: bool) -> None:
+    made = provenance()
+    for name, (recipe, target, phase, flags) in steps.items():
+        if name in {one["name"] for one in read("compiled_tpu", []) if "error" not in one}:
+            continue
+        config = jaxdp.load_config(recipe, [*SMALL * small, *flags])
+        if small:
+            phases = tuple(
+                dataclasses.replace(each, per_worker_batch=16, global_batch=16 * math.prod(sides_of(target)))
+                for each in config.batch
+            )
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, depth=TWO_BLOCKS), batch=phases)
+        plan = make_plan(config, examples=1_281_167, devices=math.prod(sides_of(target)), hosts=default_rows(target))
+        row = {
+            "recipe": recipe,
+            "flags": flags,
+            "depth": config.model.depth,
+            "target": target,
+            "phase": phase,
+            "provenance": made,
+        }
+        try:
+            keep_tpu(name, aot.as_dict(aot.compile_for(plan, phase, target=target)) | row)
+        except ConfigError as error:
+            keep_tpu(name, row | {"error": str(error)})
+
+
+def tpu() -> None:
+    tpu_steps(TPU_STEPS, small=True)
+
+
+def tpu_recipes() -> None:
+    tpu_steps(TPU_RECIPES, small=False)
+
+
+def tpu_table(results: list[dict]) -> str:
+    rows = []
+    for step in results:
+        if "error" in step:
+            rows.append((step["name"], step["target"], step["error"], *[""] * 6))
+            continue
+        sums: dict[tuple, list[int]] = defaultdict(lambda: [0, 0, 0])
+        for one in step["collectives"]:
+            parts = sums[one["operation"], one["axis"]]
+            parts[:] = [total + one[key] for total, key in zip(parts, ("count", "operand_bytes", "overlapped"), strict=True)]
+        cells = [f"{operation} {axis}: {count}, {size / 1e3:,.0f} KB" for (operation, axis), (count, size, _) in sums.items()]
+        overlapped = f"{sum(part[2] for part in sums.values())} of {sum(part[0] for part in sums.values())}"
+        sizes = f"{step['kernels']:,}", f"{step['kernel_bytes'] / 1e6:.1f}", f"{step['memory_bytes'] / 1e6:.1f}"
+        slowest = 1e6 * step["least_memory_seconds"], 1e6 * step["least_compute_seconds"]
+        rows.append((step["name"], step["target"], "; ".join(cells), overlapped, *sizes, *(f"{one:.1f}" for one in slowest)))
+    columns = "step", "slice", "collectives", "overlapped", "kernels", "MB moved", "MB of memory", "us by bytes", "us by FLOP"
+    compiler = next(step["compiler"] for step in results if "error" not in step)
+    return markdown(columns, rows, f"Compiled by `benchmarks/compiled.py` with {compiler}; never run.")
+
+
 STUDIES = {"strategies": strategies, "updates": updates, "bytes": bytes_of_kernels, "memory": memory_of_step}
+STUDIES |= {"tpu": tpu, "tpu_recipes": tpu_recipes}
 
 if __name__ == "__main__":
     given = arguments(__doc__, study=STUDIES, change="now", forms=["separate", "folded"])

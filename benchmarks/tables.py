@@ -261,6 +261,7 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "allreduce": of("allreduce_cpu", allreduce),
     "compiled": of("compiled", compiled.strategies_table),
     "compiled_updates": of("compiled_updates", compiled.updates_table),
+    "compiled_tpu": of("compiled_tpu", compiled.tpu_table),
     "network": of("network", network.steps_table, "cluster/network.py", "steps"),
     "network_bytes": of("network", network.bytes_table),
     "exact": exact,

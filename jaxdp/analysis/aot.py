@@ -1,17 +1,21 @@
-"""Ahead-of-time compilation of the training step for GPUs that are not installed, with XLA's GPU compiler."""
+"""Ahead-of-time compilation of the training step for GPUs and TPUs that are not there, with XLA's compilers for them."""
 
+import importlib.metadata
 import importlib.util
 import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
-from jaxdp.errors import ConfigError, one_of
+from jaxdp.analysis import tpu_targets
+from jaxdp.analysis.gpu_targets import GPU_TARGETS, GpuTarget, target_config
+from jaxdp.analysis.tpu_targets import SLICES, TpuTarget
+from jaxdp.errors import ConfigError, first_line, one_of
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.xla.hlo import CompiledCollective, DeviceWork, read_schedule
+from jaxdp.xla import hlo, tpu_hlo
+from jaxdp.xla.hlo import CompiledCollective, DeviceWork
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,89 +24,127 @@ POINT_TO_POINT = "point to point"
 # A collective is covered if the kernels scheduled beside it move this many times its bytes: on an H200 they then take longer
 # than the transfer over NVLink (4,800 and 450 GB/s).
 COVERED_RATIO = 10
-PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+PLUGINS = {"gpu": ("jax_cuda13_plugin", "jax_cuda12_plugin"), "tpu": ("libtpu",)}
+MISSING = {
+    "gpu": "XLA's GPU compiler is not installed (extra cuda13: pip install -e '.[cuda13]', about 5 GB)",
+    "tpu": "XLA's TPU compiler is not installed (extra tpu: pip install -e '.[tpu]')",
+}
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """The step compiled for one device of `hosts` x `gpus_per_host`.
+    """The step compiled for one device of `hosts` x `gpus_per_host` GPUs, or of a TPU slice.
 
-    gpu: a key of `GPU_TARGETS`. jax: version. seconds: compile time. memory_bytes: arguments, results and temporaries. text:
-    HLO.
+    target: a key of `GPU_TARGETS`, or a slice in `SLICES`. compiler: with versions. seconds: compile time. memory_bytes:
+    arguments, results and temporaries. flop: without those of GPU libraries. text: HLO. layout: of the mesh on a TPU slice.
     """
 
-    gpu: str
+    target: str
     hosts: int
     gpus_per_host: int
     phase: PlannedPhase
     jax: str
+    compiler: str
     seconds: float
     memory_bytes: int
+    flop: float
     schedule: DeviceWork
     text: str
+    layout: str | None = None
+
+    @property
+    def chip(self) -> GpuTarget | TpuTarget:
+        """The device and its published figures."""
+        return tpu_targets.chip_of(self.target) if self.target in SLICES else GPU_TARGETS[self.target]
 
 
-def unavailable_reason() -> str | None:
-    """Why this installation cannot compile for a GPU, or None if it can."""
-    if any(importlib.util.find_spec(name) for name in PLUGINS):
-        return None
-    return "XLA's GPU compiler is not installed (extra cuda13: pip install -e '.[cuda13]', about 5 GB)"
+def unavailable_reason(platform: str = "gpu") -> str | None:
+    """Why this installation cannot compile for a platform, "gpu" or "tpu", or None if it can."""
+    return None if any(importlib.util.find_spec(name) for name in PLUGINS[platform]) else MISSING[platform]
 
 
-def compile_for(plan: Plan, phase_index: int, *, gpu: str, hosts: int, gpus_per_host: int) -> CompiledStep:
-    """Compile the step of a phase of `plan` for a cluster of `hosts` x `gpus_per_host` GPUs; no GPU is needed.
+def check_target(name: str) -> None:
+    """Raise ConfigError for a target that is neither a GPU of `GPU_TARGETS` nor a slice of `SLICES`."""
+    if name not in GPU_TARGETS and name not in SLICES:
+        of_chip = [each for each in SLICES if each.partition(":")[0] == name.partition(":")[0]]
+        raise one_of("--compile-for", name, of_chip or [*GPU_TARGETS, *SLICES])
 
-    gpu: a key of `GPU_TARGETS`. Raises ConfigError for an unknown GPU or phase, and if the compiler is not installed.
+
+def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gpus_per_host: int = 1) -> CompiledStep:
+    """Compile the step of a phase of `plan` for a cluster of `hosts` x `gpus_per_host` GPUs, or for a TPU slice.
+
+    No GPU or TPU is needed. target: a key of `GPU_TARGETS`, or a slice in `SLICES`, which has hosts of its own. Raises
+    ConfigError for an unknown target or phase, if the compiler is not installed, and if the step does not fit into a TPU.
     """
-    if gpu not in GPU_TARGETS:
-        raise one_of("--compile-for", gpu, GPU_TARGETS)
+    check_target(target)
     phases = {phase.index: phase for phase in plan.phases}
     if phase_index not in phases:
         raise ConfigError(
             "--phase", phase_index, reason=f"the plan has phases {', '.join(map(str, phases))}", hint="choose one"
         )
-    if reason := unavailable_reason():
-        raise ConfigError("--compile-for", gpu, reason=reason)
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # which requires the driver
+    platform = "tpu" if target in SLICES else "gpu"
+    if reason := unavailable_reason(platform):
+        raise ConfigError("--compile-for", target, reason=reason)
     import jax
-    from jax.experimental import topologies
 
     from jaxdp import models
     from jaxdp.parallel.mesh import make_mesh
+    from jaxdp.parallel.torus import describe_layout
     from jaxdp.training.step_compiler import trace_train_step
     from jaxdp.xla import options
 
     phase = phases[phase_index]
-    topology = topologies.get_topology_desc(
-        "", platform="cuda", target_config=target_config(GPU_TARGETS[gpu]), topology=f"1x{hosts}x{gpus_per_host}"
-    )
-    mesh = make_mesh(phase.vertical, phase.horizontal, topology.devices)
-    model = models.create(plan.config.model, platform="gpu")
+    devices = _devices(target, hosts, gpus_per_host)
+    if platform == "tpu":
+        hosts = len({device.process_index for device in devices})
+        gpus_per_host = len(devices) // hosts
+    mesh = make_mesh(phase.vertical, phase.horizontal, devices)
+    model = models.create(plan.config.model, platform=platform)
     traced = trace_train_step(plan.config, model, phase, mesh=mesh)
     began = time.perf_counter()
-    lowered = traced.lower(lowering_platforms=("cuda",))
-    compiler_options = options.compiler_options(plan.config, "gpu")
-    with options.without_compilation_cache():  # JAX cannot load a stored program without its GPU
-        compiled = lowered.compile(compiler_options)
+    lowered = traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,))
+    compiler_options = options.compiler_options(plan.config, platform)
+    try:
+        with options.without_compilation_cache():  # JAX cannot load a stored program without its device
+            compiled = lowered.compile(compiler_options)
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError("--compile-for", target, reason=first_line(error)) from None
     seconds = time.perf_counter() - began
     try:
         text = compiled.as_text()
-        schedule = read_schedule(text, mesh.size)
+        schedule = (tpu_hlo if platform == "tpu" else hlo).read_schedule(text, mesh.size)
     except ValueError as error:
-        raise ConfigError("--compile-for", gpu, reason=f"cannot read the compiled step: {error}") from None
-    memory = compiled.memory_analysis()
+        raise ConfigError("--compile-for", target, reason=f"cannot read the compiled step: {error}") from None
+    memory, versions = compiled.memory_analysis(), f"JAX {jax.__version__}"
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return CompiledStep(
-        gpu=gpu,
+        target=target,
         hosts=hosts,
         gpus_per_host=gpus_per_host,
         phase=phase,
         jax=jax.__version__,
+        compiler=f"{versions}, libtpu {importlib.metadata.version('libtpu')}" if platform == "tpu" else versions,
         seconds=seconds,
         memory_bytes=total - memory.alias_size_in_bytes,
+        flop=compiled.cost_analysis().get("flops", 0.0),
         schedule=schedule,
         text=text,
+        layout=describe_layout(mesh),
     )
+
+
+def _devices(target: str, hosts: int, gpus_per_host: int) -> list[Any]:
+    """The devices of a GPU cluster or a TPU slice, as JAX describes them to a compiler."""
+    from jax.experimental import topologies
+
+    if target in GPU_TARGETS:
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # which requires the driver
+        config, shape = target_config(GPU_TARGETS[target]), f"1x{hosts}x{gpus_per_host}"
+        return topologies.get_topology_desc("", platform="cuda", target_config=config, topology=shape).devices
+    for name, value in tpu_targets.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if target.endswith(":1x1") else {}  # hosts of other slices have 2x2 chips
+    return topologies.get_topology_desc(target, platform="tpu", **alone).devices
 
 
 def axis_of(groups: Sequence[Sequence[int]], vertical: int, horizontal: int) -> str:
@@ -149,41 +191,51 @@ def _grouped(step: CompiledStep) -> list[dict]:
 
 def as_dict(step: CompiledStep) -> dict:
     """The compiled step as `jaxdp plan --json` prints it."""
-    gpu = GPU_TARGETS[step.gpu]
-    return {
-        "gpu": gpu.name,
+    chip, moved = step.chip, step.schedule.kernel_bytes
+    record = {
+        "device": chip.name,
+        "target": step.target,
         "hosts": step.hosts,
         "gpus_per_host": step.gpus_per_host,
         "jax": step.jax,
+        "compiler": step.compiler,
         "phase": step.phase.index,
         "mesh": [step.phase.vertical, step.phase.horizontal],
         "compile_seconds": step.seconds,
         "memory_bytes": step.memory_bytes,
-        "device_memory_bytes": gpu.memory_bytes,
+        "device_memory_bytes": chip.memory_bytes,
         "kernels": step.schedule.kernels,
-        "kernel_bytes": step.schedule.kernel_bytes,
-        "least_memory_seconds": step.schedule.kernel_bytes / gpu.memory_bandwidth,
+        "kernel_bytes": moved,
+        "least_memory_seconds": moved / chip.memory_bandwidth,
         "collectives": _grouped(step),
     }
+    if isinstance(chip, GpuTarget):
+        return record
+    return record | {"layout": step.layout, "flop": step.flop, "least_compute_seconds": step.flop / chip.flops}
 
 
 def table(step: CompiledStep) -> "Table":
     """A rich table of the memory, kernels and collectives of a compiled step."""
     from jaxdp.analysis.tables import table_of
 
-    record, phase = as_dict(step), step.phase
+    record, phase, chip = as_dict(step), step.phase, step.chip
     idle = f", {phase.idle_devices} idle, so rows are not hosts" if phase.idle_devices else ""
+    devices = step.target if isinstance(chip, TpuTarget) else f"{step.hosts} x {step.gpus_per_host} {chip.name}"
     title = (
-        f"phase {phase.index} compiled for {step.hosts} x {step.gpus_per_host} {record['gpu']} "
-        f"({phase.vertical}x{phase.horizontal}{idle}) by JAX {step.jax} in {step.seconds:.0f} s; nothing was run"
+        f"phase {phase.index} compiled for {devices} ({phase.vertical}x{phase.horizontal}{idle}) by {step.compiler} in "
+        f"{step.seconds:.0f} s; nothing was run"
     )
     fits = "fits" if record["memory_bytes"] <= record["device_memory_bytes"] else "does not fit"
-    bandwidth = GPU_TARGETS[step.gpu].memory_bandwidth
+    where = " in HBM" * isinstance(chip, TpuTarget)
     caption = (
         f"memory per device: {record['memory_bytes'] / 1e9:.1f} GB of {record['device_memory_bytes'] / 1e9:.1f} GB: {fits}. "
-        f"{record['kernels']:,} kernels with {record['kernel_bytes'] / 1e9:.1f} GB of operands and results: at least "
-        f"{1e3 * record['least_memory_seconds']:.1f} ms at {bandwidth / 1e12:.2f} TB/s."
+        f"{record['kernels']:,} kernels with {record['kernel_bytes'] / 1e9:.1f} GB of operands and results{where}: at least "
+        f"{1e3 * record['least_memory_seconds']:.1f} ms at {chip.memory_bandwidth / 1e12:.2f} TB/s."
     )
+    if isinstance(chip, TpuTarget):
+        seconds = record["least_compute_seconds"]
+        caption += f" {record['flop'] / 1e12:.2f} TFLOP: at least {1e3 * seconds:.1f} ms at {chip.flops / 1e12:.0f} TFLOP/s."
+        caption += f" {step.layout}."
     rows = []
     for row in record["collectives"]:
         overlapped = f"{row['overlapped_bytes'] / 1e9:.3f} GB ({row['overlapped']})" if row["overlapped"] else "none"

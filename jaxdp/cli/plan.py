@@ -27,6 +27,7 @@ class PlanCommand:
       jaxdp plan --config finetune --parameters --finetune.layer-decay 0.75
       jaxdp plan --config imagenet_sony_exp2 --devices 3456 --wire --network 5e-6,10e9
       jaxdp plan --config imagenet_sony_exp1 --compile-for h200 --hosts 272 --gpus-per-host 8
+      jaxdp plan --config imagenet_goyal_256 --compile-for v5e:2x4
     """
 
     run: ConfigFields = dataclasses.field(default_factory=Config)
@@ -52,7 +53,8 @@ class PlanCommand:
     """Training speed of one device in images/s, from `jaxdp bench step`: predicts the hours of the run. With --network
     the speed without communication (None: the paper's V100, scaled by multiply-adds)"""
     compile_for: str | None = None
-    """GPU that XLA compiles the step for: a100, h100 or h200; needs no GPU (extra cuda13)"""
+    """What XLA compiles the step for: the GPU a100, h100 or h200 (extra cuda13), or a TPU slice such as v5e:4x8, v5p:2x2x2
+    or v6e:2x4 (extra tpu). None has to be there"""
     phase: int = 0
     """Index of the phase to compile"""
     json: Switch = False
@@ -71,17 +73,21 @@ def run(arguments: list[str], program: str) -> None:
 @jaxdp_jax_config()
 def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
     import jaxdp
-    from jaxdp.analysis import memory
+    from jaxdp.analysis import memory, tpu_targets
     from jaxdp.distributed import runtime
     from jaxdp.loggers.plan_table import as_dict, summary_table
     from jaxdp.models import finetune
+    from jaxdp.parallel.torus import rows_along
     from jaxdp.sizes import model_summary
 
     devices, rate = _number_of_devices(options), options.images_per_second
+    name, rows = options.compile_for, options.hosts
+    if name in tpu_targets.SLICES:
+        rows = rows_along(tpu_targets.sides_of(name))
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
     _, given = finetune.read_weights(config)  # raises what a run would
-    plan = jaxdp.plan(config, devices, options.hosts)
+    plan = jaxdp.plan(config, devices, rows)
     if given is not None:
         finetune.initial_values(finetune.with_digest(plan.config, given.digest), given)
     summary = model_summary(plan.config)
@@ -138,6 +144,21 @@ def _memory_verdict(options: PlanCommand, plan: Plan, needed: dict[str, int], *,
 
 def _number_of_devices(options: PlanCommand) -> int | None:
     """The number of devices given by the options; None: the devices of this machine. Raises ConfigError for a contradiction."""
+    from jaxdp.analysis import aot, tpu_targets
+
+    given, name = _given_devices(options), options.compile_for
+    if name is None:
+        return given
+    aot.check_target(name)
+    chips = math.prod(tpu_targets.sides_of(name)) if name in tpu_targets.SLICES else given
+    if given not in (None, chips):
+        hint = "omit --devices, --hosts and --gpus-per-host"
+        raise ConfigError("--compile-for", name, reason=f"is a slice of {chips} devices, not {given}", hint=hint)
+    return chips
+
+
+def _given_devices(options: PlanCommand) -> int | None:
+    """hosts x gpus-per-host, or devices."""
     for name in ("devices", "hosts", "gpus_per_host"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -213,5 +234,5 @@ def _compiled(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Sect
         reason, hint = "requires --hosts and --gpus-per-host", "for example --hosts 1 --gpus-per-host 8"
         raise ConfigError("--compile-for", options.compile_for, reason=reason, hint=hint)
     per_host = devices // options.hosts
-    compiled = aot.compile_for(plan, options.phase, gpu=options.compile_for, hosts=options.hosts, gpus_per_host=per_host)
+    compiled = aot.compile_for(plan, options.phase, target=options.compile_for, hosts=options.hosts, gpus_per_host=per_host)
     return aot.as_dict(compiled), [aot.table(compiled)]

@@ -20,7 +20,7 @@ from jaxdp.config import Reduce
 from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL
-from jaxdp.parallel.reduce_scatter import reduce_scatter
+from jaxdp.parallel.reduce_scatter import on_tpu, reduce_scatter, tiled_all_gather
 from jaxdp.parallel.shards import from_parts, own_shard, shard_shape, to_parts
 from jaxdp.strategies import STRATEGIES, Stage, unsupported_reason
 
@@ -81,7 +81,8 @@ def reduce_scatter_rows(vector: jax.Array) -> jax.Array:
 def all_gather_rows(shard: jax.Array) -> jax.Array:
     """An all-gather along each row: the concatenated shards of its devices."""
     tracked = _axes_of(lax.axis_index(HORIZONTAL))  # untracked, a derivative has to sum over the copies
-    return lax.all_gather(shard, HORIZONTAL, tiled=True, to="invarying" if tracked else "varying")
+    to = "invarying" if tracked else "varying"
+    return tiled_all_gather(shard, to=to) if on_tpu() else lax.all_gather(shard, HORIZONTAL, tiled=True, to=to)
 
 
 def parameter_server(vector: jax.Array) -> jax.Array:

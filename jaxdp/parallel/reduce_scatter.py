@@ -1,14 +1,19 @@
-"""Reduce-scatter along the rows of the mesh, in a form that is exact on the platform that runs the program.
+"""Reduce-scatter and all-gather along the rows of the mesh, in the form that suits the platform that runs the program.
 
 Over several CPU processes XLA passes `lax.psum_scatter` to gloo. With JAX 0.10 gloo sometimes returns wrong sums without an
 error (https://github.com/jax-ml/jax/issues/40830), and it aborts if a process is more than 30 s late
 (https://github.com/jax-ml/jax/issues/40831). `benchmarks/collectives.py` counts wrong sums; `EXACT_OVER_GLOO` follows its
 results.
+
+On TPUs XLA replaces both by an all-reduce of the whole vector unless shards consist of whole tiles. A reduce-scatter also needs
+an array with the two axes of a tile, and pairs of tiles. So it is in programs that libtpu 0.0.42.1 compiled.
 """
 
 from collections.abc import Container
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from packaging.version import Version
 
@@ -16,6 +21,7 @@ from jaxdp.parallel.mesh import HORIZONTAL
 
 # The first release of jaxlib whose psum_scatter is exact over gloo, by benchmarks/results/collectives_*.json.
 EXACT_OVER_GLOO = Version("0.12.0.1")
+LANES, TILES = 128, 2 * 8 * 128  # elements of the last axis of a TPU's tile, and of two tiles
 
 
 def psum_scatter(vector: jax.Array) -> jax.Array:
@@ -27,6 +33,25 @@ def all_to_all_sum(vector: jax.Array) -> jax.Array:
     """An all-to-all and a local sum: the arguments, result, order of additions and bytes sent of `psum_scatter`."""
     shards = vector.reshape(lax.axis_size(HORIZONTAL), -1)
     return lax.all_to_all(shards, HORIZONTAL, split_axis=0, concat_axis=0, tiled=True).sum(0)
+
+
+def tiled_psum_scatter(vector: jax.Array) -> jax.Array:
+    """`psum_scatter` of shards that are padded to whole tiles, as XLA keeps it on TPUs."""
+    shards = vector.reshape(lax.axis_size(HORIZONTAL), -1)
+    padded = jnp.pad(shards, ((0, 0), (0, -shards.shape[1] % TILES))).reshape(-1, LANES)
+    return lax.psum_scatter(padded, HORIZONTAL, scatter_dimension=0, tiled=True).ravel()[: shards.shape[1]]
+
+
+def tiled_all_gather(shard: jax.Array, **options: Any) -> jax.Array:
+    """The tiled `lax.all_gather` along the rows of a shard, [n], that is padded to whole tiles, as XLA keeps it on TPUs."""
+    whole = lax.all_gather(jnp.pad(shard, (0, -shard.size % TILES)), HORIZONTAL, tiled=True, **options)
+    return whole.reshape(lax.axis_size(HORIZONTAL), -1)[:, : shard.size].ravel()
+
+
+def on_tpu() -> bool:
+    """Whether the mesh inside `shard_map` consists of TPUs."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is not None and device.platform == "tpu"
 
 
 def uses_gloo(platform: str | None = None) -> bool:
@@ -43,7 +68,9 @@ def uses_gloo(platform: str | None = None) -> bool:
 
 
 def reduce_scatter(vector: jax.Array) -> jax.Array:
-    """`all_to_all_sum` over gloo, `psum_scatter` everywhere else."""
+    """`all_to_all_sum` over gloo, `tiled_psum_scatter` on TPUs, `psum_scatter` everywhere else."""
+    if on_tpu():
+        return tiled_psum_scatter(vector)
     return all_to_all_sum(vector) if uses_gloo() else psum_scatter(vector)
 
 

@@ -43,15 +43,22 @@ def ring_hops(coordinates: np.ndarray, closed: Sequence[int]) -> tuple[int, int]
     return int(columns), int(rows)
 
 
-def arrange(devices: Sequence[Any], shape: tuple[int, int]) -> np.ndarray | None:
-    """Devices [Y, X] whose columns and rows follow axes of a TPU slice, or None if no axes have these sizes."""
+def _grid(devices: Sequence[Any]) -> tuple[dict[tuple[int, ...], Any], list[list[int]]] | None:
+    """(device by place, the places on each axis) of a TPU slice; None for other devices, several slices and a part of one."""
     if getattr(devices[0], "platform", None) != "tpu":
         return None
     places = [(*device.coords, device.core_on_chip) for device in devices]
-    values = [sorted(set(axis)) for axis in zip(*places, strict=True)]
-    at, sides = dict(zip(places, devices, strict=True)), [len(axis) for axis in values]
-    if not len(at) == len(devices) == math.prod(sides):  # of several slices, or a part of one
+    axes = [sorted(set(axis)) for axis in zip(*places, strict=True)]
+    at = dict(zip(places, devices, strict=True))
+    return (at, axes) if len(at) == len(devices) == math.prod(map(len, axes)) else None
+
+
+def arrange(devices: Sequence[Any], shape: tuple[int, int]) -> np.ndarray | None:
+    """Devices [Y, X] whose columns and rows follow axes of a TPU slice, or None if no axes have these sizes."""
+    if (grid := _grid(devices)) is None:
         return None
+    at, values = grid
+    sides = [len(axis) for axis in values]
     axes = range(len(sides))
     for vertical in itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(len(axes) + 1)):
         horizontal = [axis for axis in axes if axis not in vertical]
@@ -64,9 +71,15 @@ def arrange(devices: Sequence[Any], shape: tuple[int, int]) -> np.ndarray | None
 
 
 def default_rows(devices: Sequence[Any]) -> int | None:
-    """Rows of the most square mesh along the axes of a TPU slice, with vertical <= horizontal; None for other devices."""
-    sides = range(math.isqrt(len(devices)), 0, -1)
-    return next((rows for rows in sides if arrange(devices, (rows, len(devices) // rows)) is not None), None)
+    """`rows_along` of the axes of a TPU slice; None for other devices."""
+    grid = _grid(devices)
+    return None if grid is None else rows_along([len(axis) for axis in grid[1]])
+
+
+def rows_along(sides: Sequence[int]) -> int:
+    """Rows of the most square mesh along whole axes of a grid, at most as many as columns: 4 for 4x8 and for 4x4x4."""
+    products = [math.prod(some) for count in range(len(sides)) for some in itertools.combinations(sides, count)]
+    return max(rows for rows in products if rows**2 <= math.prod(sides))
 
 
 def describe_layout(mesh: Any) -> str | None:

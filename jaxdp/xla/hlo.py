@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +12,10 @@ BYTES |= {"s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute", "all-to-all")
 # Instructions that move no data.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "iota", "partition-id"}
+FREE |= {"replica-id"}
 # Ends of asynchronous operations, which are counted at their start.
 ENDS = ("-done", "-update")
+COPIES = ("copy-start", "slice-start")  # asynchronous; their bytes count, but they are no kernels
 _SHAPE = re.compile(r"\b(" + "|".join(BYTES) + r")\[([0-9,]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
@@ -70,6 +73,9 @@ class DeviceWork:
     collectives: list[CompiledCollective] = field(default_factory=list)
 
 
+Computations = dict[str, list[Instruction]]  # instructions of each computation, in order
+
+
 def num_bytes(shape: str) -> int:
     """Bytes of all arrays in the text of a type."""
     return sum(BYTES[dtype] * math.prod(sizes) for dtype, sizes in arrays(shape))
@@ -80,9 +86,9 @@ def arrays(shape: str) -> list[tuple[str, list[int]]]:
     return [(dtype, [int(n) for n in sizes.split(",") if n]) for dtype, sizes in _SHAPE.findall(shape)]
 
 
-def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """(instructions of each computation in order, name of the entry computation) of the text of an HLO module."""
-    computations: dict[str, list[Instruction]] = {}
+def parse(text: str) -> tuple[Computations, str]:
+    """(computations, name of the entry computation) of the text of an HLO module."""
+    computations: Computations = {}
     current, entry = None, ""
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
@@ -138,13 +144,19 @@ def read_schedule(text: str, devices: int) -> DeviceWork:
 
     A loop of unknown length counts once. Raises ValueError if it contains a collective.
     """
-    computations, entry = parse(text)
-    schedule = DeviceWork()
-    _read(computations, entry, times=1, devices=devices, schedule=schedule)
-    return schedule
+    return count_work(*parse(text), devices)
 
 
-def collective_in(computations: dict[str, list[Instruction]], instruction: Instruction) -> Instruction | None:
+def count_work(
+    computations: Computations, entry: str, devices: int, *, moved_bytes: Callable[[str], int] = num_bytes
+) -> DeviceWork:
+    """`read_schedule` of a parsed module. moved_bytes: of an operand or result of a kernel, from the text of its type."""
+    work = DeviceWork()
+    _read(computations, entry, times=1, devices=devices, schedule=work, moved_bytes=moved_bytes)
+    return work
+
+
+def collective_in(computations: Computations, instruction: Instruction) -> Instruction | None:
     """The collective of an instruction: itself, or the one in the fusion or asynchronous computation that it runs; or None."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode in COLLECTIVES:
@@ -157,7 +169,15 @@ def collective_in(computations: dict[str, list[Instruction]], instruction: Instr
     return None
 
 
-def _read(computations: dict[str, list[Instruction]], name: str, *, times: int, devices: int, schedule: DeviceWork) -> None:
+def _read(
+    computations: Computations,
+    name: str,
+    *,
+    times: int,
+    devices: int,
+    schedule: DeviceWork,
+    moved_bytes: Callable[[str], int],
+) -> None:
     shapes = {instruction.name: instruction.shape for instruction in computations[name]}
     in_flight: dict[str, CompiledCollective] = {}
     for instruction in computations[name]:
@@ -168,18 +188,19 @@ def _read(computations: dict[str, list[Instruction]], name: str, *, times: int, 
             continue
         if instruction.opcode in ("while", "conditional"):
             before = len(schedule.collectives)
+            count = times * (instruction.trip_count or 1)
             for called in instruction.called:
-                _read(computations, called, times=times * (instruction.trip_count or 1), devices=devices, schedule=schedule)
+                _read(computations, called, times=count, devices=devices, schedule=schedule, moved_bytes=moved_bytes)
             if instruction.trip_count is None and len(schedule.collectives) > before:
                 raise ValueError(f"the loop {instruction.name} contains a collective, and its number of iterations is unknown")
             continue
-        operand_bytes = sum(num_bytes(shapes.get(operand, "")) for operand in instruction.operands)
+        operands = [shapes.get(operand, "") for operand in instruction.operands]
         if inner := collective_in(computations, instruction):
-            dtypes = {dtype for operand in instruction.operands for dtype, _ in _SHAPE.findall(shapes.get(operand, ""))}
+            dtypes = {dtype for operand in operands for dtype, _ in _SHAPE.findall(operand)}
             collective = CompiledCollective(
                 inner.opcode.removesuffix("-start"),
                 " + ".join(sorted(dtypes)),
-                operand_bytes,
+                sum(map(num_bytes, operands)),
                 replica_groups(inner.attributes, devices),
                 times,
                 instruction.opcode.endswith("-start"),
@@ -188,9 +209,11 @@ def _read(computations: dict[str, list[Instruction]], name: str, *, times: int, 
             if collective.asynchronous:
                 in_flight[instruction.name] = collective
             continue
-        size = operand_bytes + num_bytes(instruction.shape)
-        schedule.kernels += times
+        size = sum(map(moved_bytes, [*operands, instruction.shape]))
         schedule.kernel_bytes += times * size
+        if instruction.opcode in COPIES:
+            continue
+        schedule.kernels += times
         for collective in in_flight.values():
             collective.overlapped_kernels += 1
             collective.overlapped_bytes += size

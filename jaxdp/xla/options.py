@@ -33,8 +33,9 @@ TUNED: dict[str, dict[str, Any]] = {
 # With folded batch normalization XLA would also try its small float32 products in Triton. Without TF32, one candidate takes up
 # to 95 s to compile, and 7 s in bfloat16; on an H100 the choice did not end within 90 s.
 FOLDED = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-# Deterministic scatters, reductions and cuDNN convolutions; kernels are chosen without timing them.
-DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
+# Deterministic scatters, reductions and cuDNN convolutions; kernels are chosen without timing them. Kernels of CPUs and TPUs
+# always are deterministic.
+DETERMINISTIC: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_deterministic_ops": True}}
 
 
 def cache_directory() -> Path | None:
@@ -94,10 +95,11 @@ def without_compilation_cache() -> Iterator[None]:
 
 
 def compiler_options(config: Config, platform: str) -> dict:
-    """The compiler options of a run on "cpu" or "gpu", for `compile` of a lowered function."""
-    folded = FOLDED if config.model.resolved_batch_norm == "folded" else {}
-    tuned = TUNED.get(platform, {}) | folded.get(platform, {})
-    return _supported(*tuned.items()) | (DETERMINISTIC if config.compile.deterministic else {})
+    """The compiler options of a run on "cpu", "gpu" or "tpu", for `compile` of a lowered function."""
+    tuned = TUNED.get(platform, {})
+    if config.model.resolved_batch_norm == "folded":
+        tuned = tuned | FOLDED.get(platform, {})
+    return _supported(*tuned.items()) | (DETERMINISTIC.get(platform, {}) if config.compile.deterministic else {})
 
 
 @cache

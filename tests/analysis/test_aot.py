@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation for GPUs; needs XLA's GPU compiler (extra cuda13)."""
+"""Ahead-of-time compilation for GPUs and TPUs; needs XLA's compilers for them (extras cuda13 and tpu)."""
 
 import json
 import os
@@ -9,12 +9,14 @@ import pytest
 
 from jaxdp.analysis import aot
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
+from jaxdp.analysis.tpu_targets import SLICES, TPU_TARGETS, chip_of, default_rows, sides_of
 from jaxdp.errors import ConfigError
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.xla.kernels import kernels_of_step
 
 needs_compiler = pytest.mark.skipif(aot.unavailable_reason() is not None, reason=str(aot.unavailable_reason()))
+needs_libtpu = pytest.mark.skipif(aot.unavailable_reason("tpu") is not None, reason=str(aot.unavailable_reason("tpu")))
 PERMUTE = "collective-permute"
 TINY = ["--model.depth", "18", "--model.width", "16", "--data.image-size", "64", "--data.augmentation", "none"]
 TINY += ["--data.stored-size", "None"]
@@ -26,15 +28,31 @@ def plan(devices=8):
 
 def test_compile_for_unknown_gpu_or_phase_raises_config_error():
     with pytest.raises(ConfigError, match="--compile-for='tpu'"):
-        aot.compile_for(plan(), 0, gpu="tpu", hosts=1, gpus_per_host=8)
+        aot.compile_for(plan(), 0, target="tpu", hosts=1, gpus_per_host=8)
     with pytest.raises(ConfigError, match="--phase=3: the plan has phases 0"):
-        aot.compile_for(plan(), 3, gpu="h200", hosts=1, gpus_per_host=8)
+        aot.compile_for(plan(), 3, target="h200", hosts=1, gpus_per_host=8)
 
 
 def test_compile_for_without_compiler_raises_config_error_with_extra(monkeypatch):
     monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--compile-for='h200': .*extra cuda13"):
-        aot.compile_for(plan(), 0, gpu="h200", hosts=1, gpus_per_host=8)
+        aot.compile_for(plan(), 0, target="h200", hosts=1, gpus_per_host=8)
+    with pytest.raises(ConfigError, match=r"--compile-for='v5e:2x4': .*extra tpu: pip install -e '\.\[tpu\]'"):
+        aot.compile_for(plan(), 0, target="v5e:2x4")
+
+
+def test_slices_are_named_by_chip_and_sides():
+    assert {chip_of(name).name for name in SLICES} == {"TPU v5e", "TPU v5p", "TPU v6e"}
+    assert sides_of("v5p:2x4x4") == (2, 4, 4)
+    rows = {name: default_rows(name) for name in ("v5e:1x1", "v5e:2x4", "v5e:4x8", "v6e:8x8", "v5p:2x2x1", "v5p:4x4x4")}
+    assert rows == {"v5e:1x1": 1, "v5e:2x4": 2, "v5e:4x8": 4, "v6e:8x8": 8, "v5p:2x2x1": 2, "v5p:4x4x4": 4}
+
+
+def test_unknown_slice_lists_the_slices_of_its_chip():
+    with pytest.raises(ConfigError, match=r"--compile-for='v6e:3x3'.* v6e:2x4,.* v6e:16x16$"):
+        aot.check_target("v6e:3x3")
+    with pytest.raises(ConfigError, match=r"h200, v5e:1x1,.* v6e:16x16$"):
+        aot.check_target("v5litepod-8")
 
 
 def test_axis_of_device_groups_returns_mesh_axis():
@@ -56,7 +74,7 @@ def gradient_messages(strategy):
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     record = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
     compiled, (account,) = record["compiled"], record["wire"]
-    assert compiled["gpu"] == GPU_TARGETS["h200"].name
+    assert compiled["device"] == GPU_TARGETS["h200"].name
     assert compiled["mesh"] == [4, 8]
     assert 0 < compiled["memory_bytes"] < compiled["device_memory_bytes"]
     assert compiled["kernels"] > 100
@@ -108,7 +126,28 @@ def test_compiled_step_makes_blocks_of_bfloat16_pixels_in_one_kernel(monkeypatch
     flags = ["--model.depth", "18", "--model.width", "16", "--model.dtype", "bfloat16", "--reduce.strategy", "psum"]
     config = load_config("imagenet_goyal_256", [*flags, "--batch.0.global-batch", "8", "--batch.0.per-worker-batch", "8"])
     made = make_plan(config, examples=1_281_167, devices=1)
-    step = aot.compile_for(made, 0, gpu="h100", hosts=1, gpus_per_host=1)
+    step = aot.compile_for(made, 0, target="h100")
     found = [one for one in kernels_of_step(step.text, 8) if one.side > 112]
     assert [(one.side, one.kind) for one in found] == [(224, "forward"), (113, "convolution"), (113, "weight gradient")]
     assert found[0].bytes == pytest.approx(8 * (224 * 224 * 3 + 2 * 113 * 113 * 16), rel=1e-3)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_step_compiled_for_a_tpu_slice_reduces_along_its_axes_in_its_memory():
+    """The torus of ResNet-18. XLA keeps the reduce-scatters, and overlaps all-gathers with the backward pass."""
+    command = [sys.executable, "-m", "jaxdp", "plan", "--config", "imagenet_mlperf_3264", "--json", *TINY]
+    command += ["--batch.0.global-batch", "128", "--batch.0.per-worker-batch", "16", "--reduce.strategy", "torus"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    ran = subprocess.run([*command, "--compile-for", "v5e:2x4"], capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    compiled = json.loads(ran.stdout)["compiled"]
+    assert (compiled["device"], compiled["mesh"]) == ("TPU v5e", [2, 4])
+    assert 0 < compiled["memory_bytes"] < compiled["device_memory_bytes"] == 16 * 2**30
+    found = {(one["operation"], one["axis"]): one for one in compiled["collectives"]}
+    assert {("reduce-scatter", "horizontal"), ("all-reduce", "vertical"), ("all-gather", "horizontal")} <= found.keys()
+    scattered, gathered = found["reduce-scatter", "horizontal"], found["all-gather", "horizontal"]
+    assert scattered["operand_bytes"] == pytest.approx(4 * gathered["operand_bytes"], rel=0.05)  # both padded to tiles
+    assert gathered["overlapped"] > 0
+    assert compiled["least_compute_seconds"] == compiled["flop"] / TPU_TARGETS["v5e"].flops
+    assert compiled["flop"] == pytest.approx(16 * 6 * 11_187_200, rel=0.25)  # multiply-adds of an image, in three passes

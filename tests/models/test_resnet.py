@@ -231,14 +231,27 @@ def test_network_that_takes_images_of_one_size_alone_refuses_others():
         (False, False, None, 2, True),  # this host's CPU
     ],
 )
-@pytest.mark.parametrize("stem", ["small", "imagenet"])
-def test_program_has_the_form_and_the_gradients_of_its_arguments(stem, train, custom_vjp, form, products, has_own_gradients):
+def test_program_has_the_form_and_the_gradients_of_its_arguments(train, custom_vjp, form, products, has_own_gradients):
     """The products are the classifier and the 1x1 convolution of a shortcut."""
-    net, images = ResNet(TWO_BLOCKS, 5, 4, stem, convolution=form, custom_vjp=custom_vjp), jnp.ones((2, 10, 12, 3))
+    net, images = ResNet(TWO_BLOCKS, 5, 4, "small", convolution=form, custom_vjp=custom_vjp), jnp.ones((2, 10, 12, 3))
     variables = jax.eval_shape(lambda: net.init(jax.random.key(0), images, train=False))
     program = str(jax.make_jaxpr(lambda v: net.apply(v, images, train=train, mutable=["batch_stats"]))(variables))
     assert program.count("= dot_general[") == products
     assert ("custom_vjp_call" in program) == has_own_gradients
+
+
+def test_gradient_in_evaluation_takes_the_statistics_as_constants():
+    """Also behind max pooling, as the gradient that JAX derives."""
+    images, gradients = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32, 32, 3)), jnp.float32), []
+    for custom_vjp in (True, False):
+        net = ResNet(TWO_BLOCKS, 5, 8, convolution="cudnn", custom_vjp=custom_vjp)
+        variables = net.init(jax.random.key(0), images, train=False)
+
+        def loss(images, net=net, variables=variables):
+            return (net.apply(variables, images, train=False) ** 2).sum()
+
+        gradients.append(jax.grad(loss)(images))
+    np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-6 * float(jnp.abs(gradients[1]).max()))
 
 
 @pytest.mark.parametrize(

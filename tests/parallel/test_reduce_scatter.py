@@ -94,14 +94,32 @@ def test_reduce_scatter_both_forms_return_sums_of_numpy(mesh_shape, dtype):
         np.testing.assert_array_equal(np.asarray(out, np.float64), expected)
 
 
-def test_reduce_scatter_both_forms_return_same_bits():
-    given = np.random.default_rng(0).normal(size=8 * 4096).astype(np.float32)
+@pytest.mark.parametrize("form", [reduce_scatter.all_to_all_sum, reduce_scatter.tiled_psum_scatter])
+@pytest.mark.parametrize("size", [4 * 3, 4 * 2048, 4 * 2500])
+def test_reduce_scatter_other_forms_return_the_bits_of_psum_scatter(form, size):
+    given = np.random.default_rng(0).normal(size=8 * size).astype(np.float32)
     mesh = make_mesh(2, 4)
     out = [
-        np.asarray(jax.jit(jax.shard_map(form, mesh=mesh, in_specs=ROWS, out_specs=ROWS))(given))
-        for form in (reduce_scatter.psum_scatter, reduce_scatter.all_to_all_sum)
+        np.asarray(jax.jit(jax.shard_map(one, mesh=mesh, in_specs=ROWS, out_specs=ROWS))(given))
+        for one in (reduce_scatter.psum_scatter, form)
     ]
     np.testing.assert_array_equal(*out)
+
+
+@pytest.mark.parametrize("strategy", [name for name, one in STRATEGIES.items() if one.scatters])
+def test_messages_of_tpus_consist_of_whole_tiles_and_return_the_same_sums(strategy, monkeypatch):
+    given = np.random.default_rng(0).normal(size=8 * 1001).astype(np.float32)
+    mapped = partial(jax.shard_map, mesh=make_mesh(2, 4), in_specs=ROWS, out_specs=PartitionSpec())
+    total = partial(allreduce.all_reduce_sum, strategy=strategy)
+    plain = jax.jit(mapped(total))(given)
+    monkeypatch.setattr(reduce_scatter, "on_tpu", lambda: True)
+    monkeypatch.setattr(allreduce, "on_tpu", lambda: True)
+    np.testing.assert_array_equal(plain, jax.jit(mapped(total))(given))
+    sent = [
+        one for one in traffic.find_collectives(traced(strategy), {VERTICAL: 2, HORIZONTAL: 4}) if one.axes == (HORIZONTAL,)
+    ]
+    assert {one.operation for one in sent} == {"reduce-scatter", "all-gather"}
+    assert all(one.operand_bytes % (4 * 2048) == 0 for one in sent)
 
 
 def test_custom_psum_scatter_over_gloo_with_inexact_jaxlib_raises_config_error(gloo, tiny_resnet, tmp_path, monkeypatch):

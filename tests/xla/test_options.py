@@ -121,16 +121,23 @@ def test_options_that_this_release_lacks_are_left_out(monkeypatch):
         monkeypatch.setattr(options, "TUNED", {"cpu": dict(tuned)})
         expected = dict(one for one in tuned if one in (known, other))
         assert options.compiler_options(Config(), "cpu") == expected
-        assert options.compiler_options(Config(), "tpu") == {}
-        deterministic = {"xla_gpu_deterministic_ops": True}
-        assert options.compiler_options(Config(compile=Compile(deterministic=True)), "cpu") == expected | deterministic
+        assert options.compiler_options(Config(compile=Compile(deterministic=True)), "cpu") == expected
 
 
 def test_folded_batch_norm_is_compiled_without_products_in_triton_on_a_gpu(monkeypatch):
     monkeypatch.setattr(options, "TUNED", {})
     found = {form: options.compiler_options(Config(model=Model(batch_norm=form)), "gpu") for form in ("auto", "folded")}
     assert found == {"auto": {}, "folded": {"xla_gpu_enable_triton_gemm": False}}
-    assert options.compiler_options(Config(model=Model(batch_norm="folded")), "cpu") == {}
+
+
+def test_options_of_a_platform_do_not_reach_programs_of_other_platforms(monkeypatch):
+    monkeypatch.setattr(options, "_supported", lambda *pairs: dict(pairs))
+    exact = Config(compile=Compile(deterministic=True), model=Model(batch_norm="folded"))
+    assert options.compiler_options(exact, "gpu")["xla_gpu_deterministic_ops"]
+    for config in (Config(), exact):
+        assert options.compiler_options(config, "tpu") == {}
+        for kind in ("cpu", "gpu"):
+            assert all(name.startswith(f"xla_{kind}_") for name in options.compiler_options(config, kind))
 
 
 def test_without_a_directory_for_it_there_is_no_cache(jax_cache, monkeypatch, tmp_path):

@@ -1,0 +1,43 @@
+"""TPU slices that XLA compiles for without one: names as in Google Cloud and JAX, and published figures of their chips.
+
+A slice such as "v5e:4x8" is a chip and the sides of its grid. JAX sees each chip as one device.
+"""
+
+from dataclasses import dataclass
+
+GIB = 2**30
+PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16", "16x16x24")
+# Of libtpu: not to ask for a machine's slice, and to start beside other processes that compile.
+ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_HOSTNAMES": "localhost"}
+ENVIRONMENT |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+
+
+@dataclass(frozen=True)
+class TpuTarget:
+    """A TPU chip. memory_bytes: of its HBM. memory_bandwidth: bytes/s. flops: per second, in bfloat16. slices: their sides."""
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth: int
+    flops: int
+    slices: tuple[str, ...]
+
+
+# docs.cloud.google.com/tpu/docs/v5e, v5p and v6e; their GB of memory are 2^30 bytes.
+TPU_TARGETS = {
+    "v5e": TpuTarget("TPU v5e", 16 * GIB, 819_000_000_000, 197_000_000_000_000, PLANES),
+    "v5p": TpuTarget("TPU v5p", 95 * GIB, 2_765_000_000_000, 459_000_000_000_000, CUBES),
+    "v6e": TpuTarget("TPU v6e", 32 * GIB, 1_640_000_000_000, 918_000_000_000_000, PLANES),
+}
+SLICES = tuple(f"{chip}:{sides}" for chip, target in TPU_TARGETS.items() for sides in target.slices)
+
+
+def chip_of(name: str) -> TpuTarget:
+    """The chip of a slice in `SLICES`."""
+    return TPU_TARGETS[name.partition(":")[0]]
+
+
+def sides_of(name: str) -> tuple[int, ...]:
+    """The sides of a slice in `SLICES`."""
+    return tuple(int(side) for side in name.partition(":")[2].split("x"))
