@@ -24,6 +24,7 @@ from jaxdp.distributed.status import Record, Verdict
 from jaxdp.distributed.stragglers import StepTimes
 from jaxdp.distributed.verdict import Judge, Limits, Records
 from jaxdp.errors import EXIT_FAILURE, first_line, print_safe, printable
+from jaxdp.file_locks import this_process
 
 if TYPE_CHECKING:  # the command line starts to watch before it imports the config
     from jaxdp.config import Guard
@@ -60,7 +61,7 @@ class Watchdog:
         self.follower: Follower | None = None
         self.own_step_times = StepTimes()
         host, machine = host_identity()
-        self.record = Record("", 0, host, machine=f"{machine} {_pid_namespace()}", pid=os.getpid())
+        self.record = Record("", 0, host, machine=f"{machine} {this_process().get('container')}", pid=os.getpid())
         self.is_watching = self.is_exiting = False
         self.stopped = threading.Event()
         self._changing, self._ending = threading.Lock(), threading.Lock()
@@ -229,10 +230,3 @@ def watch(limits: Limits | None = None) -> Iterator[Watchdog]:
             faulthandler.unregister(STACKS_SIGNAL)
             watchdog.stop()
             _current = None
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
