@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
@@ -303,15 +304,9 @@ def _scores(config: Config, evaluated: tuple[dict, dict], loader: DecodedImages,
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh
     step = make_prediction_step(config, mesh, pixel_stats=pixel_stats(config), wanted=wanted)
-    images, rows = inference_batch(len(loader), mesh)
-    starts = range(0, len(loader), images)
-    prefetcher = prefetch.evaluation_prefetcher(loader, batch_size=images, rows=np.arange(rows))
-    parts = []
-    try:
-        for start, batch in zip(starts, iter(prefetcher.next, None), strict=True):
-            count = min(images, len(loader) - start)
-            scores = jax.device_get(step(params, batch_stats, prefetch.to_global(batch, mesh)))
-            parts.append(jax.tree.map(lambda array, count=count: array[:count], (scores, batch["weights"] > 0)))
-    finally:
-        prefetcher.close()
+    (images, rows), parts = inference_batch(len(loader), mesh), []
+    with closing(prefetch.evaluation_prefetcher(loader, batch_size=images, rows=np.arange(rows))) as batches:
+        for batch in iter(batches.next, None):
+            scores, seen = jax.device_get(step(params, batch_stats, prefetch.to_global(batch, mesh))), batch["seen"] > 0
+            parts.append(jax.tree.map(lambda array, seen=seen: array[seen], (scores, batch["weights"] > 0)))
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
