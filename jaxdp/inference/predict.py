@@ -20,8 +20,7 @@ from jaxdp.data.datasets import pixel_stats, prediction_loader
 from jaxdp.data.decode import read_image
 from jaxdp.errors import ConfigError, one_of
 from jaxdp.files import expand_user
-from jaxdp.inference.load_run import inference_batch, load_run
-from jaxdp.inference.load_weights import WEIGHTS, load_weights, weights_config
+from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
 from jaxdp.inference.outputs import OUTPUTS, PROBABILITIES, network_of
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
