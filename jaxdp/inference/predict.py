@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -78,30 +78,6 @@ class SourcePredictions(NamedTuple):
     threshold: float | None
 
 
-@overload
-def predict(
-    workdir: str | Path,
-    images: Any,
-    checkpoint: str | int = "result",
-    *,
-    top: int | None = None,
-    threshold: float | None = None,
-    output: Literal["probabilities"] = "probabilities",
-    flip: bool = False,
-) -> Predictions: ...
-
-
-@overload
-def predict(
-    workdir: str | Path,
-    images: Any,
-    checkpoint: str | int = "result",
-    *,
-    output: Literal["logits", "features"],
-    flip: bool = False,
-) -> Any: ...
-
-
 def predict(
     workdir: str | Path,
     images: Any,
@@ -111,7 +87,7 @@ def predict(
     threshold: float | None = None,
     output: str = "probabilities",
     flip: bool = False,
-) -> Any:
+) -> Predictions | Any:
     """Predict the most likely classes of images with a checkpoint of the run in `workdir`.
 
     images: uint8 [N, H, W, 3], or [N, H, W] or [N, H, W, 1] (grayscale), of NumPy, JAX or PyTorch; the path of an image; or a
