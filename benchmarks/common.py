@@ -86,13 +86,13 @@ def alternate(calls: dict[str, Callable], rounds: int) -> dict[str, list]:
 def trained(config, datasets: tuple | None = None):
     """The result of a run; None if its loss was not finite."""
     import jaxdp
-    from jaxdp.loggers.console import Quiet
+    from jaxdp.loggers.console import Screen
     from jaxdp.session.job import Job
     from jaxdp.session.train import train_job
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return train_job(Job(config, Path(folder) / "run", datasets=datasets, screen=Quiet()))
+            return train_job(Job(config, Path(folder) / "run", datasets=datasets, screen=Screen(quiet=True)))
         except jaxdp.TrainingError:
             return None
 

@@ -105,7 +105,8 @@ class Trainer:
         plan = make_plan(config, examples=len(self.datasets.train), devices=1)
 
         def gradient(params, state, samples):
-            batch = prefetch.train_batch(self.datasets.train, seed=config.seed, first_sample=samples, global_batch=BATCH)
+            rows = prefetch.BatchRows.of_batch(np.arange(BATCH), first=samples, global_batch=BATCH)
+            batch = prefetch.load_images(self.datasets.train, config.seed, rows)
             return self.gradient(state._replace(params=params), batch)
 
         def update(state, pushed, samples):

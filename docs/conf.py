@@ -22,9 +22,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!jaxdp).*")]  # names of other packages, whose manuals are not read
 nitpick_ignore = [  # types of parameters that a user rarely gives
     ("py:class", "jaxdp.distributed.signal_handler.SignalHandler"),
-    ("py:class", "jaxdp.loggers.console.Quiet"),
     ("py:class", "jaxdp.loggers.console.Screen"),
-    ("py:class", "jaxdp.training.run.Hooks"),
     ("py:class", "jaxdp.checkpoint.manager.CheckpointManager"),
     ("py:class", "jaxdp.data.datasets.Datasets"),
     ("py:class", "jaxdp.training.step_compiler.StepCompiler"),

@@ -1,5 +1,6 @@
 """Exceptions, exit codes, where an exception comes from, and helpers that turn values and errors into one printable line."""
 
+import contextlib
 import difflib
 import enum
 import errno
@@ -7,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import IO
 
@@ -66,6 +67,17 @@ class ConfigError(OneLine, ValueError):
 
     def __reduce__(self) -> tuple:
         return partial(type(self), reason=self.reason, hint=self.hint), (self.field, self.value)
+
+
+@contextlib.contextmanager
+def registered_function(field: str, name: str, *, hint: str, what: str = "the registered function failed") -> Iterator[None]:
+    """Raise an exception of a function that a user has registered as a ConfigError; one that it has raised itself stays."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(field, name, reason=f"{what}: {type(error).__name__}: {first_line(error)}", hint=hint) from error
 
 
 class Unusable(Exception):

@@ -56,7 +56,7 @@ def hold_record(path: Path) -> Iterator[bool]:
     Each process creates its own file before it looks for others, and changes no other's: of two that start together, at most
     one holds the lock. A holder that could not write for `WATCH_SECONDS` loses it to a process elsewhere without notice.
     """
-    own, process, ended = path.with_name(f"{path.name}.{secrets.token_hex(8)}"), _this_process(), threading.Event()
+    own, process, ended = path.with_name(f"{path.name}.{secrets.token_hex(8)}"), this_process(), threading.Event()
 
     def write(number: int) -> None:
         write_atomically(own, json.dumps({**process, "refreshed": number}))
@@ -113,9 +113,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _this_process() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
     """Facts that no other process has. Containers may share a host's name, and a process is visible in its own only."""
-    facts = {"host": socket.gethostname(), "process": os.getpid(), "started": _start_time(os.getpid())}
+    facts = {"host": socket.gethostname(), "process": os.getpid(), "started": start_time(os.getpid())}
     with suppress(OSError):
         facts["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         facts["container"] = os.readlink("/proc/self/ns/pid")
@@ -124,14 +124,14 @@ def _this_process() -> dict[str, Any]:
 
 def _runs(record: dict[str, Any] | None) -> bool | None:
     """Whether the process that a record names runs; None if it cannot be seen from here."""
-    here = _this_process()
+    here = this_process()
     if record is None or any(record.get(name) != here.get(name) for name in ("host", "boot", "container")):
         return None
     process: Any = record.get("process")
     started: int | None = None
     try:
         os.kill(process, 0)
-        started = _start_time(process)
+        started = start_time(process)
     except PermissionError:  # of another user
         pass
     except (ProcessLookupError, TypeError, OverflowError):
@@ -139,7 +139,7 @@ def _runs(record: dict[str, Any] | None) -> bool | None:
     return started in (None, record.get("started"))
 
 
-def _start_time(process: int) -> int | None:
+def start_time(process: int) -> int | None:
     """When a process of this host began, in clock ticks since the host did; 0 if it has ended, None if that cannot be read."""
     with suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxdp.choices import SOURCES
+from jaxdp.metrics import METRICS, PREFIX
 
 
 def _depth(name: str) -> str | None:
@@ -42,13 +43,8 @@ def _ratio(text: str) -> str | None:
 def _metric(name: str) -> str | None:
     """The metric of names such as accuracy, val_acc, top1 and eval_loss."""
     bare = re.sub("^(eval|val|valid|test)[_/]", "", name).lower()
-    return {
-        "acc": "eval_accuracy",
-        "accuracy": "eval_accuracy",
-        "top1": "eval_accuracy",
-        "top5": "eval_top5",
-        "loss": "eval_loss",
-    }.get(bare)
+    metric = PREFIX + {"acc": "accuracy", "top1": "accuracy"}.get(bare, bare)
+    return metric if metric in METRICS.builtin else None
 
 
 def _policy(text: str) -> str | None:

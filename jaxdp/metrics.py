@@ -3,7 +3,7 @@
 An evaluation's record has `eval_NAME` for each of them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -146,7 +146,7 @@ def title_of(name: str) -> str:
     return METRICS[name].title or bare(name).replace("_", " ")
 
 
-def words(record: Mapping[str, Any], chosen: Iterable[str] | None = None) -> list[str]:
-    """Title and value of the metrics that a record has, such as "accuracy 93.21 %". chosen: their names; None: all."""
-    given = [name for name in (names() if chosen is None else chosen) if record.get(name) is not None]
+def words(record: Mapping[str, Any]) -> list[str]:
+    """Title and value of the metrics that a record has, such as "accuracy 93.21 %"."""
+    given = [name for name in names() if record.get(name) is not None]
     return [f"{title_of(name)} {METRICS[name].shown(record[name])}" for name in given]

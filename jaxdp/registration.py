@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, TASKS, Loss, SourceChoice, TaskChoice, UpdateRule
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError, first_line, kind_of
+from jaxdp.errors import ConfigError, kind_of, registered_function
 from jaxdp.fields import LARGEST
 from jaxdp.metrics import COUNT, METRICS, PREFIX, MetricChoice
 from jaxdp.registry import Choice
@@ -207,12 +207,9 @@ def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
 
 def _rate_of(rate: Callable[[float], Any], schedule: Schedule, at: Position) -> float:
     """The rate of a registered schedule, in float64. Raises ConfigError unless it is a number from 0 to LARGEST."""
-    invalid, hint = f"the registered function failed at epoch {at.epoch:g}", "return the learning rate, a number"
-    try:
+    failed, hint = f"the registered function failed at epoch {at.epoch:g}", "return the learning rate, a number"
+    with registered_function("schedule.name", schedule.name, hint=hint, what=failed):
         found = float(rate(at.epoch))
-    except Exception as error:
-        reason = f"{invalid}: {type(error).__name__}: {first_line(error)}"
-        raise ConfigError("schedule.name", schedule.name, reason=reason, hint=hint) from error
     if not 0 <= found <= LARGEST:
         reason = f"the registered function returned {found:g} at epoch {at.epoch:g}; must be from 0 to {LARGEST:g}"
         raise ConfigError("schedule.name", schedule.name, reason=reason, hint=hint)
@@ -240,17 +237,14 @@ def _change_images(images: "jax.Array", keys: "jax.Array", *, name: str, change:
     import jax
     import jax.numpy as jnp
 
-    invalid = partial(ConfigError, "data.auto_augment", name)
     images = images.astype(jnp.float32) * jnp.float32(1 / 255)
-    try:
+    hint = "it takes (image [S, S, 3] float32, key) and returns such an image"
+    with registered_function("data.auto_augment", name, hint=hint):
         changed = jax.vmap(change)(images, keys)
         shape, dtype = changed.shape[1:], changed.dtype
-    except Exception as error:
-        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
-        raise invalid(reason=reason, hint="it takes (image [S, S, 3] float32, key) and returns such an image") from error
     if (shape, dtype) != (images.shape[1:], images.dtype):
         reason = f"the registered function returned {dtype} {shape}; must be float32 {images.shape[1:]}, as its image"
-        raise invalid(reason=reason, hint="keep shape and dtype of the image")
+        raise ConfigError("data.auto_augment", name, reason=reason, hint="keep shape and dtype of the image")
     return 255 * changed
 
 

@@ -37,6 +37,7 @@ TABLES: tuple[Choices, ...] = (
     MIXES,
     SOURCES,
 )
+REGISTRIES = (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES, TASKS)  # besides data and metrics
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
 RESUME_SAFE_FIELDS = (
     "name",
@@ -501,7 +502,7 @@ RELATIONS = (
 
 def check_names(config: Config) -> None:
     """Raise ConfigError if a name in a config, such as its model's, is neither built in nor registered."""
-    for table in (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES, TASKS):
+    for table in REGISTRIES:
         table.check(attrgetter(table.field)(config))
     metrics.check(config.deciding_metric)
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):

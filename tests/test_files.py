@@ -40,7 +40,7 @@ from jaxdp.files import (
     write_output,
 )
 from jaxdp.inference.predict import Images
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.report import report
 from jaxdp.setup import run_dir
 from jaxdp.validation import validate
@@ -395,7 +395,7 @@ def test_without_a_home_directory_there_is_no_cache_and_copies_need_a_directory(
 
 
 def test_run_without_a_home_directory_trains(homeless, tiny, tmp_path):
-    assert train_shown(tiny, tmp_path / "run", screen=Quiet()).steps > 0
+    assert train_shown(tiny, tmp_path / "run", screen=Screen(quiet=True)).steps > 0
 
 
 def test_a_run_is_a_directory_with_a_config(tmp_path):

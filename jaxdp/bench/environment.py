@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from jaxdp.cores import usable_cores
+from jaxdp.loggers.origin import git_commit
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 VIRTUAL_NOTE = (
@@ -33,7 +34,7 @@ def provenance(packages: Sequence[str] = PACKAGES) -> dict:
         "libc": " ".join(platform.libc_ver()),
         "huge_pages": huge_pages(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "commit": _commit(),
+        "commit": os.environ.get("JAXDP_COMMIT") or git_commit(Path(__file__).parent),
     }
 
 
@@ -41,19 +42,6 @@ def huge_pages() -> str:
     """The kernel's setting for transparent huge pages: always, madvise, never, or "" if unknown."""
     path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return path.read_text().split("[")[-1].split("]")[0] if path.exists() else ""
-
-
-def _commit() -> str | None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    if commit := os.environ.get("JAXDP_COMMIT"):
-        return commit
-    try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _gpus() -> list[str]:

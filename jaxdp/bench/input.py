@@ -21,8 +21,8 @@ from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
 from jaxdp.data.batch_sources import DecodedImages, ItemSource, default_threads
 from jaxdp.data.decode import Scratch, decode
+from jaxdp.data.host_crops import training_transform
 from jaxdp.data.image_folder import ImageFolder
-from jaxdp.data.transforms import training_transform
 
 FILES, HEIGHT, WIDTH = 256, 350, 400
 IMAGENET = SOURCES["imagenet2012"]

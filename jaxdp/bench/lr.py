@@ -8,6 +8,7 @@ section 3.3; the exponential growth is a common variant).
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -103,10 +104,9 @@ def run(
     if (values := finetune.initial_values(config, weights)) is not None:
         state = with_values(state, values, mesh)
     state = compiler.layout(phase).place(state)
-    batches = open_batches(compiler, datasets, phase)
     rates, losses = np.geomspace(lowest, highest, steps).tolist(), list[float]()
     hyperparameters = compiler.hyperparameters(phase, 0.0)
-    try:
+    with closing(compiler), closing(open_batches(compiler, datasets, phase)) as batches:
         for number, rate in enumerate(rates, 1):
             hyperparameters["learning_rate"] = np.float32(rate)
             batch = batches.next()
@@ -118,9 +118,6 @@ def run(
             if has_diverged(losses):
                 progress(f"the loss diverges at the learning rate {rate:.3g}")
                 break
-    finally:
-        batches.close()
-        compiler.close()
     return {
         "provenance": provenance(),
         "config": config.name,

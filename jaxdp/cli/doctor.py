@@ -103,7 +103,7 @@ def _verify(config: Config, workdir: str | None, *, launch: Launch, as_json: boo
     """Run the checks on all processes; exits with 1 if one fails. Several processes share a directory beside `workdir`."""
     from jaxdp.distributed import runtime
     from jaxdp.doctor import verify
-    from jaxdp.loggers.console import Quiet, Screen
+    from jaxdp.loggers.console import Screen
     from jaxdp.setup import run_dir
 
     document = stdout_for_the_document() if as_json else sys.stdout
@@ -122,7 +122,7 @@ def _verify(config: Config, workdir: str | None, *, launch: Launch, as_json: boo
         with runtime.fail_together(group):
             if workdir is not None and group.num_processes == 1:
                 raise ConfigError("--workdir", workdir, reason="has no effect with --verify in a single process")
-            info = Screen(sys.stderr if as_json else None).info if group.is_rank0 else Quiet().info
+            info = Screen(sys.stderr if as_json else None, quiet=not group.is_rank0).info
             shared = shared_dir if group.num_processes > 1 else None
             if shared and group.is_rank0:
                 shared.mkdir(parents=True, exist_ok=True)

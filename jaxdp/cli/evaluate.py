@@ -43,7 +43,7 @@ def run(arguments: list[str], program: str) -> None:
     weights, workdir = weights_flag(arguments), None if asks_for_help(arguments) else flag_value(arguments, "--workdir")
     default = None if workdir is None else Evaluate(workdir, run=reset_for_network(run_config(workdir), arguments))
     if weights is not None:
-        from jaxdp.inference.load_weights import weights_config
+        from jaxdp.inference.load_run import weights_config
 
         default = Evaluate("", run=reset_for_network(weights_config(weights), arguments))
     options = parse(Evaluate, arguments, program, default=default)

@@ -85,9 +85,8 @@ def run(arguments: list[str], program: str) -> None:
             write_output(file, data)
     if options.html:
         from jaxdp.loggers.console import Screen
-        from jaxdp.report.output import write_page
+        from jaxdp.report import write
 
-        page = write_page(
-            runs, options.output, evaluate=options.evaluate, checkpoint=options.checkpoint, info=Screen(sys.stderr).info
-        )
+        info = Screen(sys.stderr).info
+        page = write(runs, options.output, evaluate=options.evaluate, checkpoint=options.checkpoint, info=info)
         print_safe(f"page: {printable(page, 4096)}", sys.stderr if options.json or options.csv == STDOUT else sys.stdout)

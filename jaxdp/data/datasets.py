@@ -17,8 +17,8 @@ from jaxdp.config import MAX_CLASSES, Config, at_image_size, phase_image_size
 from jaxdp.data.batch_sources import ArraySource, DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.classes import matching_labels, names_of
 from jaxdp.data.held_out import divide, has_held_out
+from jaxdp.data.host_crops import evaluation_transform, training_transform
 from jaxdp.data.prefetch import BatchSource
-from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError, printable
 from jaxdp.targets import NoTarget, own_outputs, target_of
 from jaxdp.validation import check_classes

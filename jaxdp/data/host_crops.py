@@ -1,13 +1,14 @@
-"""Crops of images on the host, to one size: random ones for training, center crops for evaluation."""
+"""How the host crops and resizes images to one size: at random for training, in the center for evaluation."""
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import cv2
 import numpy as np
 from PIL import Image
 
-from jaxdp.config import Augment, Interpolation
+from jaxdp.config import Augment, Config, Interpolation
+from jaxdp.data.batch_sources import Transform
 from jaxdp.data.decode import MAX_PIXELS, ImageError
 
 CROP_ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
@@ -115,3 +116,40 @@ def center_crop(image: np.ndarray, out: np.ndarray, short_side: int) -> None:
     down, across = height / resized_height, width / resized_width
     box = (left * across, top * down, (left + columns) * across, (top + rows) * down)  # resize the crop only
     out[:] = np.asarray(Image.fromarray(image).resize((columns, rows), Image.Resampling.BILINEAR, box=box))
+
+
+def training_transform(config: Config) -> tuple[Transform, int]:
+    """(transform, image size) of training images: a random crop, or all of the image where the device augments it."""
+    if config.data.crops_while_loading:
+        ranges, seed = config.augment, config.seed
+
+        def crop(pixels: np.ndarray, out: np.ndarray, position: int) -> None:
+            random_resized_crop(pixels, out, ranges=ranges, random=random_numbers(seed, position))
+
+        return crop, config.data.image_size
+    size = config.data.stored_size or config.data.image_size
+    return lambda pixels, out, position: center_crop(pixels, out, size), size
+
+
+def evaluation_transform(config: Config) -> tuple[Transform, int]:
+    """(transform, image size) of evaluation images.
+
+    As the fields `data.eval_...` say, if one is given. Else, after training on random crops, ImageNet's standard: short side
+    256/224 of the image size, then the center. Otherwise all of the image in the stored size.
+    """
+    short, size = evaluation_sides(config)
+    if config.data.eval_interpolation == "area":
+        share = config.data.evaluation_share
+        return lambda pixels, out, position: crop_and_resize(pixels, out, share=share), size
+    if config.data.sets_evaluation:
+        prepare = partial(resize_and_crop, short_side=short, interpolation=config.data.eval_filter)
+        return lambda pixels, out, position: prepare(pixels, out), size
+    return lambda pixels, out, position: center_crop(pixels, out, short), size
+
+
+def evaluation_sides(config: Config) -> tuple[int, int]:
+    """(short side, side of the center crop) in pixels, with which the host resizes and then crops evaluation images."""
+    data = config.data
+    if data.sets_evaluation or data.crops_while_loading:
+        return data.evaluation_side, data.evaluated_size
+    return (data.stored_size or data.image_size,) * 2

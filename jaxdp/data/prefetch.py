@@ -98,7 +98,7 @@ class BatchRows(NamedTuple):
     order: np.ndarray
 
     @classmethod
-    def of_batch(cls, offsets: np.ndarray, *, first: int, global_batch: int, repeats: int) -> "BatchRows":
+    def of_batch(cls, offsets: np.ndarray, *, first: int, global_batch: int, repeats: int = 1) -> "BatchRows":
         """Rows of the global batch that starts after `first` samples. offsets: [B], from 0."""
         return cls(first + offsets, repeated_positions(offsets, first=first, global_batch=global_batch, repeats=repeats))
 
@@ -120,17 +120,6 @@ def load_indices(source: ArraySource, seed: int, rows: BatchRows) -> Batch:
     indices = ids_of(source, seed, rows.order)
     positions = rows.positions.astype(np.uint32)
     return {"indices": indices.astype(np.int32), "labels": source.labels[indices], "positions": positions}
-
-
-def train_batch(source: BatchSource, *, seed: int, first_sample: int, global_batch: int, repeats: int = 1) -> Batch:
-    """The whole global batch, of all processes, of the step that starts after `first_sample` samples.
-
-    repeats: see `repeated_positions`.
-    """
-    offsets = np.arange(global_batch)
-    return load_images(
-        source, seed, BatchRows.of_batch(offsets, first=first_sample, global_batch=global_batch, repeats=repeats)
-    )
 
 
 def evaluation_batch(source: BatchSource, first: int, *, batch_size: int, rows: np.ndarray) -> Batch:

@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from jaxdp.distributed import stack_traces, verdict
 from jaxdp.distributed.launchers import Cluster
@@ -18,6 +17,7 @@ from jaxdp.distributed.stragglers import StepTimes
 from jaxdp.distributed.verdict import Judge, Records
 from jaxdp.distributed.watchdog import EXIT_SECONDS, STACKS_SIGNAL, Watchdog
 from jaxdp.errors import first_line
+from jaxdp.file_locks import start_time
 
 LEAVE_SECONDS = 0.5  # between the decision of a process to leave and its end
 STACKS_SECONDS = 0.2  # for a process to write its stacks
@@ -248,7 +248,7 @@ class Follower:
 
     def _is_gone(self, record: Record) -> bool:
         """Whether a process of this host has ended."""
-        return record.machine == self.watchdog.record.machine and not _is_running(record.pid)
+        return record.machine == self.watchdog.record.machine and not start_time(record.pid)
 
     def write_last(self) -> None:
         """Write that this process leaves. Rank 0 waits for ranks that can still print, because its end makes JAX abort them."""
@@ -290,11 +290,3 @@ def _let_others_exit(rank: int) -> None:
     """On rank 0, wait for processes that are about to leave: JAX aborts every process that outlives rank 0."""
     if rank == 0:
         time.sleep(LEAVE_SECONDS)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process of this host runs; a zombie, which has ended but was not reaped, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from jaxdp.distributed import stack_traces, status, verdict
 from jaxdp.distributed.launchers import host_identity
@@ -24,9 +24,11 @@ from jaxdp.distributed.status import Record, Verdict
 from jaxdp.distributed.stragglers import StepTimes
 from jaxdp.distributed.verdict import Judge, Limits, Records
 from jaxdp.errors import EXIT_FAILURE, first_line, print_safe, printable
+from jaxdp.file_locks import this_process
 
 if TYPE_CHECKING:  # the command line starts to watch before it imports the config
     from jaxdp.config import Guard
+    from jaxdp.distributed.follower import Follower
 
 LATE_SECONDS = 30.0  # and at least 15 usual steps without progress are reported; longer than a usual save or evaluation step
 TICK_SECONDS = 1.0
@@ -44,17 +46,6 @@ def limits_from(guard: "Guard") -> Limits:
     return Limits(LATE_SECONDS, seconds, guard.silence_seconds, 60 * guard.start_minutes)
 
 
-class Follows(Protocol):
-    """What a watchdog needs of the object that follows the run's other processes, see `jaxdp.distributed.follower`."""
-
-    @property
-    def session(self) -> str: ...
-
-    def check_board(self, own: Record) -> Verdict | None: ...
-
-    def write_last(self) -> None: ...
-
-
 class Watchdog:
     """Supervises this process. Time is counted in ticks of a thread: a suspended process has no ticks.
 
@@ -67,10 +58,10 @@ class Watchdog:
         self.status, self.limits = status.current(), limits
         self.before_exit: Callable[[], None] = lambda: None
         self.resume_hint = ""
-        self.follower: Follows | None = None
+        self.follower: Follower | None = None
         self.own_step_times = StepTimes()
         host, machine = host_identity()
-        self.record = Record("", 0, host, machine=f"{machine} {_pid_namespace()}", pid=os.getpid())
+        self.record = Record("", 0, host, machine=f"{machine} {this_process().get('container')}", pid=os.getpid())
         self.is_watching = self.is_exiting = False
         self.stopped = threading.Event()
         self._changing, self._ending = threading.Lock(), threading.Lock()
@@ -239,10 +230,3 @@ def watch(limits: Limits | None = None) -> Iterator[Watchdog]:
             faulthandler.unregister(STACKS_SIGNAL)
             watchdog.stop()
             _current = None
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""

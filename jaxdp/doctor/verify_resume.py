@@ -17,7 +17,7 @@ from jaxdp.distributed.signal_handler import SignalHandler, Stopped
 from jaxdp.doctor.proof import Proof, largest_difference, prove
 from jaxdp.doctor.verify_gradients import named_arrays
 from jaxdp.inference.load_run import load_run
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.run_records import LOG, TIMING, read_log
 from jaxdp.session.job import Job
 from jaxdp.session.train import train_job
@@ -93,7 +93,8 @@ def _temporary_directory(shared_dir: Path | None, group: ProcessGroup) -> Iterat
 
 def _train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> TrainResult:
     """Train without output, and leave Ctrl-C to the doctor: the signal handler is not entered."""
-    return train_job(Job(config, workdir, callbacks=callbacks, screen=Quiet(), signals=SignalHandler(), cluster="none"))
+    screen, signals = Screen(quiet=True), SignalHandler()
+    return train_job(Job(config, workdir, callbacks=callbacks, screen=screen, signals=signals, cluster="none"))
 
 
 def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) -> float:

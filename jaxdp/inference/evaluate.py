@@ -16,8 +16,7 @@ from jaxdp.config import Config
 from jaxdp.data.datasets import Datasets
 from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError, print_safe
-from jaxdp.inference.load_run import inference_batch, load_run
-from jaxdp.inference.load_weights import WEIGHTS, load_weights, weights_config
+from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
 from jaxdp.inference.outputs import network_of
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
@@ -80,7 +79,7 @@ def evaluate_weights(
 
     The file names the classes; else the data do, in their order.
 
-    config: from `jaxdp.inference.load_weights.weights_config`, with changes, such as the directory of the images; None for that
+    config: from `jaxdp.inference.load_run.weights_config`, with changes, such as the directory of the images; None for that
     function's. datasets, flip: as for `evaluate`.
 
     Returns (eval_accuracy, eval_top5, eval_loss and eval_examples as of `evaluate`, the file's content and preprocessing in one

@@ -3,9 +3,10 @@
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,8 +20,7 @@ from jaxdp.data.datasets import pixel_stats, prediction_loader
 from jaxdp.data.decode import read_image
 from jaxdp.errors import ConfigError, one_of
 from jaxdp.files import expand_user
-from jaxdp.inference.load_run import inference_batch, load_run
-from jaxdp.inference.load_weights import WEIGHTS, load_weights, weights_config
+from jaxdp.inference.load_run import WEIGHTS, inference_batch, load_run, load_weights, weights_config
 from jaxdp.inference.outputs import OUTPUTS, PROBABILITIES, network_of
 from jaxdp.models import preprocessing
 from jaxdp.models.summary import check_image_size
@@ -78,30 +78,6 @@ class SourcePredictions(NamedTuple):
     threshold: float | None
 
 
-@overload
-def predict(
-    workdir: str | Path,
-    images: Any,
-    checkpoint: str | int = "result",
-    *,
-    top: int | None = None,
-    threshold: float | None = None,
-    output: Literal["probabilities"] = "probabilities",
-    flip: bool = False,
-) -> Predictions: ...
-
-
-@overload
-def predict(
-    workdir: str | Path,
-    images: Any,
-    checkpoint: str | int = "result",
-    *,
-    output: Literal["logits", "features"],
-    flip: bool = False,
-) -> Any: ...
-
-
 def predict(
     workdir: str | Path,
     images: Any,
@@ -111,7 +87,7 @@ def predict(
     threshold: float | None = None,
     output: str = "probabilities",
     flip: bool = False,
-) -> Any:
+) -> Predictions | Any:
     """Predict the most likely classes of images with a checkpoint of the run in `workdir`.
 
     images: uint8 [N, H, W, 3], or [N, H, W] or [N, H, W, 1] (grayscale), of NumPy, JAX or PyTorch; the path of an image; or a
@@ -303,15 +279,9 @@ def _scores(config: Config, evaluated: tuple[dict, dict], loader: DecodedImages,
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh
     step = make_prediction_step(config, mesh, pixel_stats=pixel_stats(config), wanted=wanted)
-    images, rows = inference_batch(len(loader), mesh)
-    starts = range(0, len(loader), images)
-    prefetcher = prefetch.evaluation_prefetcher(loader, batch_size=images, rows=np.arange(rows))
-    parts = []
-    try:
-        for start, batch in zip(starts, iter(prefetcher.next, None), strict=True):
-            count = min(images, len(loader) - start)
-            scores = jax.device_get(step(params, batch_stats, prefetch.to_global(batch, mesh)))
-            parts.append(jax.tree.map(lambda array, count=count: array[:count], (scores, batch["weights"] > 0)))
-    finally:
-        prefetcher.close()
+    (images, rows), parts = inference_batch(len(loader), mesh), []
+    with closing(prefetch.evaluation_prefetcher(loader, batch_size=images, rows=np.arange(rows))) as batches:
+        for batch in iter(batches.next, None):
+            scores, seen = jax.device_get(step(params, batch_stats, prefetch.to_global(batch, mesh))), batch["seen"] > 0
+            parts.append(jax.tree.map(lambda array, seen=seen: array[seen], (scores, batch["weights"] > 0)))
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)

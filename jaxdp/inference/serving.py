@@ -9,7 +9,7 @@ import jax
 from jaxdp import __version__
 from jaxdp.config import RESNET, Config
 from jaxdp.data.datasets import pixel_stats
-from jaxdp.data.transforms import evaluation_sides
+from jaxdp.data.host_crops import evaluation_sides
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import LoadedRun
 from jaxdp.metrics import bare

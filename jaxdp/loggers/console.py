@@ -94,8 +94,8 @@ class _LastingStream:
             self._on_error(error)
 
 
-class Quiet:
-    """Shows nothing: the counterpart of `Screen` for tests and programs.
+class Screen:
+    """Shows a run on stdout or another text stream; nothing if it is quiet.
 
     resume_action: what resumes a run that was stopped, as the subject of a sentence. lost: a line that says why nothing is
     shown any more; None while all is shown.
@@ -104,45 +104,12 @@ class Quiet:
     resume_action = "the same command"
     lost: str | None = None
 
-    def outlast_reader(self) -> None:
-        """From now on, show nothing and raise no error once the output cannot be written, as after `| head`."""
-
-    def info(self, text: str) -> None:
-        """Print a message."""
-
-    def when_lost(self, tell: Callable[[str], Any]) -> None:
-        """Call a function with `lost` once nothing is shown any more."""
-
-    def table(self, table: Table) -> None:
-        """Print a table."""
-
-    def begin(self, total_steps: int, done: int = 0) -> None:
-        """Start the progress display. done: steps of earlier sessions."""
-
-    def status(self, text: str) -> None:
-        """Show the current activity, such as "compiling"."""
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Show a step's record."""
-
-    def evaluated(self, record: Mapping[str, Any]) -> None:
-        """Print an evaluation's record."""
-
-    def end(self) -> None:
-        """Stop the progress display."""
-
-    def image(self, path: Path) -> None:
-        """Show an image file, if the screen can show images."""
-
-
-class Screen(Quiet):
-    """Shows a run on stdout or another text stream."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         stream = stream or sys.stdout
-        self.live = _is_interactive(stream) and os.environ.get("TERM") != "dumb"
+        self.live = not quiet and _is_interactive(stream) and os.environ.get("TERM") != "dumb"
         self.console: Console = _Console(
             file=stream,
+            quiet=quiet,
             highlight=False,
             soft_wrap=True,
             width=None if self.live else sys.maxsize,
@@ -156,6 +123,7 @@ class Screen(Quiet):
         self.first_step: tuple[float, int] | None = None  # monotonic time and number of this session's first step
 
     def outlast_reader(self) -> None:
+        """From now on, show nothing and raise no error once the output cannot be written, as after `| head`."""
         if self.lost is None and not isinstance(self.console.file, _LastingStream):
             self.console.file = cast(IO[str], _LastingStream(self.console.file, partial(self._lose, sys.stderr)))
 
@@ -171,11 +139,13 @@ class Screen(Quiet):
             discard_output(errors, stderr_error)
 
     def when_lost(self, tell: Callable[[str], Any]) -> None:
+        """Call a function with `lost` once nothing is shown any more."""
         self._tell_lost = tell
         if self.lost is not None:
             tell(self.lost)
 
     def info(self, text: str) -> None:
+        """Print a message."""
         text = printable_lines(text)  # a terminal itself would break lines inside words
         self.console.print(text, markup=False, emoji=False, soft_wrap=not self.live)
 
@@ -194,6 +164,7 @@ class Screen(Quiet):
             self.info(str(table.caption))
 
     def begin(self, total_steps: int, done: int = 0) -> None:
+        """Start the progress display. done: steps of earlier sessions."""
         self.total_steps = total_steps
         if self.live:
             bar = [BarColumn(bar_width=20)] if self.console.width >= BAR_COLUMNS else []
@@ -213,12 +184,14 @@ class Screen(Quiet):
             self.progress.start()
 
     def status(self, text: str) -> None:
+        """Show the current activity, such as "compiling"."""
         if self.progress is not None:
             self.progress.update(self.task, description=text)
         elif self.first_step is None:
             self.info(f"{text} ...")
 
     def step(self, record: Mapping[str, Any]) -> None:
+        """Show a step's record."""
         now = time.monotonic()
         if self.first_step is None:
             self.first_step = (now, record["step"])
@@ -237,10 +210,15 @@ class Screen(Quiet):
         return f"  eta {format_duration(seconds)}"
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
+        """Print an evaluation's record."""
         shown = "  ".join(metrics.words(record)).removeprefix("held-out ")
         self.info(f"epoch {record['epoch']:.1f}: held-out {shown}  ({plural(record[metrics.COUNT], 'image')})")
 
+    def image(self, path: Path) -> None:
+        """Show an image file, if the screen can show images."""
+
     def end(self) -> None:
+        """Stop the progress display."""
         if self.progress is not None:
             self.progress.update(self.task, description="")
             self.progress.stop()

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxdp.errors import print_safe
 from jaxdp.files import open_regular
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.run_records import LOG, TIMING, is_plausible, scan_log, to_json, without_nan
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
@@ -19,7 +19,7 @@ from jaxdp.training.run import Run
 class Console(Callback):
     """Shows the run on a screen."""
 
-    def __init__(self, screen: Quiet) -> None:
+    def __init__(self, screen: Screen) -> None:
         self.screen = screen
 
     def on_start(self, run: Run) -> None:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxdp.files import PASSWORD, SECRET
 
@@ -28,11 +29,11 @@ def command_line(words: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
-def git_commit() -> str | None:
-    """The commit of the current directory's checkout, with "+changes" for changed files; None outside of a checkout."""
+def git_commit(folder: str | Path = ".") -> str | None:
+    """The commit of a folder's checkout, with "+changes" for changed files; None outside of a checkout."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", *arguments]  # no lock that would stop a command of the user
+        command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]  # no lock that would stop a command of the user
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:

@@ -47,8 +47,10 @@ def training_figure(records: list[dict[str, Any]], config: Config) -> "Figure":
     epochs = [row["epoch"] for row in training]
     rate.plot(epochs, [row["learning_rate"] for row in training], color=BLUE)
     batch.plot(epochs, [row["global_batch"] for row in training], color=BLUE, drawstyle="steps-post")
-    drawn = [row[name] for name, rows in (("loss", training), ("eval_loss", evaluation)) for row in rows if row.get(name)]
-    logarithmic = use_log_scale([loss], drawn)
+    losses = [row.get(name) for name, rows in (("loss", training), ("eval_loss", evaluation)) for row in rows]
+    drawn = [value for value in losses if value and math.isfinite(value)]
+    if logarithmic := is_logarithmic(drawn):
+        _set_log_scale(loss, max(drawn) / min(drawn))
     loss.set(title="Loss", ylabel=f"{LOSS_LABEL} (log scale)" if logarithmic else LOSS_LABEL)
     metric.set(title=title_of(name).capitalize(), ylabel="%" * entry.is_share)
     rate.set(title="Learning rate", xlabel="epoch")
@@ -68,19 +70,20 @@ def training_figure(records: list[dict[str, Any]], config: Config) -> "Figure":
     return figure
 
 
-def use_log_scale(panels: Iterable[Any], values: Iterable[float]) -> bool:
-    """Give axes a log scale with readable ticks, and return True, if all values are positive and span `WIDE_SPREAD` or more."""
+def is_logarithmic(values: Iterable[float | None], spread: float = WIDE_SPREAD) -> bool:
+    """Whether an axis is logarithmic at first: all values are positive and span this factor or more."""
+    found = [value for value in values if value is not None]
+    return bool(found) and min(found) > 0 and max(found) / min(found) >= spread
+
+
+def _set_log_scale(axes: Any, spread: float) -> None:
+    """A log scale with readable ticks."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite or min(finite) <= 0 or max(finite) / min(finite) < WIDE_SPREAD:
-        return False
-    for axes in panels:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(finite) / min(finite) < 1000 else (1.0,)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    return True
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if spread < 1000 else (1.0,)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_metric(axes: Any, rows: list[dict[str, Any]], name: str, *, scale: float = 1.0, color: str, label: str) -> None:

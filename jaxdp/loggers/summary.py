@@ -6,11 +6,11 @@ from jaxdp import metrics
 from jaxdp.distributed.stragglers import describe
 from jaxdp.errors import plural
 from jaxdp.files import RESULT
-from jaxdp.loggers.console import Quiet, format_duration
+from jaxdp.loggers.console import Screen, format_duration
 from jaxdp.training.result import TrainResult
 
 
-def show_result(screen: Quiet, result: TrainResult, path: Path) -> None:
+def show_result(screen: Screen, result: TrainResult, path: Path) -> None:
     """Show the summary of a finished run. path: its directory, or its local copy."""
     skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
     found = {f"{metrics.PREFIX}{name}": value for name, value in result.metrics.items()} or {metrics.LOSS: result.loss}

@@ -11,7 +11,7 @@ import optax
 
 from jaxdp.choices import LOSSES, OPTIMIZERS
 from jaxdp.config import Optimizer
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, registered_function
 from jaxdp.optim.optimizer import build_optimizer
 
 
@@ -29,11 +29,8 @@ def check_loss(optimizer: Optimizer, classes: int) -> None:
         found, vjp_fn = jax.vjp(losses, logits)
         return found, vjp_fn(found) if found.dtype == jnp.float32 else None
 
-    try:
+    with registered_function("optimizer.loss", optimizer.loss, hint=hint):
         found, _ = jax.eval_shape(with_gradient, jax.ShapeDtypeStruct((images, classes), jnp.float32))
-    except Exception as error:
-        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
-        raise invalid(reason=reason, hint=hint) from error
     if (found.shape, found.dtype) != ((images,), jnp.float32):
         shape = f"{found.dtype} of shape {found.shape} for {images} images"
         raise invalid(reason=f"the registered function returned {shape}", hint=hint)
@@ -54,13 +51,9 @@ def check_optimizer(config: Optimizer, params: Any) -> None:
 
     invalid = partial(ConfigError, "optimizer.name", config.name)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    try:
+    hint = "updates have the structure of the parameters; learning rate and momentum are traced values"
+    with registered_function("optimizer.name", config.name, hint=hint, what="its update failed"):
         state, updates, new_state = jax.eval_shape(first_update, params, scalar, scalar)
-    except ConfigError:
-        raise
-    except Exception as error:
-        hint = "updates have the structure of the parameters; learning rate and momentum are traced values"
-        raise invalid(reason=f"its update failed: {type(error).__name__}: {first_line(error)}", hint=hint) from error
     expected = jax.eval_shape(lambda tree: tree, params)
     if different := _difference(expected, updates):
         raise invalid(reason=f"its updates differ from the parameters: {different}", hint="return an update of each parameter")
@@ -91,15 +84,10 @@ def check_elementwise(config: Optimizer) -> None:
         return now
 
     hint = "register it without elementwise=True, and use --reduce.update replicated"
-    try:
+    with registered_function("optimizer.name", config.name, hint=hint, what="the update of a part of each tensor failed"):
         whole = updated(slice(None))
         halves = {name: updated(slice(0, x.shape[-1] // 2))[name] for name, x in params.items()}
         others = {name: updated(slice(x.shape[-1] // 2, None))[name] for name, x in params.items()}
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = f"the update of a part of each tensor failed: {type(error).__name__}: {first_line(error)}"
-        raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint) from error
     for name, tensor in whole.items():
         joined = np.concatenate([halves[name], others[name]], axis=-1)
         if not np.allclose(joined, tensor, rtol=1e-5, atol=1e-6):

@@ -13,7 +13,7 @@ import optax
 
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Adam, Lars, Optimizer, Sgd
-from jaxdp.errors import ConfigError, first_line, kind_of
+from jaxdp.errors import ConfigError, kind_of, registered_function
 from jaxdp.optim.groups import each_factor
 from jaxdp.optim.rules import MASKS, Decays, add_weight_decay, in_float32, lamb, lars, scale_by_adam
 from jaxdp.optim.squares import SquaredNorms, norm
@@ -94,11 +94,8 @@ def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> o
     """What the user's function builds. Raises ConfigError if it fails, or returns something else."""
     build = OPTIMIZERS.implementation(config.name)
     hint = "return an optax.GradientTransformation, such as optax.lion(learning_rate, b1=momentum)"
-    try:
+    with registered_function("optimizer.name", config.name, hint=hint):
         built = build(config, learning_rate, momentum)
-    except Exception as error:
-        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
-        raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint) from error
     if not (callable(getattr(built, "init", None)) and callable(getattr(built, "update", None))):
         reason = f"the registered function returned {kind_of(built)}"
         raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
+from jaxdp.choices import SOURCES
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.files import CONFIG, is_url
 from jaxdp.loggers.console import format_duration
@@ -19,12 +19,9 @@ from jaxdp.report.plots import DASHES
 from jaxdp.report.run_history import History
 from jaxdp.report.summary import best_evaluation
 from jaxdp.run_records import EVENTS, FAILED, MESSAGE, RESUMING, START, STOPPED
-from jaxdp.schedules import SCHEDULES
-from jaxdp.strategies import STRATEGIES
-from jaxdp.validation import flatten
+from jaxdp.validation import REGISTRIES, flatten
 
 MAX_MESSAGES, MAX_CHARACTERS = 20, 2000  # of a run; of a message
-REGISTRIES = (MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, STRATEGIES, SOURCES, METRICS)  # that take the user's parts
 QUIET_SECONDS = 600.0  # a run that trains without a log line for longer is pointed out
 
 
@@ -89,7 +86,7 @@ def _how_to_continue(history: History) -> str:
     if SOURCES[history.config.data.source].from_python:
         return f"To continue {saved}, repeat the call."
     values = flatten(dataclasses.asdict(history.config))
-    own_parts = any(values[table.field] not in (*table.builtin, None) for table in REGISTRIES)
+    own_parts = any(values[table.field] not in (*table.builtin, None) for table in (*REGISTRIES, SOURCES, METRICS))
     callbacks = any(event["event"] == START and event["text"] for event in history.events)  # their names
     if is_url(history.workdir) or own_parts or callbacks:  # which config.json does not have
         return f"To continue {saved}, repeat its command."

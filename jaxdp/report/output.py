@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from plotly.offline import get_plotlyjs
 
@@ -30,7 +31,7 @@ PathLike = str | os.PathLike
 
 
 def write(
-    workdirs: PathLike | Sequence[PathLike],
+    workdirs: PathLike | Sequence[PathLike] | Sequence[History],
     output: PathLike | None = None,
     *,
     evaluate: bool = True,
@@ -40,29 +41,17 @@ def write(
 ) -> Path:
     """Write report.html with its CSV files for one or more runs; returns the path of the page.
 
-    workdirs: the directory or URL of a run, or a list of them. output: directory of the page; None: WORKDIR/report for one run,
-    ./report for several or a URL. evaluate: evaluate the held-out images by class, on the accelerators of this machine or on
-    one CPU device. checkpoint: the checkpoint for it: result (the newest, or with early stopping the best), newest, best, or
-    its number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. info: receives progress lines.
-    Replaces an earlier report in the directory.
+    workdirs: the directory or URL of a run, or a list of them, or of runs that `read_all` has read. output: directory of the
+    page; None: WORKDIR/report for one run, ./report for several or a URL. evaluate: evaluate the held-out images by class, on
+    the accelerators of this machine or on one CPU device. checkpoint: the checkpoint for it: result (the newest, or with early
+    stopping the best), newest, best, or its number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs.
+    info: receives progress lines. Replaces an earlier report in the directory.
 
     Raises ConfigError for a directory without a run, and for files that no report has written and this one would overwrite.
     """
-    workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
-    workdirs = [expand_user(workdir, "WORKDIR") for workdir in workdirs]
-    return write_page(read_all(workdirs), output, evaluate=evaluate, checkpoint=checkpoint, datasets=datasets, info=info)
-
-
-def write_page(
-    runs: list[History],
-    output: PathLike | None,
-    *,
-    evaluate: bool,
-    checkpoint: str,
-    datasets: tuple | None = None,
-    info: Callable[[str], None],
-) -> Path:
-    """`write` for runs that have been read."""
+    given: list[Any] = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
+    is_read = bool(given) and all(isinstance(each, History) for each in given)
+    runs = given if is_read else read_all([expand_user(workdir, "WORKDIR") for workdir in given])
     output = None if output is None else expand_user(output, "--output")
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")

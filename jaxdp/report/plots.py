@@ -8,7 +8,7 @@ from itertools import chain, cycle, zip_longest
 from typing import Any, NamedTuple
 
 from jaxdp.errors import printable
-from jaxdp.loggers.plot import BLACK, BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, WIDE_SPREAD, YELLOW
+from jaxdp.loggers.plot import BLACK, BLUE, COLORS, GRAY, GREEN, LOSS_LABEL, PURPLE, SKY, YELLOW, is_logarithmic
 from jaxdp.loggers.smoothing import FEWEST
 from jaxdp.metrics import LOSS, METRICS, bare, title_of
 from jaxdp.report.confusion import MAX_MATRIX_CLASSES, ConfusionReport
@@ -89,12 +89,6 @@ def _rounded(value: float | None, scale: float = 1.0) -> float | None:
     return float(f"{scale * value:.7g}") if value is not None and math.isfinite(value) else None
 
 
-def _is_log(values: Iterable[float | None], spread: float) -> bool:
-    """Whether an axis is logarithmic at first: all values are positive and span this factor or more."""
-    found = [value for value in values if value is not None]
-    return bool(found) and min(found) > 0 and max(found) / min(found) >= spread
-
-
 def _metrics(lines: Sequence[Line], runs: Sequence[History], positions: dict[tuple, int]) -> Iterator[tuple[str, dict]]:
     """Of held-out images, and if known of training batches."""
     for metric in dict.fromkeys((LOSS, *(run.config.first_metric for run in runs), *METRICS.registered)):
@@ -104,7 +98,7 @@ def _metrics(lines: Sequence[Line], runs: Sequence[History], positions: dict[tup
             *_curves(lines, metric, positions, scale=scale, name="held-out", thick=True),
         ]
         if curves:
-            log = metric == LOSS and _is_log((y for curve in curves for y in curve["y"]), WIDE_SPREAD)
+            log = metric == LOSS and is_logarithmic(y for curve in curves for y in curve["y"])
             title = "Loss" if metric == LOSS else title_of(metric).capitalize()
             name = bare(metric).replace("_", "-")
             yield name, {"group": "curves", "title": title, "unit": unit, "log": log, "curves": curves}
@@ -115,7 +109,8 @@ def _settings(lines: Sequence[Line], positions: dict[tuple, int]) -> Iterator[tu
         is_speed = field == "images_per_second"  # images by seconds; a line alone misleads if its metrics were ready before
         style = {"smooth": True, "harmonic": True} if is_speed else {"steps": True} if field != "learning_rate" else {}
         if curves := [*_curves(lines, field, positions, name="", **style)]:
-            log = _is_log((max((y for y in curve["y"] if y is not None), default=None) for curve in curves), SETTING_SPREAD)
+            largest = (max((y for y in curve["y"] if y is not None), default=None) for curve in curves)
+            log = is_logarithmic(largest, SETTING_SPREAD)
             plot = {"group": "settings", "title": title, "unit": unit, "log": log, "curves": curves, "zero": True}
             yield field.replace("_", "-"), plot
 

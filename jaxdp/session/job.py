@@ -15,7 +15,7 @@ from jaxdp.distributed.signal_handler import ForcedStop, SignalHandler, Stopped,
 from jaxdp.distributed.status import Failure
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import expand_user, is_url
-from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.console import Screen
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.models import finetune
 from jaxdp.models.weights import NamedTensors
@@ -47,7 +47,7 @@ class Job:
     datasets: tuple[Any, Any] | None = None
     callbacks: Sequence[Callback] = ()
     initial_params: Any = None
-    screen: Screen | Quiet | None = None
+    screen: Screen | None = None
     started: float = field(default_factory=time.monotonic)
     signals: SignalHandler | None = None
     notes: Sequence[str] = ()
@@ -90,7 +90,7 @@ class Session:
     given: NamedTensors | None
     group: ProcessGroup
     signals: SignalHandler
-    screen: Screen | Quiet
+    screen: Screen
     notes: Sequence[str]
     workdir: Path
     resume: str | Path
@@ -126,7 +126,7 @@ def join_processes(job: Job) -> Iterator[Session]:
             given,
             group=group,
             signals=signals,
-            screen=screen if group.is_rank0 else Quiet(),
+            screen=screen if group.is_rank0 else Screen(quiet=True),
             notes=[*job.notes, jax_options.describe(set_aside)] if set_aside else job.notes,
             workdir=workdir,
             resume=job.resume,

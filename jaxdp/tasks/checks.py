@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxdp import metrics
 from jaxdp.choices import TASKS
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, registered_function
 from jaxdp.metrics import LOSS, METRICS
 from jaxdp.targets import as_tree, target_of
 
@@ -55,13 +55,8 @@ def _trace(register: str, name: str, function: Callable[..., Any], *, given: tup
         found = function(*arguments)
         return found
 
-    try:
+    of_task = register == "register_task"
+    hint = "jaxdp.Task says what its functions get" if of_task else "it gets (outputs, targets) of a batch"
+    with registered_function(register, name, hint=hint):
         jax.eval_shape(call, *given)
-        return found
-    except ConfigError:
-        raise
-    except Exception as error:
-        of_task = register == "register_task"
-        hint = "jaxdp.Task says what its functions get" if of_task else "it gets (outputs, targets) of a batch"
-        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
-        raise ConfigError(register, name, reason=reason, hint=hint) from error
+    return found

@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from operator import itemgetter
 from typing import Any
 
@@ -155,19 +156,14 @@ def evaluate(
             observe(_local_rows(predicted))
 
     images, rows = batch
-    starts = range(0, len(source), images)
-    prefetcher = prefetch.evaluation_prefetcher(source, batch_size=images, rows=prefetch.local_rows(mesh, rows))
-    try:
-        for _ in starts:
-            local_batch = prefetcher.next(wait_for)
-            assert local_batch is not None  # there is one batch for every start
+    local = prefetch.local_rows(mesh, rows)
+    with closing(prefetch.evaluation_prefetcher(source, batch_size=images, rows=local)) as batches:
+        while (local_batch := batches.next(wait_for)) is not None:
             more = before_batch()  # no process may stop between here and the step: the rest would wait in its collective
             observe = observer(local_batch) if observer is not None else None
             pending.append((step(params, batch_stats, prefetch.to_global(local_batch, mesh) | more), observe))
             if len(pending) > 2:  # limits the batches that wait on the devices
                 add_oldest()
-    finally:
-        prefetcher.close()
     while pending:
         add_oldest()
     expected_positions = len(source) * (len(source) - 1) // 2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the loop imports none of them
     from jaxdp.data.datasets import Datasets
     from jaxdp.distributed.signal_handler import SignalHandler
     from jaxdp.planning import Plan, PlannedPhase
+    from jaxdp.training.callback import Callbacks
     from jaxdp.training.result import TrainResult
     from jaxdp.training.step_compiler import StepCompiler
 
@@ -68,19 +69,6 @@ class HeldOut(NamedTuple):
     logits: Any
 
 
-class Hooks(Protocol):
-    """The callbacks of a run, as the loop calls them: `jaxdp.training.callback.Callbacks`."""
-
-    users: list[Any]
-    of_hook: dict[str, Any]
-
-    def on_start(self, run: "Run") -> None: ...
-
-    def call(self, hook: str, run: "Run", argument: Any) -> None: ...
-
-    def on_end(self, run: "Run", result: "TrainResult | None") -> None: ...
-
-
 class Run:
     """A run in training: what it is, where it stands, and what callbacks may ask for.
 
@@ -105,7 +93,7 @@ class Run:
         location: str,
         signals: "SignalHandler",
         checkpoints: "CheckpointManager",
-        callbacks: Hooks,
+        callbacks: "Callbacks",
         info: Callable[[str], Any],
         status: Callable[[str], Any],
         resume_action: str,

@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config
+from jaxdp.data.host_crops import evaluation_transform
 from jaxdp.data.prefetch import AHEAD_BYTES, PREFETCH_DEPTH, batch_sharding
-from jaxdp.data.transforms import evaluation_transform
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
 from jaxdp.network import Network

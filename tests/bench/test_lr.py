@@ -12,7 +12,7 @@ from jaxdp.bench import lr
 from jaxdp.cli import main
 from jaxdp.config import Config, Phase, Schedule
 from jaxdp.errors import ConfigError
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.schedules import SCHEDULES
 from jaxdp.validation import to_json
 
@@ -69,7 +69,7 @@ def test_field_gives_the_schedule_the_suggested_peak(name):
 
 def test_first_loss_is_that_of_training(tiny, tmp_path):
     record = lr.run(tiny, steps=20)
-    train_shown(tiny, tmp_path / "run", screen=Quiet())
+    train_shown(tiny, tmp_path / "run", screen=Screen(quiet=True))
     first = next(r for r in read_records(tmp_path / "run") if "loss" in r)
     assert record["losses"][0] == pytest.approx(first["loss"], rel=1e-6)
     assert len(record["rates"]) == len(record["losses"]) <= 20

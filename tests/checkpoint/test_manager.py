@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 import tensorstore
 from helpers.checkpoints import diverged_array, metadata, replicate, save_now, sharded_array
-from helpers.runs import Recorder, train_shown
+from helpers.runs import Hidden, Recorder, train_shown
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
@@ -27,7 +27,7 @@ from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.signal_handler import StopTraining
 from jaxdp.errors import TrainingError
 from jaxdp.inference.checkpoints import choose_checkpoint, list_checkpoints
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import TrainState
 from jaxdp.validation import to_json
@@ -380,7 +380,7 @@ def fail_renames(monkeypatch, tmp_path):
 def test_where_every_save_fails_nothing_is_trained(tiny, tmp_path, monkeypatch, fail):
     fail(monkeypatch, tmp_path)
     steps = []
-    screen = Quiet()
+    screen = Screen(quiet=True)
     screen.step = steps.append
     message = rf"no checkpoint can be saved in {tmp_path}/checkpoints \(Invalid argument; the file system /.*\), so nothing was"
     with pytest.raises(TrainingError, match=message):
@@ -419,7 +419,7 @@ def test_train_with_failed_last_save_reports_the_newest_checkpoint(tiny, tmp_pat
 
 
 def test_stop_with_failed_save_raises_training_error(tiny, tmp_path, monkeypatch):
-    class StopAt(Quiet):
+    class StopAt(Hidden):
         def step(self, record):
             if record["step"] == 3:
                 raise StopTraining

@@ -12,7 +12,7 @@ from PIL import Image
 
 import jaxdp
 from jaxdp.config import Augment, Config, Data, Model
-from jaxdp.data import decode, host_crops, transforms
+from jaxdp.data import decode, host_crops
 from jaxdp.errors import ConfigError
 from jaxdp.validation import validate
 
@@ -22,7 +22,7 @@ SIZES = [(375, 501), (501, 333), (225, 224), (224, 225), (99, 101), (224, 224), 
 def prepared(data, **fields):
     """The image of an encoded file as an evaluation with these fields of the config sees it."""
     config = Config(data=Data(source="folder", directory="anywhere", **fields))
-    transform, size = transforms.evaluation_transform(validate(config))
+    transform, size = host_crops.evaluation_transform(validate(config))
     out = np.full((size, size, 3), 7, np.uint8)
     transform(decode.decode(data), out, 0)
     return out
@@ -95,7 +95,7 @@ def test_images_that_the_device_augments_are_center_crops_of_the_stored_size_for
     image, size = noise(30, 47), stored or 16
     data = Data(source="folder", directory="anywhere", image_size=16, stored_size=stored, augmentation="paper")
     expected = published_evaluation(Image.fromarray(image), resize=size, crop=size)
-    for make in (transforms.training_transform, transforms.evaluation_transform):
+    for make in (host_crops.training_transform, host_crops.evaluation_transform):
         transform, side = make(Config(data=data))
         out = np.empty((side, side, 3), np.uint8)
         transform(image, out, 5)
@@ -104,7 +104,7 @@ def test_images_that_the_device_augments_are_center_crops_of_the_stored_size_for
 
 def test_random_crops_of_the_host_are_those_of_the_seed_and_the_position():
     image, ranges = noise(30, 47), Augment(min_area=0.5)
-    transform, size = transforms.training_transform(
+    transform, size = host_crops.training_transform(
         Config(seed=4, data=Data(image_size=16, augmentation="random_resized_crop", source="folder"), augment=ranges)
     )
     out, expected = np.empty((2, size, size, 3), np.uint8)

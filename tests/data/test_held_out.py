@@ -17,7 +17,7 @@ from jaxdp.config import Config, Data, Model
 from jaxdp.data import prefetch, sources
 from jaxdp.data.held_out import held_out_mask
 from jaxdp.errors import ConfigError
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.setup.consistency import data_digest
 
 GIVEN = Config(data=Data(source="given", image_size=32, holdout=0.25))
@@ -177,7 +177,7 @@ def test_data_that_have_held_out_images_are_not_divided(pictures, failing):
 def test_a_run_resumes_with_the_same_share_alone(tiny, photos, tmp_path):
     data = Data(source="folder", directory=str(photos), image_size=16, holdout=0.25)
     config = dataclasses.replace(tiny, data=data, model=dataclasses.replace(tiny.model, classes=3))
-    train_shown(dataclasses.replace(config, epochs=2.0), tmp_path / "run", screen=Quiet())
+    train_shown(dataclasses.replace(config, epochs=2.0), tmp_path / "run", screen=Screen(quiet=True))
     other = dataclasses.replace(config, data=dataclasses.replace(data, holdout=0.3))
     with pytest.raises(ConfigError, match=r"data.holdout: 0.25 -> 0.3"):
-        train_shown(dataclasses.replace(other, epochs=2.0), tmp_path / "run", screen=Quiet())
+        train_shown(dataclasses.replace(other, epochs=2.0), tmp_path / "run", screen=Screen(quiet=True))

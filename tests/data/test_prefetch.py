@@ -27,7 +27,8 @@ def test_device_iterator_in_chunks_returns_the_same_batches(mesh_shape, chunk_ro
     whole = prefetch.DeviceIterator(source, mesh, **run)
     chunked = prefetch.DeviceIterator(source, mesh, **run, chunk_rows=chunk_rows)
     for step in range(3):
-        expected = prefetch.train_batch(source, seed=3, first_sample=step * size, global_batch=size)
+        rows = prefetch.BatchRows.of_batch(np.arange(size), first=step * size, global_batch=size)
+        expected = prefetch.load_images(source, 3, rows)
         one, other = whole.next(), chunked.next()
         for name in expected:
             np.testing.assert_array_equal(one[name], expected[name])
@@ -151,9 +152,10 @@ def test_a_source_at_a_network_is_told_each_image_of_a_batch_once_in_order_and_i
     assert items.stopped
 
 
-def test_train_batch_returns_fresh_memory():
+def test_images_are_loaded_into_fresh_memory():
     source = ArraySource(np.zeros((10, 4, 4, 3)), np.arange(10))
-    first, second = (prefetch.train_batch(source, seed=0, first_sample=0, global_batch=4) for _ in range(2))
+    rows = prefetch.BatchRows.of_batch(np.arange(4), first=0, global_batch=4)
+    first, second = (prefetch.load_images(source, 0, rows) for _ in range(2))
     assert not np.shares_memory(first["images"], second["images"])
     assert not np.shares_memory(first["images"], source.images)
 

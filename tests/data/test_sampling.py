@@ -12,7 +12,7 @@ from jaxdp.data import prefetch, sources
 from jaxdp.data.batch_sources import ArraySource
 from jaxdp.data.sampler import drawn_ids, uniforms
 from jaxdp.errors import ConfigError
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.setup.consistency import data_digest
 from jaxdp.validation import validate
@@ -90,16 +90,16 @@ def test_a_stopped_and_resumed_run_equals_the_run_without_a_stop(tiny, tmp_path)
     data = Data(source="given", image_size=16, sampling="weights")
     config = dataclasses.replace(tiny, data=data, model=dataclasses.replace(tiny.model, classes=3))
     datasets = (PIXELS[50:], LABELS[50:], None, WEIGHTS[50:]), (PIXELS, LABELS)
-    train_shown(config, tmp_path / "whole", screen=Quiet(), datasets=datasets)
+    train_shown(config, tmp_path / "whole", screen=Screen(quiet=True), datasets=datasets)
     train_until(config, tmp_path / "parts", step=9, datasets=datasets)
-    train_shown(config, tmp_path / "parts", screen=Quiet(), datasets=datasets)
+    train_shown(config, tmp_path / "parts", screen=Screen(quiet=True), datasets=datasets)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
     other = (*datasets[0][:3], WEIGHTS[50:] + 0.1), datasets[1]
     with pytest.raises(ConfigError, match="is of a run on other data"):
-        train_shown(config, tmp_path / "parts", screen=Quiet(), datasets=other)
+        train_shown(config, tmp_path / "parts", screen=Screen(quiet=True), datasets=other)
     shuffled = dataclasses.replace(config, data=dataclasses.replace(data, sampling="shuffle"))
     with pytest.raises(ConfigError, match=r"data.sampling: 'weights' -> 'shuffle'"):
-        train_shown(shuffled, tmp_path / "parts", screen=Quiet(), datasets=datasets)
+        train_shown(shuffled, tmp_path / "parts", screen=Screen(quiet=True), datasets=datasets)
 
 
 def test_weights_of_objects_of_other_sizes_and_of_divided_data_are_those_of_their_images():

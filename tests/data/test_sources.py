@@ -19,7 +19,7 @@ from jaxdp.data.datasets import with_classes
 from jaxdp.data.folder import LocalFolders
 from jaxdp.data.from_python import as_source
 from jaxdp.errors import ConfigError
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.setup import prepare
 from jaxdp.targets import UNUSABLE
 
@@ -104,14 +104,14 @@ def test_train_on_a_folder_without_a_number_of_classes_records_it_and_resumes(ti
     data = Data(source="folder", directory=str(pictures), image_size=16, augmentation="pad_and_crop")
     config = small(tiny, data=data, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
     config = with_classes(config, None)
-    train_shown(config, tmp_path / "run", screen=Quiet())
+    train_shown(config, tmp_path / "run", screen=Screen(quiet=True))
     assert json.loads((tmp_path / "run/config.json").read_text())["model"]["classes"] == 3
     longer = dataclasses.replace(config, epochs=2.0)
-    assert train_shown(longer, tmp_path / "run", screen=Quiet(), accept_changes=True).sessions == 2
+    assert train_shown(longer, tmp_path / "run", screen=Screen(quiet=True), accept_changes=True).sessions == 2
     shutil.copytree(pictures / "train/eel", pictures / "train/fox")
     shutil.copytree(pictures / "val/eel", pictures / "val/fox")
     with pytest.raises(ConfigError, match="its class 'fox' is none of the 3 in training"):
-        train_shown(dataclasses.replace(config, epochs=3.0), tmp_path / "run", screen=Quiet())
+        train_shown(dataclasses.replace(config, epochs=3.0), tmp_path / "run", screen=Screen(quiet=True))
 
 
 @pytest.mark.parametrize("given", [(), ([],), ([], 5), {}, "ab", [1, 2]])

@@ -24,6 +24,7 @@ from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status import Directory, Failure, ProcessStatus, Verdict
 from jaxdp.distributed.verdict import LATE, STUCK, Limits
 from jaxdp.distributed.watchdog import Watchdog
+from jaxdp.file_locks import start_time
 
 HANGS = """
 import threading, time
@@ -201,7 +202,7 @@ class Processes:
         self.unreachable, self.now = set(), 0
         self.limits = limits or Limits(late_seconds=30, stuck_seconds=100, silence_seconds=15, start_seconds=60)
         self.followers = {}
-        monkeypatch.setattr(follower_module, "_is_running", lambda pid: pid - 100 not in self.dead)
+        monkeypatch.setattr(follower_module, "start_time", lambda pid: pid - 100 not in self.dead)
         monkeypatch.setattr(Cluster, "reaches_rank0", lambda cluster: cluster.rank not in self.unreachable)
         monkeypatch.setattr(stack_traces, "capture", lambda rank: self.stacks.get(rank, []))
         monkeypatch.setattr(stack_traces, "print_lines", lambda lines: self.printed[self.rank].append("\n".join(lines)))
@@ -600,7 +601,7 @@ def test_a_silent_process_of_this_host_is_asked_for_its_stacks_which_show_its_pl
     """Only once it is silent, only on the same host, and only if both see the same directory."""
     killed, dumps, dump = [], [], 'Thread 0x1 (most recent call first):\n  File "user.py", line 3 in f\n'
     clock = with_clock(monkeypatch)
-    monkeypatch.setattr(follower_module, "_is_running", lambda pid: True)
+    monkeypatch.setattr(follower_module, "start_time", lambda pid: True)
     monkeypatch.setattr(Watchdog, "dump_stacks_on_signal", lambda watchdog, file: file.close())
 
     def kill(pid, number):
@@ -684,9 +685,9 @@ def test_a_process_ends_its_threads_in_a_watch_only_if_it_follows_no_others(monk
 def test_a_process_that_has_ended_does_not_run_though_its_parent_has_not_noticed():
     child = subprocess.Popen([sys.executable, "-S", "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert [follower_module._is_running(pid) for pid in (os.getpid(), child.pid)] == [True, False]
+    assert [bool(start_time(pid)) for pid in (os.getpid(), child.pid)] == [True, False]
     child.wait()
-    assert not follower_module._is_running(child.pid)
+    assert not start_time(child.pid)
 
 
 def test_the_limits_without_a_config_are_its_defaults():

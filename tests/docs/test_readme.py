@@ -180,7 +180,7 @@ class Parsed(Exception):
 def test_other_documented_commands_are_parsed(command, flags, monkeypatch):
     """Commands about runs, and those that another program starts on several hosts."""
     from jaxdp import flags as parsing
-    from jaxdp.inference import load_weights
+    from jaxdp.inference import load_run
     from jaxdp.setup import run_dir
 
     def parse_and_stop(*args, parse=parsing.parse, **kwargs):
@@ -188,7 +188,7 @@ def test_other_documented_commands_are_parsed(command, flags, monkeypatch):
         raise Parsed
 
     monkeypatch.setattr(run_dir, "run_config", lambda _: Config())
-    monkeypatch.setattr(load_weights, "weights_config", lambda _: Config())
+    monkeypatch.setattr(load_run, "weights_config", lambda _: Config())
     for place in (parsing, importlib.import_module(f"jaxdp.cli.{command}")):  # train imports it when it runs
         monkeypatch.setattr(place, "parse", parse_and_stop, raising=False)
     with pytest.raises(Parsed):

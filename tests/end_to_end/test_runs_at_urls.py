@@ -25,7 +25,7 @@ from jaxdp.config import Checkpoint, Storage
 from jaxdp.distributed.signal_handler import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.inference.checkpoints import list_checkpoints
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.session.train import train
 
 pytestmark = pytest.mark.slow
@@ -229,8 +229,8 @@ def test_storage_that_cannot_be_used_is_one_line(storage, url, tmp_path, capsys,
 
 def test_commands_read_a_run_at_a_url(config, url, tmp_path, capsys):
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, cpu_devices=None))
-    result = train_shown(config, url, screen=Quiet())
-    train_shown(config, tmp_path / "disk", screen=Quiet())
+    result = train_shown(config, url, screen=Screen(quiet=True))
+    train_shown(config, tmp_path / "disk", screen=Screen(quiet=True))
     image = tmp_path / "image.png"
     Image.fromarray(np.arange(256 * 3, dtype=np.uint16).reshape(16, 16, 3).astype(np.uint8)).save(image)
     printed = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.run_records import RECORD_FIELDS, TIMING, read_log
 from jaxdp.session.job import Job
 from jaxdp.session.train import train_job
@@ -19,10 +19,18 @@ class Interrupted(Exception):
     """Ends a run without a save of its last step."""
 
 
-class Recorder(Quiet):
+class Hidden(Screen):
+    """Shows nothing: the base of screens that act on what a run shows."""
+
+    def __init__(self):
+        super().__init__(quiet=True)
+
+
+class Recorder(Hidden):
     """Records the lines that a run shows, in `lines`. Raises Interrupted after a step or an evaluation at some samples."""
 
     def __init__(self, step=None, evaluated=None):
+        super().__init__()
         self.last_step, self.last_samples, self.lines = step, evaluated, []
 
     def info(self, text):
@@ -116,5 +124,5 @@ def outcome(workdir):
 def outcome_of_whole_run(config):
     """The `outcome` of an uninterrupted run, which is trained once for all tests of a process."""
     with tempfile.TemporaryDirectory() as folder:
-        train_shown(config, Path(folder) / "run", screen=Quiet())
+        train_shown(config, Path(folder) / "run", screen=Screen(quiet=True))
         return outcome(Path(folder) / "run")

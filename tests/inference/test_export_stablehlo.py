@@ -29,7 +29,7 @@ from jaxdp.config import Data, Model
 from jaxdp.errors import ConfigError
 from jaxdp.inference import export_onnx, serving
 from jaxdp.inference.export import export
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.models import weights
 
 HARMLESS_CALLS = {"shape_assertion"}  # of jax.export, which removes it when it knows the number of images
@@ -98,7 +98,7 @@ def test_program_is_for_both_platforms_and_has_no_foreign_calls_or_paths(tiny_re
 def test_registered_model_with_averaged_weights_predicts_as_its_run(tiny, tmp_path, monkeypatch, capsys):
     """Its apply needs the number of images when it is traced."""
     optimizer = dataclasses.replace(tiny.optimizer, average_decay=0.5)
-    result = train_shown(dataclasses.replace(tiny, optimizer=optimizer), tmp_path / "run", screen=Quiet())
+    result = train_shown(dataclasses.replace(tiny, optimizer=optimizer), tmp_path / "run", screen=Screen(quiet=True))
     file = tmp_path / "m.jaxexport"
     run = ["--workdir", str(tmp_path / "run"), "--output", str(file)]
     main.main(["export", *run, "--format", "stablehlo"])

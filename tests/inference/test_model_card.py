@@ -21,7 +21,7 @@ from jaxdp.config import Checkpoint, Stop
 from jaxdp.errors import printable
 from jaxdp.inference.export import export
 from jaxdp.inference.model_card import write_card
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.models import weights
 
 NASTY = [
@@ -51,7 +51,7 @@ def trained(tiny, folder, tmp_path):
             stop=Stop("eval_loss", patience=9),
             data=dataclasses.replace(tiny.data, mean=(0.1, 0.2, 0.3)),
         )
-        train_shown(config, folder / "run", screen=Quiet())
+        train_shown(config, folder / "run", screen=Screen(quiet=True))
     shutil.copytree(folder / "run", tmp_path / "run")
     return tmp_path / "run"
 
@@ -78,7 +78,7 @@ def rows(card):
 
 
 def test_card_has_the_facts_of_the_run(trained):
-    result = train_shown(jaxdp.load_config(trained / "config.json"), trained, screen=Quiet())
+    result = train_shown(jaxdp.load_config(trained / "config.json"), trained, screen=Screen(quiet=True))
     manifest = read_manifest(trained / f"checkpoints/{result.best_samples}")
     card = card_of(trained)
     correct, images = round(result.accuracy * result.eval_examples), result.eval_examples

@@ -20,7 +20,7 @@ from jaxdp.data.sources import open_datasets
 from jaxdp.errors import StorageError
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
-from jaxdp.inference.load_weights import weights_config
+from jaxdp.inference.load_run import weights_config
 from jaxdp.inference.predict import Images, Wanted, predict_weights
 from jaxdp.validation import to_json
 

@@ -19,7 +19,7 @@ from jaxdp.cli import main
 from jaxdp.config import Config, Data, Preprocessing
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
-from jaxdp.inference.load_weights import weights_config
+from jaxdp.inference.load_run import weights_config
 from jaxdp.models import preprocessing
 
 pytestmark = pytest.mark.usefixtures("two_blocks")

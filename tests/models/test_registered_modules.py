@@ -19,7 +19,7 @@ from jaxdp.config import Checkpoint, Config, Data, Model, Phase
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.models import flax_modules, resnet
 from jaxdp.models.summary import summary
 from jaxdp.parallel.mesh import make_mesh
@@ -59,9 +59,9 @@ def flax_logits(kind, path, images):
 def test_run_with_dropout_resumes_bit_for_bit_and_its_export_loads_in_flax(tiny, tmp_path, kind):
     jaxdp.register_model(kind, NETS[kind])
     config = dataclasses.replace(tiny, model=Model(name=kind, classes=6), checkpoint=Checkpoint(every_epochs=0.64), epochs=2.0)
-    train_shown(config, tmp_path / "whole", screen=Quiet())
+    train_shown(config, tmp_path / "whole", screen=Screen(quiet=True))
     train_until(config, tmp_path / "resumed", step=5)
-    train_shown(config, tmp_path / "resumed", screen=Quiet())
+    train_shown(config, tmp_path / "resumed", screen=Screen(quiet=True))
     assert outcome(tmp_path / "resumed") == outcome(tmp_path / "whole")
 
     assert jaxdp.evaluate(None, tmp_path / "whole")["eval_examples"] == 23

@@ -16,7 +16,7 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.data.prefetch import DeviceIterator
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.training import clock, loop, step_compiler
 from jaxdp.training.clock import Clock
 
@@ -181,7 +181,7 @@ def test_rates_of_records_are_images_by_seconds_on_the_devices(tiny, tmp_path, *
             if is_cut:
                 train_until(config, tmp_path, step=8, callbacks=[Work(devices)], started=0.0)
             else:
-                result = train_shown(config, tmp_path, screen=Quiet(), callbacks=[Work(devices)], started=0.0)
+                result = train_shown(config, tmp_path, screen=Screen(quiet=True), callbacks=[Work(devices)], started=0.0)
             devices.advance_to(math.inf)
         steps, records = devices.steps(), [record for record in read_records(tmp_path) if "loss" in record]
         first = 0 if is_cut else 15 - len(steps)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers.runs import outcome, outcome_of_whole_run, read_records, train_shown
+from helpers.runs import Hidden, outcome, outcome_of_whole_run, read_records, train_shown
 from helpers.step import with_parts
 
 from jaxdp import Callback, Stopped, TrainingError, TrainResult, train
@@ -27,7 +27,7 @@ from jaxdp.data.sources import open_datasets
 from jaxdp.distributed import process_group, status
 from jaxdp.distributed.status import ProcessStatus
 from jaxdp.errors import ConfigError
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.planning import make_plan
 from jaxdp.training import loop, state, step_compiler
 from jaxdp.training.clock import Clock
@@ -95,7 +95,7 @@ def test_next_phase_compiles_in_the_background_while_the_current_one_runs(tiny, 
             assert stepped.wait(60)
         return compile_train(self, mesh, phase)
 
-    class Watch(Quiet):
+    class Watch(Hidden):
         def step(self, record):
             if record["step"] == 3:
                 stepped.set()
@@ -161,7 +161,7 @@ def test_train_in_the_directory_of_a_different_run_raises_and_changes_nothing(ti
 def test_train_in_a_locked_directory_raises(tiny, tmp_path):
     refused = []
 
-    class Intrude(Quiet):
+    class Intrude(Hidden):
         def step(self, record):
             if record["step"] == 2:
                 with pytest.raises(ConfigError, match="another process is training in it") as error:
@@ -287,14 +287,14 @@ def test_hyperparameters_of_each_phase_follow_the_plan(tiny, monkeypatch):
 
 
 def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns_the_result_when_repeated(tiny, tmp_path):
-    class StopAtTheEnd(Quiet):
+    class StopAtTheEnd(Hidden):
         def info(self, text):
             if text.startswith("accuracy"):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped, match=f"stopped by SIGTERM after the run in {tmp_path} had finished; the same command"):
         train_shown(tiny, tmp_path, screen=StopAtTheEnd())
-    assert train_shown(tiny, tmp_path, screen=Quiet()).steps == 15
+    assert train_shown(tiny, tmp_path, screen=Screen(quiet=True)).steps == 15
 
 
 def test_what_a_run_waits_for_is_announced_before_it_waits(tiny, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.runs import (
+    Hidden,
     Recorder,
     damage,
     outcome,
@@ -33,7 +34,7 @@ from jaxdp.data.batch_sources import DataError
 from jaxdp.distributed.signal_handler import SignalHandler
 from jaxdp.inference.checkpoints import choose_checkpoint
 from jaxdp.inference.load_run import load_run
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.report import report
@@ -76,7 +77,7 @@ def in_phases(config, *, epochs, first_end):
 @pytest.mark.slow
 def test_more_epochs_keep_the_ends_of_phases_before_the_checkpoint(tiny, tmp_path):
     """`--epochs` scales them in the config. The second time the ratio to the first run is another one."""
-    train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
+    train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Screen(quiet=True))
     for epochs, samples in ((4.0, 200), (6.0, 300)):
         screen, longer = Recorder(), in_phases(tiny, epochs=epochs, first_end=epochs / 2)
         assert train_shown(longer, tmp_path, screen=screen, accept_changes=True).samples == samples
@@ -102,7 +103,7 @@ def test_epochs_that_end_a_phase_before_one_that_has_ended_are_refused(tiny, tmp
 
 @pytest.mark.slow
 def test_phases_of_another_recipe_are_those_of_the_recipe(tiny, tmp_path):
-    train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Quiet())
+    train_shown(in_phases(tiny, epochs=2.0, first_end=1.0), tmp_path, screen=Screen(quiet=True))
     other = dataclasses.replace(tiny, epochs=4.0, batch=(Phase(5, until_epoch=3.0), Phase(25)), mesh=Mesh(cpu_devices=1))
     train(other, tmp_path, accept_changes=True)
     batches = {record["samples"]: record["global_batch"] for record in read_records(tmp_path) if "loss" in record}
@@ -126,7 +127,7 @@ def test_checkpoint_before_the_first_step_can_be_continued_with_changes(tiny, tm
 def train_until_stopped(config, workdir, when):
     """Train, and request a stop after a step or when the screen shows a status. Returns the exception."""
 
-    class StopWhen(Quiet):
+    class StopWhen(Hidden):
         def status(self, text):
             if text == when:
                 signals.request_stop("SIGTERM")

@@ -13,7 +13,7 @@ import jaxdp
 from jaxdp import ConfigError, train
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.config import Mesh, Phase, Schedule
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.setup.run_dir import run_config
 
 
@@ -46,7 +46,7 @@ def by_optax(begin, end):
 
 
 def test_schedule_of_the_added_epochs_is_that_of_optax_also_the_second_time(short, tmp_path):
-    train_shown(short, tmp_path, screen=Quiet())
+    train_shown(short, tmp_path, screen=Screen(quiet=True))
     lines = continued(longer(short, 2.0), tmp_path)
     assert any("starts anew at epoch 1.00 and ends with the run at epoch 2;" in line for line in lines)
     continued(longer(short, 4.0), tmp_path)
@@ -65,7 +65,7 @@ def test_schedule_of_the_added_epochs_is_that_of_optax_also_the_second_time(shor
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in its directory", "in another"])
 def test_run_killed_in_the_new_warm_up_resumes_exactly_with_the_same_command(short, tmp_path, elsewhere):
     """On other devices the rates are the same."""
-    train_shown(short, tmp_path / "first", screen=Quiet())
+    train_shown(short, tmp_path / "first", screen=Screen(quiet=True))
     options = {"accept_changes": True, "schedule_from_now": True} | ({"resume": tmp_path / "first"} if elsewhere else {})
     config = longer(short, 2.0)
     for name in ("whole", "cut", "moved"):
@@ -75,7 +75,7 @@ def test_run_killed_in_the_new_warm_up_resumes_exactly_with_the_same_command(sho
             train_until(config, tmp_path / name, step=6, **options)
             train_until(config, tmp_path / name, step=8, **options)
         config = dataclasses.replace(config, mesh=Mesh(cpu_devices=1 if name == "moved" else 2))
-        train_shown(config, tmp_path / name, screen=Quiet(), **options)
+        train_shown(config, tmp_path / name, screen=Screen(quiet=True), **options)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert rates(tmp_path / "moved") == rates(tmp_path / "whole")
     assert rates(tmp_path / "whole") == pytest.approx(by_optax(0, 50) | by_optax(50, 100), abs=1e-6)
@@ -85,7 +85,7 @@ def test_run_killed_in_the_new_warm_up_resumes_exactly_with_the_same_command(sho
 
 
 def test_another_rate_and_batch_begin_with_the_new_schedule(short, tmp_path):
-    train_shown(short, tmp_path, screen=Quiet())
+    train_shown(short, tmp_path, screen=Screen(quiet=True))
     schedule = Schedule(name="polynomial", learning_rate=1.0, start=0.5, warmup_epochs=0.4, power=1.0)
     lines = continued(dataclasses.replace(short, epochs=2.0, batch=(Phase(25),), schedule=schedule), tmp_path)
     (line,) = (text for text in lines if "starts anew" in text)
@@ -98,13 +98,13 @@ def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
         continued(short, tmp_path)
     with pytest.raises(ConfigError, match=r"^schedule.from_epoch=0.5: the run begins at epoch 0,.*--schedule.from-epoch 0$"):
         train(with_parts(short, schedule={"from_epoch": 0.5}), tmp_path / "later")
-    train_shown(short, tmp_path, screen=Quiet())
+    train_shown(short, tmp_path, screen=Screen(quiet=True))
     with pytest.raises(ConfigError, match=r"schedule.from_epoch: 0 -> 1.*, or --accept-changes .*, and --schedule-from-now to"):
         train(longer(short, 2.0), tmp_path, schedule_from_now=True)
 
 
 def test_damaged_newest_checkpoint_begins_the_new_schedule_at_the_one_before(short, tmp_path):
-    train_shown(short, tmp_path, screen=Quiet())
+    train_shown(short, tmp_path, screen=Screen(quiet=True))
     newest, older, *_ = checkpoint_paths(tmp_path / "checkpoints")
     damage(newest)
     continued(longer(short, 2.0), tmp_path)

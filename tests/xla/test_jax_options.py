@@ -21,7 +21,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
-from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.console import Screen
 from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.run_records import read_log
 from jaxdp.training.step_compiler import mesh_of, trace_train_step
@@ -67,7 +67,7 @@ def set_for_this_thread(options):
 
 def outcome(config, path):
     """Digest of the trained state, predictions, first gradient and exported files; losses of all steps; the evaluation."""
-    train_shown(config, path, screen=Quiet())
+    train_shown(config, path, screen=Screen(quiet=True))
     pixels = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3)).astype(np.uint8)
     predicted = jaxdp.predict(path, pixels)
     gradient = jaxdp.first_gradient(config)
@@ -96,7 +96,7 @@ def test_run_is_the_same_to_the_bit_with_every_option_set(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_fine_tuning_is_the_same_to_the_bit_with_every_option_set(tiny_resnet, tmp_path):
-    train_shown(tiny_resnet, tmp_path / "origin", screen=Quiet())
+    train_shown(tiny_resnet, tmp_path / "origin", screen=Screen(quiet=True))
     weights = tmp_path / "weights.safetensors"
     export(tmp_path / "origin", weights)
     config = dataclasses.replace(tiny_resnet, finetune=Finetune(weights=str(weights), frozen_stages=1))
@@ -206,7 +206,7 @@ def test_debugging_of_jax_holds_during_a_run(tmp_path):
 
 def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(tiny, tmp_path):
     with set_globally({"jax_random_seed_offset": 3}), pytest.raises(ConfigError) as error:
-        train_shown(tiny, tmp_path / "run", screen=Quiet())
+        train_shown(tiny, tmp_path / "run", screen=Screen(quiet=True))
     assert (error.value.field, error.value.value) == ("jax_random_seed_offset", 3)
     assert not (tmp_path / "run/checkpoints").exists()
 
