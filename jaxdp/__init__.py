@@ -3,11 +3,10 @@
 Public names are imported on first use: `import jaxdp` imports neither JAX nor any other package.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.lazy import import_name, public_imports
-
-if TYPE_CHECKING:  # what type checkers and editors see, and what is imported on first use
+if TYPE_CHECKING:  # what type checkers see; the names of the table below and `plan`
     from jaxdp import data as data
     from jaxdp import losses as losses
     from jaxdp import models as models
@@ -47,12 +46,54 @@ if TYPE_CHECKING:  # what type checkers and editors see, and what is imported on
 
 __version__ = "0.1.0"
 
-_IMPORTS = public_imports(__name__)
-__all__ = [*_IMPORTS, "plan"]
+_MODULE_OF = {
+    "all_reduce_mean": "jaxdp.parallel.allreduce",
+    "all_reduce_sum": "jaxdp.parallel.allreduce",
+    "Callback": "jaxdp.training.callback",
+    "Config": "jaxdp.config",
+    "ConfigError": "jaxdp.errors",
+    "create_state": "jaxdp.training.own_loop",
+    "evaluate": "jaxdp.inference.evaluate",
+    "first_gradient": "jaxdp.analysis.first_gradient",
+    "load_config": "jaxdp.recipes",
+    "load_params": "jaxdp.inference.load_run",
+    "make_mesh": "jaxdp.parallel.mesh",
+    "make_train_step": "jaxdp.training.step",
+    "Metric": "jaxdp.task",
+    "predict": "jaxdp.inference.predict",
+    "Predictions": "jaxdp.inference.predict",
+    "register_augmentation": "jaxdp.registration",
+    "register_dataset": "jaxdp.registration",
+    "register_loss": "jaxdp.registration",
+    "register_metric": "jaxdp.registration",
+    "register_model": "jaxdp.registration",
+    "register_optimizer": "jaxdp.registration",
+    "register_schedule": "jaxdp.registration",
+    "register_strategy": "jaxdp.registration",
+    "register_task": "jaxdp.registration",
+    "Stopped": "jaxdp.distributed.signal_handler",
+    "Task": "jaxdp.task",
+    "train": "jaxdp.session.train",
+    "TrainingError": "jaxdp.errors",
+    "TrainResult": "jaxdp.training.result",
+}
+_MODULES = (
+    "data",
+    "losses",
+    "models",
+    "optim",
+    "report",
+    "schedules",
+)
+__all__ = [*_MODULE_OF, *_MODULES, "plan"]
 
 
 def __getattr__(name: str) -> Any:
-    return import_name(__name__, name, _IMPORTS)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"jaxdp.{name}")
+    raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,12 @@
-"""The public parts of a training run, for `train.py`.
+"""The public parts of a training run, in the order of the calls in `train.py`.
 
 They are imported on first use, so that a command handles signals before it imports JAX.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.lazy import import_name, public_imports
-
-if TYPE_CHECKING:  # what type checkers and editors see, and what is imported on first use
+if TYPE_CHECKING:  # for type checkers and editors; the same names as in the table below
     from jaxdp.planning import PlannedPhase as PlannedPhase
     from jaxdp.session.assembly import open_directory as open_directory
     from jaxdp.session.assembly import open_run as open_run
@@ -27,12 +26,33 @@ if TYPE_CHECKING:  # what type checkers and editors see, and what is imported on
     from jaxdp.training.result import TrainResult as TrainResult
     from jaxdp.training.run import Run as Run
 
-_IMPORTS = public_imports(__name__)
-__all__ = [*_IMPORTS]
+_MODULE_OF = {
+    "Job": "jaxdp.session.job",
+    "join_processes": "jaxdp.session.job",
+    "open_origin": "jaxdp.session.origin",
+    "prepare": "jaxdp.session.preparation",
+    "open_directory": "jaxdp.session.assembly",
+    "open_run": "jaxdp.session.assembly",
+    "restore_or_initialize": "jaxdp.training.restore",
+    "begin": "jaxdp.training.loop",
+    "open_phase": "jaxdp.training.loop",
+    "next_batch": "jaxdp.training.loop",
+    "begin_step": "jaxdp.training.loop",
+    "start_step": "jaxdp.training.loop",
+    "complete_steps": "jaxdp.training.loop",
+    "evaluate_now": "jaxdp.training.loop",
+    "finish": "jaxdp.training.loop",
+    "PlannedPhase": "jaxdp.planning",
+    "Run": "jaxdp.training.run",
+    "TrainResult": "jaxdp.training.result",
+}
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    return import_name(__name__, name, _IMPORTS)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
