@@ -126,7 +126,7 @@ def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gp
         compiler=f"{versions}, libtpu {importlib.metadata.version('libtpu')}" if platform == "tpu" else versions,
         seconds=seconds,
         memory_bytes=total - memory.alias_size_in_bytes,
-        flop=compiled.cost_analysis().get("flops", 0.0),
+        flop=(compiled.cost_analysis() or {}).get("flops", 0.0),  # JAX 0.10 has none of GPUs that are not there
         schedule=schedule,
         text=text,
         layout=describe_layout(mesh),
