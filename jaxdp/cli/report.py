@@ -55,8 +55,6 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.report.seeds import groups
     from jaxdp.run_records import without_nan
 
-    if not options.workdir:
-        raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
     if not options.html and options.output is not None:
         raise ConfigError("--output", options.output, reason="has no effect with --no-html", hint="leave one of them out")
     if options.csv == STDOUT and options.json:

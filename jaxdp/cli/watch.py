@@ -72,10 +72,8 @@ class _Stop:
 
 
 def _serve(stop: _Stop, workdirs: Sequence[str], *, host: str | None, port: int | None, open_browser: bool) -> None:
-    from jaxdp.report.run_history import check_workdirs
     from jaxdp.report.server import listen
 
-    check_workdirs(workdirs)
     for workdir in workdirs:
         check_local(workdir, "WORKDIR")
     server, url = listen(workdirs, host, port)

@@ -229,16 +229,11 @@ def is_number(value: object) -> bool:
 def labels_of(workdirs: Sequence[str | os.PathLike]) -> list[str]:
     """Printable labels of several runs: the names of their directories, or the paths if names occur twice.
 
-    Raises as `check_workdirs`.
+    Raises ConfigError if there is no directory, or one is given twice.
     """
-    check_workdirs(workdirs)
-    names = [printable(Path(os.path.realpath(workdir)).name) for workdir in workdirs]
-    return names if len(set(names)) == len(names) else [printable(workdir, 4096) for workdir in workdirs]
-
-
-def check_workdirs(workdirs: Sequence[str | os.PathLike]) -> None:
-    """Raise ConfigError if there is no directory, or one is given twice."""
     if not workdirs:
         raise ConfigError(FIELD, reason="missing", hint="give the directory of at least one run")
     if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
         raise ConfigError(FIELD, reason="a run is given twice", hint="give every run once")
+    names = [printable(Path(os.path.realpath(workdir)).name) for workdir in workdirs]
+    return names if len(set(names)) == len(names) else [printable(workdir, 4096) for workdir in workdirs]
