@@ -36,12 +36,13 @@ import jaxdp
 from jaxdp import models
 from jaxdp.analysis import aot, memory
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
-from jaxdp.analysis.tpu_targets import default_rows, sides_of
+from jaxdp.analysis.tpu_targets import sides_of
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step import published_ceilings
 from jaxdp.config import at_image_size
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.torus import rows_along
 from jaxdp.planning import Plan, make_plan
 from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES as NAMES
@@ -291,7 +292,7 @@ def tpu_steps(steps: dict[str, tuple], *, small: bool) -> None:
                 for each in config.batch
             )
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, depth=TWO_BLOCKS), batch=phases)
-        plan = make_plan(config, examples=1_281_167, devices=math.prod(sides_of(target)), hosts=default_rows(target))
+        plan = make_plan(config, examples=1_281_167, devices=math.prod(sides_of(target)), hosts=rows_along(sides_of(target)))
         row = {
             "recipe": recipe,
             "flags": flags,

@@ -129,7 +129,7 @@ def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gp
         flop=compiled.cost_analysis().get("flops", 0.0),
         schedule=schedule,
         text=text,
-        layout=describe_layout(mesh),
+        layout=describe_layout(mesh, devices),
     )
 
 
