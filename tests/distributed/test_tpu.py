@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
@@ -112,6 +114,11 @@ def test_workers_of_a_tpu_vm_are_those_of_its_metadata(monkeypatch, attributes, 
     with metadata_server(attributes) as address:
         monkeypatch.setenv("GCE_METADATA_IP", address)
         assert detect("auto", environment) == cluster
+
+
+def test_a_start_elsewhere_does_not_import_urllib():
+    code = "import sys, jaxdp.distributed.launchers as one; one.detect('auto', {}); print('urllib.request' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_machine_without_a_metadata_server_is_alone_unless_its_slice_has_other_workers(monkeypatch):
