@@ -11,7 +11,7 @@
   --change names what this checkout has more than the rows before it; --forms are of batch normalization
 - memory: the estimate of `jaxdp plan` compared with what XLA allocates on one H100. The difference of two batches is the memory
   per image
-- tpu: a small ResNet with every strategy, form of update and normalization, dtype, phase and the evaluation step, on TPU slices
+- tpu: a small ResNet with every strategy, form of update and normalization, dtype and phase, on TPU slices
 - tpu_recipes: ResNet-50 of published recipes on a slice of 2x4 TPU v5e; takes long. Both replace rows of one record
 
 Each writes its record in benchmarks/results/.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.analysis import tpu_targets
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, GpuTarget, target_config
-from jaxdp.analysis.tpu_targets import SLICES, TpuTarget
+from jaxdp.analysis.tpu_targets import SLICES, TPU_TARGETS, TpuTarget
 from jaxdp.errors import ConfigError, first_line, one_of
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.xla import hlo, tpu_hlo
@@ -55,7 +55,7 @@ class CompiledStep:
     @property
     def chip(self) -> GpuTarget | TpuTarget:
         """The device and its published figures."""
-        return tpu_targets.chip_of(self.target) if self.target in SLICES else GPU_TARGETS[self.target]
+        return GPU_TARGETS.get(self.target) or TPU_TARGETS[self.target.partition(":")[0]]
 
 
 def unavailable_reason(platform: str = "gpu") -> str | None:
@@ -129,7 +129,7 @@ def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gp
         flop=(compiled.cost_analysis() or {}).get("flops", 0.0),  # JAX 0.10 has none of GPUs that are not there
         schedule=schedule,
         text=text,
-        layout=describe_layout(mesh),
+        layout=describe_layout(mesh, devices),
     )
 
 

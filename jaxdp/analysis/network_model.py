@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jaxdp.analysis.tpu_targets import TPU_TARGETS
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.parallel.mesh import choose_shape, default_shape
@@ -98,9 +99,8 @@ def candidates(strategy: str, vertical: int, horizontal: int) -> list[list[Excha
     return cost(vertical, horizontal) if cost and vertical * horizontal > 1 else [[]]
 
 
-# A link of a TPU in one direction. Latency: "typically around 1us" (jax-ml.github.io/scaling-book/sharding). Bandwidth of chips
-# with four links: 1,600 and 3,200 Gbit/s (docs.cloud.google.com/tpu/docs/v6e); with six: 1,200 GB/s both ways (.../v5p).
-ICI = {name: Links(1e-6, bandwidth, tpu=name) for name, bandwidth in [("v5e", 50e9), ("v5p", 100e9), ("v6e", 100e9)]}
+# A link of a TPU. Latency: "typically around 1us" (jax-ml.github.io/scaling-book/sharding).
+ICI = {name: Links(1e-6, chip.link_bandwidth, tpu=name) for name, chip in TPU_TARGETS.items()}
 
 
 class Cost(NamedTuple):

@@ -15,29 +15,29 @@ ENVIRONMENT |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 @dataclass(frozen=True)
 class TpuTarget:
-    """A TPU chip. memory_bytes: of its HBM. memory_bandwidth: bytes/s. flops: per second, in bfloat16. slices: their sides."""
+    """A TPU chip. memory_bytes: of its HBM. Bandwidths in bytes/s. flops: per second, in bfloat16. slices: their sides.
+
+    link_bandwidth: of one of its links to other chips, in one direction.
+    """
 
     name: str
     memory_bytes: int
     memory_bandwidth: int
     flops: int
+    link_bandwidth: int
     slices: tuple[str, ...]
 
 
-# docs.cloud.google.com/tpu/docs/v5e, v5p and v6e; their GB of memory are 2^30 bytes.
+# docs.cloud.google.com/tpu/docs/v5e, v5p and v6e; their GB of memory are 2^30 bytes. Links: 1,600 and 3,200 Gbit/s of four, and
+# 1,200 GB/s both ways of six.
 TPU_TARGETS = {
-    "v5e": TpuTarget("TPU v5e", 16 * GIB, 819_000_000_000, 197_000_000_000_000, PLANES),
-    "v5p": TpuTarget("TPU v5p", 95 * GIB, 2_765_000_000_000, 459_000_000_000_000, CUBES),
-    "v6e": TpuTarget("TPU v6e", 32 * GIB, 1_640_000_000_000, 918_000_000_000_000, PLANES),
+    "v5e": TpuTarget("TPU v5e", 16 * GIB, 819_000_000_000, 197_000_000_000_000, 50_000_000_000, PLANES),
+    "v5p": TpuTarget("TPU v5p", 95 * GIB, 2_765_000_000_000, 459_000_000_000_000, 100_000_000_000, CUBES),
+    "v6e": TpuTarget("TPU v6e", 32 * GIB, 1_640_000_000_000, 918_000_000_000_000, 100_000_000_000, PLANES),
 }
 SLICES = tuple(f"{chip}:{sides}" for chip, target in TPU_TARGETS.items() for sides in target.slices)
 
 
-def chip_of(name: str) -> TpuTarget:
-    """The chip of a slice in `SLICES`."""
-    return TPU_TARGETS[name.partition(":")[0]]
-
-
-def sides_of(name: str) -> tuple[int, ...]:
-    """The sides of a slice in `SLICES`."""
-    return tuple(int(side) for side in name.partition(":")[2].split("x"))
+def sides_of(name: str | None) -> tuple[int, ...]:
+    """The sides of a slice in `SLICES`; () for any other name."""
+    return tuple(int(side) for side in name.partition(":")[2].split("x")) if name in SLICES else ()

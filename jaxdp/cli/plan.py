@@ -81,13 +81,11 @@ def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
     from jaxdp.sizes import model_summary
 
     devices, rate = _number_of_devices(options), options.images_per_second
-    name, rows = options.compile_for, options.hosts
-    if name in tpu_targets.SLICES:
-        rows = rows_along(tpu_targets.sides_of(name))
+    sides = tpu_targets.sides_of(options.compile_for)
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
     _, given = finetune.read_weights(config)  # raises what a run would
-    plan = jaxdp.plan(config, devices, rows)
+    plan = jaxdp.plan(config, devices, rows_along(sides) if sides else options.hosts)
     if given is not None:
         finetune.initial_values(finetune.with_digest(plan.config, given.digest), given)
     summary = model_summary(plan.config)
@@ -147,10 +145,9 @@ def _number_of_devices(options: PlanCommand) -> int | None:
     from jaxdp.analysis import aot, tpu_targets
 
     given, name = _given_devices(options), options.compile_for
-    if name is None:
-        return given
-    aot.check_target(name)
-    chips = math.prod(tpu_targets.sides_of(name)) if name in tpu_targets.SLICES else given
+    if name is not None:
+        aot.check_target(name)
+    chips = math.prod(sides) if (sides := tpu_targets.sides_of(name)) else given
     if given not in (None, chips):
         hint = "omit --devices, --hosts and --gpus-per-host"
         raise ConfigError("--compile-for", name, reason=f"is a slice of {chips} devices, not {given}", hint=hint)

@@ -177,13 +177,12 @@ def _open_mpi(environment: Environment) -> Cluster | None:
 def _tpu(environment: Environment) -> Cluster | None:
     """The workers of a TPU slice, numbered as in JAX."""
     found = tpu.slice_variables(environment)
-    if tpu.HOSTNAMES not in found:
+    if not (hosts := found.get(tpu.HOSTNAMES)):
         if tpu.WORKER not in found:
             return None
         raise ConfigError(tpu.HOSTNAMES, reason=f"is not set, but {tpu.WORKER} is", hint="set it to the workers: HOST,HOST,...")
-    first, *others = found[tpu.HOSTNAMES].split(",")
-    rank = _number(found, tpu.WORKER) if others else 0
-    return Cluster("tpu", parse_address(first)[0], DEFAULT_PORT, rank, 1 + len(others))
+    first, *others = hosts.split(",")
+    return Cluster("tpu", parse_address(first)[0], DEFAULT_PORT, _number(found, tpu.WORKER) if others else 0, 1 + len(others))
 
 
 LAUNCHERS: dict[str, Callable[[Environment], Cluster | None]] = {

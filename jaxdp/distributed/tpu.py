@@ -1,8 +1,7 @@
 """TPU chips of this machine, the processes that use them, and the workers of their slice."""
 
+import glob
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,10 +28,10 @@ def users(root: Path = Path("/")) -> str:
         inode = str((root / "tmp/libtpu_lockfile").stat().st_ino)
         locks = [line.split() for line in (root / "proc/locks").read_text().splitlines()]  # 1: POSIX ... WRITE PID FILE
         found |= {lock[4] for lock in locks if lock[5].split(":")[-1] == inode}
-    for descriptor in root.glob("proc/[0-9]*/fd/*"):
+    for descriptor in glob.iglob(f"{root}/proc/[0-9]*/fd/*"):  # pathlib's raises an error if a process ends meanwhile
         with suppress(OSError):
             if os.readlink(descriptor).startswith(("/dev/accel", "/dev/vfio/")):
-                found.add(descriptor.parts[-3])
+                found.add(descriptor.split("/")[-3])
     for process in sorted(found):
         with suppress(OSError):
             name, _, rest = (root / "proc" / process / "stat").read_text().rpartition(") ")  # PID (NAME) STATE PARENT
@@ -49,23 +48,17 @@ def slice_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
     given = {HOSTNAMES, WORKER, "TPU_SKIP_MDS_QUERY"} & environment.keys()
     if given or environment.get("JAX_PLATFORMS") == "cpu" or not chip_drivers():
         return environment
-    try:
-        worker, endpoints = _metadata("agent-worker-number"), _metadata("worker-network-endpoints")
-    except OSError:
-        return environment
-    hosts = ",".join(endpoint.split(":")[-1] for endpoint in endpoints.split(","))  # of HOST or NAME:ID:IP
-    return {HOSTNAMES: hosts, WORKER: worker} if worker and hosts else environment
+    import http.client  # with urllib, slow to import
+    import urllib.request
 
-
-def _metadata(attribute: str) -> str:
-    """An attribute of this VM, "" if it has none. Raises OSError if no server answers."""
-    host = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
-    url = f"http://{host}/computeMetadata/v1/instance/attributes/{attribute}"
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=3.0) as answer:
-            return str(answer.read().decode())
-    except urllib.error.HTTPError as error:
-        if error.code != 404:
-            raise
-        return ""
+    url = f"http://{os.environ.get('GCE_METADATA_IP', 'metadata.google.internal')}/computeMetadata/v1/instance/attributes/"
+    open_direct, answers = urllib.request.build_opener(urllib.request.ProxyHandler({})).open, []
+    for attribute in ("agent-worker-number", "worker-network-endpoints"):
+        try:
+            request = urllib.request.Request(url + attribute, headers={"Metadata-Flavor": "Google"})
+            with open_direct(request, timeout=3.0) as answer:
+                answers.append(answer.read().decode())
+        except (OSError, http.client.HTTPException, ValueError):  # ValueError: not text, or no address
+            return environment
+    hosts = ",".join(endpoint.split(":")[-1] for endpoint in answers[1].split(","))  # of HOST or NAME:ID:IP
+    return {HOSTNAMES: hosts, WORKER: answers[0]} if hosts else environment

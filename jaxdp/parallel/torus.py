@@ -33,16 +33,6 @@ def ring(sides: Sequence[int]) -> list[tuple[int, ...]]:
     return points
 
 
-def ring_hops(coordinates: np.ndarray, closed: Sequence[int]) -> tuple[int, int]:
-    """The most hops between neighbors in the ring of a column, and in that of a row.
-
-    coordinates: int [Y, X, D], of the devices of a mesh. closed: the length of each grid axis whose ends a link joins, else 0.
-    """
-    steps = np.abs([coordinates - np.roll(coordinates, -1, mesh_axis) for mesh_axis in (0, 1)])  # [2, Y, X, D]
-    columns, rows = np.where(closed, np.minimum(steps, np.array(closed) - steps), steps).sum(-1).max((1, 2))
-    return int(columns), int(rows)
-
-
 def _grid(devices: Sequence[Any]) -> tuple[dict[tuple[int, ...], Any], list[list[int]]] | None:
     """(device by place, the places on each axis) of a TPU slice; None for other devices, several slices and a part of one."""
     if getattr(devices[0], "platform", None) != "tpu":
@@ -59,9 +49,8 @@ def arrange(devices: Sequence[Any], shape: tuple[int, int]) -> np.ndarray | None
         return None
     at, values = grid
     sides = [len(axis) for axis in values]
-    axes = range(len(sides))
-    for vertical in itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(len(axes) + 1)):
-        horizontal = [axis for axis in axes if axis not in vertical]
+    for chosen in sorted(itertools.product((True, False), repeat=len(sides)), key=sum):  # one axis rather than several
+        vertical, horizontal = ([axis for axis, is_one in enumerate(chosen) if is_one == side] for side in (True, False))
         columns, rows = ([sides[axis] for axis in some] for some in (vertical, horizontal))
         if (math.prod(columns), math.prod(rows)) == shape:
             points = np.array([y + x for y in ring(columns) for x in ring(rows)])[:, np.argsort([*vertical, *horizontal])]
@@ -72,8 +61,7 @@ def arrange(devices: Sequence[Any], shape: tuple[int, int]) -> np.ndarray | None
 
 def default_rows(devices: Sequence[Any]) -> int | None:
     """`rows_along` of the axes of a TPU slice; None for other devices."""
-    grid = _grid(devices)
-    return None if grid is None else rows_along([len(axis) for axis in grid[1]])
+    return rows_along([len(axis) for axis in grid[1]]) if (grid := _grid(devices)) else None
 
 
 def rows_along(sides: Sequence[int]) -> int:
@@ -82,18 +70,19 @@ def rows_along(sides: Sequence[int]) -> int:
     return max(rows for rows in products if rows**2 <= math.prod(sides))
 
 
-def describe_layout(mesh: Any) -> str | None:
-    """The layout of a mesh on a TPU and the hops of its rings, in one line; None for other devices."""
-    shape, first, devices = mesh.devices.shape, mesh.devices.flat[0], mesh.devices.ravel()
+def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
+    """The layout of a mesh on a TPU and the hops of its rings, in one line; None for other devices. devices: of the slice."""
+    (rows, columns), used, first = mesh.devices.shape, mesh.devices.ravel(), devices[0]
     if first.platform != "tpu":
         return None
-    if len({getattr(device, "slice_index", 0) for device in devices}) > 1:
-        return f"mesh {shape[0]}x{shape[1]} on several slices of {first.device_kind}: consecutive devices"
-    places = np.array([device.coords for device in devices])
-    lengths = (np.ptp(places, axis=0) + 1).tolist()
-    is_cubes = first.device_kind in THREE_DIMENSIONAL and not any(length % CUBE_SIDE for length in lengths)
-    is_side = [is_cubes or (first.device_kind in TWO_DIMENSIONAL and length == POD_SIDE) for length in lengths]
-    columns, rows = ring_hops(places.reshape(*shape, -1), np.where(is_side, lengths, 0).tolist())
-    how = "consecutive devices, because no axes fit" if arrange(devices, shape) is None else "along its axes"
-    hops = f"neighbors are at most {plural(columns, 'hop')} apart in a column and {rows} in a row"
-    return f"mesh {shape[0]}x{shape[1]} on a {'x'.join(map(str, lengths))} slice of {first.device_kind}, {how}: {hops}"
+    if len({getattr(device, "slice_index", 0) for device in used}) > 1:
+        return f"mesh {rows}x{columns} on several slices of {first.device_kind}: consecutive devices"
+    sides = np.ptp([device.coords for device in devices], axis=0) + 1
+    is_cubes = first.device_kind in THREE_DIMENSIONAL and not any(sides % CUBE_SIDE)
+    closed = is_cubes | ((sides == POD_SIDE) & (first.device_kind in TWO_DIMENSIONAL))
+    places = np.array([device.coords for device in used]).reshape(rows, columns, -1)
+    steps = np.abs([places - np.roll(places, -1, mesh_axis) for mesh_axis in (0, 1)])  # [2, Y, X, D], to the next in the ring
+    vertical, horizontal = np.where(closed, np.minimum(steps, sides - steps), steps).sum(-1).max((1, 2)).tolist()
+    how = "consecutive devices, because no axes fit" if arrange(used, (rows, columns)) is None else "along its axes"
+    hops = f"neighbors are at most {plural(vertical, 'hop')} apart in a column and {horizontal} in a row"
+    return f"mesh {rows}x{columns} on a {'x'.join(map(str, sides))} slice of {first.device_kind}, {how}: {hops}"

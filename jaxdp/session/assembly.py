@@ -204,5 +204,5 @@ def _warnings(prepared: Preparation, group: ProcessGroup) -> list[str]:
         )
     warnings += [too_few_evaluations(plan), small_worker_warning(plan, has_batch_norm=has_batch_norm)]
     warnings.append(changed_batches_warning(plan, prepared.saved_batches or {}))
-    warnings += dict.fromkeys(describe_layout(mesh_of(phase, prepared.devices)) for phase in plan.phases)
+    warnings += dict.fromkeys(describe_layout(mesh_of(phase, prepared.devices), prepared.devices) for phase in plan.phases)
     return [warning for warning in warnings if warning]

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,13 +23,17 @@ _OPCODE = re.compile(r"^([\w\-]+)\(")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a module. shape: text of the result type. operands: names. attributes: the text after the operands."""
+    """One line of a module. shape: text of the result type. operands: names. attributes: the text after the operands.
+
+    moved: bytes of operands and result that count; None: all.
+    """
 
     name: str
     shape: str
     opcode: str
     operands: tuple[str, ...]
     attributes: str
+    moved: int | None = None
 
     @property
     def called(self) -> list[str]:
@@ -147,12 +150,9 @@ def read_schedule(text: str, devices: int) -> DeviceWork:
     return count_work(*parse(text), devices)
 
 
-def count_work(
-    computations: Computations, entry: str, devices: int, *, moved_bytes: Callable[[str], int] = num_bytes
-) -> DeviceWork:
-    """`read_schedule` of a parsed module. moved_bytes: of an operand or result of a kernel, from the text of its type."""
-    work = DeviceWork()
-    _read(computations, entry, times=1, devices=devices, schedule=work, moved_bytes=moved_bytes)
+def count_work(computations: Computations, entry: str, devices: int) -> DeviceWork:
+    """`read_schedule` of a parsed module."""
+    _read(computations, entry, times=1, devices=devices, schedule=(work := DeviceWork()))
     return work
 
 
@@ -169,15 +169,7 @@ def collective_in(computations: Computations, instruction: Instruction) -> Instr
     return None
 
 
-def _read(
-    computations: Computations,
-    name: str,
-    *,
-    times: int,
-    devices: int,
-    schedule: DeviceWork,
-    moved_bytes: Callable[[str], int],
-) -> None:
+def _read(computations: Computations, name: str, *, times: int, devices: int, schedule: DeviceWork) -> None:
     shapes = {instruction.name: instruction.shape for instruction in computations[name]}
     in_flight: dict[str, CompiledCollective] = {}
     for instruction in computations[name]:
@@ -188,9 +180,8 @@ def _read(
             continue
         if instruction.opcode in ("while", "conditional"):
             before = len(schedule.collectives)
-            count = times * (instruction.trip_count or 1)
             for called in instruction.called:
-                _read(computations, called, times=count, devices=devices, schedule=schedule, moved_bytes=moved_bytes)
+                _read(computations, called, times=times * (instruction.trip_count or 1), devices=devices, schedule=schedule)
             if instruction.trip_count is None and len(schedule.collectives) > before:
                 raise ValueError(f"the loop {instruction.name} contains a collective, and its number of iterations is unknown")
             continue
@@ -209,7 +200,7 @@ def _read(
             if collective.asynchronous:
                 in_flight[instruction.name] = collective
             continue
-        size = sum(map(moved_bytes, [*operands, instruction.shape]))
+        size = sum(map(num_bytes, [*operands, instruction.shape])) if instruction.moved is None else instruction.moved
         schedule.kernel_bytes += times * size
         if instruction.opcode in COPIES:
             continue

@@ -35,7 +35,7 @@ def read_schedule(text: str, devices: int) -> hlo.DeviceWork:
     computations, entry = hlo.parse(text)
     loops = _iterations(text)
     plain = {name: list(_plain(instructions, computations, loops)) for name, instructions in computations.items()}
-    return hlo.count_work(plain, entry, devices, moved_bytes=hbm_bytes)
+    return hlo.count_work(plain, entry, devices)
 
 
 def _plain(
@@ -73,12 +73,12 @@ def _plain(
             condition = re.findall(r"condition=%([\w.\-]+)", one.attributes)[0]
             known = f', "known_trip_count":{{"n":"{loops[condition]}"}}' if condition in loops else ""
             one = dataclasses.replace(one, attributes=one.attributes + known)
-        elif one.opcode in hlo.COPIES:
+        moved = sum(map(hbm_bytes, [*(shapes.get(operand, "") for operand in one.operands), one.shape]))
+        if one.opcode in hlo.COPIES:
             source = shapes.get(one.operands[0], "")
             result = next((part.group() for part in _ARRAY.finditer(one.shape) if part.group() != source), source)
-            copied = [_MEMORY.sub("", result) for memory in (source, result) if hbm_bytes(memory)]
-            one = dataclasses.replace(one, operands=(), shape=" ".join(copied))
-        yield one
+            moved = hbm_bytes(_MEMORY.sub("", result)) * sum(hbm_bytes(memory) > 0 for memory in (source, result))
+        yield dataclasses.replace(one, moved=moved)
 
 
 def _iterations(text: str) -> dict[str, str]:

@@ -106,6 +106,7 @@ FLAGS = {"coordinator": "a:1", "processes": 2, "rank": 0}
         ("slurm", {}, {}, "--cluster", "slurm"),
         ("tpu", {}, {}, "--cluster", "tpu"),
         ("auto", {"TPU_WORKER_ID": "0"}, {}, "TPU_WORKER_HOSTNAMES", NO_VALUE),
+        ("auto", {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": ""}, {}, "TPU_WORKER_HOSTNAMES", NO_VALUE),
         ("auto", {"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "TPU_WORKER_ID", NO_VALUE),
         ("auto", GKE | {"TPU_WORKER_ID": "2"}, {}, "rank", 2),
         ("auto", {"JAX_COORDINATOR_ADDRESS": "a", "JAX_PROCESS_ID": "1"}, {}, "JAX_NUM_PROCESSES", NO_VALUE),

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
@@ -63,11 +65,14 @@ def test_users_have_opened_a_chip_or_hold_the_lock_of_libtpu(machine, tmp_path):
 
 @contextlib.contextmanager
 def metadata_server(attributes):
-    """A server of GCE's metadata; yields its address. Status 500 for the attribute None."""
+    """A server of GCE's metadata; yields its address. Status 500 for the attribute None; bytes are the whole answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             name = self.path.removeprefix("/computeMetadata/v1/instance/attributes/")
+            if isinstance(raw := attributes.get(name), bytes):
+                self.wfile.write(raw)
+                return
             is_known = self.headers["Metadata-Flavor"] == "Google" and name in attributes
             self.send_response((500 if attributes[name] is None else 200) if is_known else 404)
             self.end_headers()
@@ -93,6 +98,10 @@ POD = {"agent-worker-number": "2", "worker-network-endpoints": "w0:1:10.0.0.3,w1
         ({"agent-worker-number": "0", "worker-network-endpoints": "w0:1:10.0.0.3"}, {}, 4, None),
         ({}, {}, 4, None),  # no TPU VM
         ({"agent-worker-number": None}, {}, 4, None),
+        (POD | {"agent-worker-number": b"no HTTP"}, {}, 4, None),
+        (POD | {"worker-network-endpoints": b"HTTP/1.0 200 OK\r\n\r\n\xff"}, {}, 4, None),  # no text
+        (POD | {"worker-network-endpoints": b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\nw0"}, {}, 4, None),  # cut off
+        (POD | {"worker-network-endpoints": ""}, {}, 4, None),
         (POD, {}, 0, None),
         (POD, {"TPU_SKIP_MDS_QUERY": "1"}, 4, None),
         (POD, {"TPU_WORKER_HOSTNAMES": "localhost"}, 4, None),
@@ -105,6 +114,11 @@ def test_workers_of_a_tpu_vm_are_those_of_its_metadata(monkeypatch, attributes, 
     with metadata_server(attributes) as address:
         monkeypatch.setenv("GCE_METADATA_IP", address)
         assert detect("auto", environment) == cluster
+
+
+def test_a_start_elsewhere_does_not_import_urllib():
+    code = "import sys, jaxdp.distributed.launchers as one; one.detect('auto', {}); print('urllib.request' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_machine_without_a_metadata_server_is_alone_unless_its_slice_has_other_workers(monkeypatch):
@@ -147,6 +161,21 @@ def test_a_tpu_that_does_not_start_names_the_process_that_uses_it(monkeypatch):
     monkeypatch.setattr(tpu, "users", lambda: "process 10 (python)")
     with pytest.raises(ConfigError, match=r"already in use\); end process 10 \(python\), which uses the TPU$"):
         runtime.start(Mesh())
+
+
+def test_users_are_found_while_processes_end(machine, monkeypatch):
+    root = machine(1)
+    machine.process(10, "python", opens="/dev/vfio/0")
+    machine.process(11, "gone")
+    scan = os.scandir
+
+    def gone(path):
+        if str(path).endswith("/11/fd"):
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert tpu.users(root) == "process 10 (python)"
 
 
 @pytest.mark.parametrize(

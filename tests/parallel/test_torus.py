@@ -86,7 +86,7 @@ def test_rows_and_columns_follow_the_axes_of_a_slice(kind, sides, closed, given,
     of_jax = hops(mesh_utils.create_device_mesh(shape, devices), distance)
     assert max(expected) <= max(of_jax)
     one = "1 hop" if expected[0] == 1 else f"{expected[0]} hops"
-    assert torus.describe_layout(mesh).endswith(f"at most {one} apart in a column and {expected[1]} in a row")
+    assert torus.describe_layout(mesh, devices).endswith(f"at most {one} apart in a column and {expected[1]} in a row")
 
 
 def test_jax_separates_neighbors_of_the_smallest_slice():
@@ -99,27 +99,29 @@ def test_jax_separates_neighbors_of_the_smallest_slice():
     ("whole", "shape", "slice_name"),
     [
         (slice_of(V5E, 4, 8), (2, 16), "4x8x1 slice of TPU v5 lite"),
-        (slice_of(V4, 4, 4, 4), (4, 6), "4x4x2 slice of TPU v4"),  # a plane and a half; links outside of it do not count
+        (slice_of(V4, 4, 4, 4), (4, 6), "4x4x4 slice of TPU v4"),  # a plane and a half of a cube, whose axes are closed
     ],
 )
 def test_a_shape_that_no_axes_have_takes_consecutive_devices_and_is_named_with_its_hops(whole, shape, slice_name):
     devices = whole[: shape[0] * shape[1]]
     mesh = mesh_of(devices, *shape)
     assert mesh.devices.ravel().tolist() == devices
-    columns, rows = hops(mesh.devices, distances(whole, closed=False))
+    columns, rows = hops(mesh.devices, distances(whole, closed="v4" in slice_name))
     expected = (
         f"consecutive devices, because no axes fit: neighbors are at most {columns} hops apart in a column and {rows} in a row"
     )
-    assert torus.describe_layout(mesh) == f"mesh {shape[0]}x{shape[1]} on a {slice_name}, {expected}"
+    assert torus.describe_layout(mesh, whole) == f"mesh {shape[0]}x{shape[1]} on a {slice_name}, {expected}"
 
 
 def test_a_run_on_a_part_of_a_slice_follows_the_axes_of_that_part():
     """Half of the chips of each process are every second column."""
     used = [device for device in slice_of(V5E, 4, 8) if device.coords[1] % 2 == 0]
     assert mesh_of(used).devices.shape == (4, 4)
-    assert torus.describe_layout(mesh_of(used)).endswith("at most 3 hops apart in a column and 6 in a row")
+    assert torus.describe_layout(mesh_of(used), used).endswith("at most 3 hops apart in a column and 6 in a row")
+    cubes = slice_of(V4, 4, 4, 8)  # a half of whose last axis is open
+    assert "at most 1 hop apart in a column and 3 in" in str(torus.describe_layout(mesh_of(cubes[:64], 16, 4), cubes))
     assert torus.default_rows([SimpleNamespace(process_index=0, platform="gpu")] * 8) is None
-    assert torus.describe_layout(jaxdp.make_mesh(2, 4)) is None
+    assert torus.describe_layout(jaxdp.make_mesh(2, 4), jax.devices()) is None
 
 
 def test_each_process_loads_the_rows_of_its_own_devices(monkeypatch):
@@ -142,7 +144,7 @@ def test_a_run_takes_the_rows_of_its_slice_and_says_how_its_mesh_lies(monkeypatc
     prepared = SimpleNamespace(plan=plan, devices=devices, summary={"statistics": 0}, saved_batches=None)
     lines = [line for line in assembly._warnings(prepared, group) if line.startswith("mesh ")]
     assert [line.partition(",")[0] for line in lines] == [
-        f"mesh {shape} slice of {V5E}" for shape in ("4x8 on a 4x8x1", "4x4 on a 4x4x1")
+        f"mesh {shape} slice of {V5E}" for shape in ("4x8 on a 4x8x1", "4x4 on a 4x8x1")
     ]
     for device in devices[16:]:
         device.slice_index = 1
