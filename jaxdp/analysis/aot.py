@@ -108,7 +108,8 @@ def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gp
         with options.without_compilation_cache():  # JAX cannot load a stored program without its device
             compiled = lowered.compile(compiler_options)
     except jax.errors.JaxRuntimeError as error:
-        raise ConfigError("--compile-for", target, reason=first_line(error)) from None
+        hint = "if it is the memory, use a smaller per_worker_batch or --model.remat"
+        raise ConfigError("--compile-for", target, reason=first_line(error), hint=hint) from None
     seconds = time.perf_counter() - began
     try:
         text = compiled.as_text()
