@@ -15,17 +15,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jaxdp.distributed import stack_traces
 from jaxdp.distributed.stragglers import StepTimes
 from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, first_line
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 FOLDER = "processes"
 LARGEST = 2**26  # bytes of a file
@@ -317,6 +313,25 @@ class Record:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """Raises ValueError, TypeError or KeyError for text that is not a record."""
+        fields: dict[str, Any] = json.loads(text)
+        beat, failure, verdict, (number, lines) = (fields[name] for name in ("beat", "failure", "verdict", "report"))
+        steps, seconds, waited_seconds = fields["step_times"]
+        fields |= {
+            "beat": Heartbeat(**beat | {"position": tuple(map(int, beat["position"])), "detail": str(beat["detail"])}),
+            "stacks": tuple(map(str, fields["stacks"])),
+            "report": (int(number), tuple(map(str, lines))),
+            "failure": failure and Failure(**failure),
+            "verdict": verdict and Verdict(**verdict),
+            "step_times": StepTimes(int(steps), float(seconds), float(waited_seconds)),
+        }
+        record = cls(**fields)
+        if not (isinstance(record.count, int) and isinstance(record.rank, int)):
+            raise TypeError("count and rank must be integers")
+        return record
+
 
 class Board(Protocol):
     """A place for short texts between the processes of a run. Methods raise OSError if the board does not answer.
@@ -367,17 +382,10 @@ class Directory:
             os.close(descriptor)
 
 
-@cache  # slow to construct
-def _adapter() -> "TypeAdapter[Record]":
-    from pydantic import TypeAdapter  # slow to import, and a command watches itself from its first line on
-
-    return TypeAdapter(Record)
-
-
 def read_record(board: Board, rank: int) -> Record | None:
     """The record of a process of any run; None if there is none, or while it is being written."""
     try:
-        record = _adapter().validate_json(board.read(f"{rank}.json") or "")
-    except ValueError:
+        record = Record.from_json(board.read(f"{rank}.json") or "")
+    except (ValueError, TypeError, KeyError):
         return None
     return record if record.rank == rank else None
