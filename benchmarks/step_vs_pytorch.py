@@ -46,7 +46,7 @@ STAGES = (3, 4, 6, 3)
 VARIANTS = {
     "folded": ("", {"model": {"batch_norm": "folded"}}),
     "deterministic": ("", {"compile": {"deterministic": True}}),
-    "no-blocks": ("", {"convolution": {"gpu": "direct"}}),
+    "no-gpu-forms": ("", {"convolution": {"gpu": "direct"}}),
     "no-graphs": ("--xla_gpu_enable_command_buffer=", {}),
     "no-excess": ("--xla_allow_excess_precision=false", {}),
     "hiding": ("--xla_gpu_enable_latency_hiding_scheduler=true", {}),
