@@ -73,7 +73,7 @@ def check_target(name: str) -> None:
 def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gpus_per_host: int = 1) -> CompiledStep:
     """Compile the step of a phase of `plan` for a cluster of `hosts` x `gpus_per_host` GPUs, or for a TPU slice.
 
-    No GPU or TPU is needed. target: a key of `GPU_TARGETS`, or a slice in `SLICES`, which has hosts of its own. Raises
+    No GPU or TPU is needed. target: a key of `GPU_TARGETS`, or a slice in `SLICES`, which sets the number of hosts. Raises
     ConfigError for an unknown target or phase, if the compiler is not installed, and if the step does not fit into a TPU.
     """
     check_target(target)

@@ -36,7 +36,7 @@ class Links(NamedTuple):
 
     bandwidth: of a host's link to other hosts, which its devices share. device_bandwidth: of a device itself, also to the
     devices of its host. gloo: the devices are CPUs, over which gloo runs the collectives: XLA selects its ring for a psum, and
-    a reduce-scatter along the rows is an all-to-all. tpu: name in `ICI`; every chip has links of its own.
+    a reduce-scatter along the rows is an all-to-all. tpu: name in `ICI`; chips do not share links.
     """
 
     latency: float

@@ -163,7 +163,7 @@ class BatchNorm(nn.Module):
 class Block(nn.Module):
     """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`.
 
-    entry_barrier: at the entry of a stage, the gradient of the first convolution's input is computed by itself; pools: the
+    entry_barrier: at the entry of a stage, the gradient of the first convolution's input is a separate kernel; pools: the
     shortcut averages in place of a stride.
     """
 

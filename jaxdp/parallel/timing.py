@@ -1,6 +1,5 @@
 """Timing of all-reduce strategies on the local devices: calls alternate, compilation is excluded, every sum is checked."""
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -142,14 +141,3 @@ def time_reductions(reductions: dict[str, Reduction], repeats: int) -> tuple[dic
         inexact[name] += not reductions[name].is_exact(out)
 
     return time_alternately(reductions, repeats, check), max_over_processes(inexact)
-
-
-def agreed_medians(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """The median of each list, by name, as the first process measured it. All processes must call it with the same names."""
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    if jax.process_count() == 1:
-        return medians
-    from jax.experimental import multihost_utils
-
-    agreed = multihost_utils.broadcast_one_to_all(np.array(list(medians.values()), np.float32))
-    return dict(zip(medians, map(float, agreed), strict=True))

@@ -65,16 +65,14 @@ def test_time_reductions_counts_wrong_sums_of_all_calls():
     assert inexact == {"a": 0, "b": 2}
 
 
-def test_counts_are_the_largest_and_medians_the_first_of_all_processes(monkeypatch):
-    counts, seconds = {"a": 3, "b": 0}, {"x": [5.0, 1.0, 2.0], "y": [4.0, 1.0]}
+def test_counts_are_the_largest_of_all_processes(monkeypatch):
+    counts = {"a": 3, "b": 0}
     assert timing.max_over_processes(counts) == counts
-    assert timing.agreed_medians(seconds) == {"x": 2.0, "y": 2.5}
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.stack([own, np.array([1, 7], own.dtype)]))
-    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda own: own + np.array([0.5, 1.5], own.dtype))
-    found = timing.max_over_processes(counts), timing.agreed_medians(seconds)
-    assert found == ({"a": 3, "b": 7}, {"x": 2.5, "y": 4.0})
-    assert {type(value) for one in found for value in one.values()} == {int, float}
+    found = timing.max_over_processes(counts)
+    assert found == {"a": 3, "b": 7}
+    assert {type(value) for value in found.values()} == {int}
 
 
 @pytest.mark.parametrize("times", [1, 3])
