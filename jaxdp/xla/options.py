@@ -30,8 +30,8 @@ TUNED: dict[str, dict[str, Any]] = {
         "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
     },
 }
-# With folded batch normalization XLA would also try its small float32 products in Triton. Without TF32, candidates compile slowly;
-# on an H100 the choice did not end within 90 s.
+# With folded batch normalization XLA would also try its small float32 products in Triton.
+# Without TF32 they compile slowly there: on an H100 the choice did not end within 90 s.
 FOLDED = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 # Deterministic scatters, reductions and cuDNN convolutions; kernels are chosen without timing them. Kernels of CPUs and TPUs
 # always are deterministic.
