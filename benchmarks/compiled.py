@@ -22,6 +22,7 @@ import json
 import math
 import os
 from collections import defaultdict
+from typing import NamedTuple
 from unittest import mock
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -70,25 +71,37 @@ NETWORKS = {
     "ResNet-18, float32": ["--model.depth", "18"],
     "ResNet-152, bfloat16": ["--model.depth", "152", "--model.dtype", "bfloat16"],
 }
-SLICE, TWO_BLOCKS = "v5e:2x4", 6
+TWO_BLOCKS = 6
 TORUS = ["--reduce.strategy", "torus"]
 SMALL = ["--data.image-size", "64", "--data.stored-size", "None", "--data.augmentation", "none", "--model.width", "16"]
-TPU_STEPS = {name: ("imagenet_mlperf_3264", SLICE, 0, ["--reduce.strategy", name]) for name in NAMES}
+
+
+class TpuStep(NamedTuple):
+    flags: list[str]
+    recipe: str = "imagenet_mlperf_3264"
+    target: str = "v5e:2x4"
+    phase: int = 0
+    step: str = "training"
+
+
+TPU_STEPS = {name: TpuStep(["--reduce.strategy", name]) for name in NAMES}
 TPU_STEPS |= {
-    "torus, bfloat16 on the wire": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--reduce.wire-dtype", "bfloat16"]),
-    "torus, sharded update": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--reduce.update", "sharded"]),
-    "torus, folded normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.batch-norm", "folded"]),
-    "torus, synchronized normalization": ("imagenet_mlperf_3264", SLICE, 0, [*TORUS, "--model.norm", "synchronized"]),
-    "torus, float32, SGD": ("imagenet_goyal_256", SLICE, 0, TORUS),
-    "torus, float16, loss scale, phase 1": ("imagenet_sony_exp1", SLICE, 1, []),
-    "torus on 4x8": ("imagenet_mlperf_3264", "v5e:4x8", 0, TORUS),
-    "torus on v5p": ("imagenet_mlperf_3264", "v5p:2x2x2", 0, TORUS),
-    "torus on v6e": ("imagenet_mlperf_3264", "v6e:2x4", 0, TORUS),
+    "torus, bfloat16 on the wire": TpuStep([*TORUS, "--reduce.wire-dtype", "bfloat16"]),
+    "torus, sharded update": TpuStep([*TORUS, "--reduce.update", "sharded"]),
+    "torus, folded normalization": TpuStep([*TORUS, "--model.batch-norm", "folded"]),
+    "torus, synchronized normalization": TpuStep([*TORUS, "--model.norm", "synchronized"]),
+    "torus, float32, SGD": TpuStep(TORUS, recipe="imagenet_goyal_256"),
+    "torus, float16, loss scale, phase 1": TpuStep([], recipe="imagenet_sony_exp1", phase=1),
+    "evaluation step": TpuStep(TORUS, step="evaluation"),
+    "torus on 4x8": TpuStep(TORUS, target="v5e:4x8"),
+    "torus on v5p": TpuStep(TORUS, target="v5p:2x2x2"),
+    "torus on v6e": TpuStep(TORUS, target="v6e:2x4"),
 }
 TPU_RECIPES = {
-    "ResNet-50, Goyal et al., bfloat16": ("imagenet_goyal_256", SLICE, 0, ["--model.dtype", "bfloat16"]),
-    "ResNet-50, MLPerf": ("imagenet_mlperf_3264", SLICE, 0, []),
-    "ResNet-50, RSB A3": ("imagenet_rsb_a3", SLICE, 0, []),
+    "ResNet-50, evaluation step": TpuStep([], step="evaluation"),
+    "ResNet-50, RSB A3": TpuStep([], recipe="imagenet_rsb_a3"),
+    "ResNet-50, MLPerf": TpuStep([]),
+    "ResNet-50, Goyal et al., bfloat16": TpuStep(["--model.dtype", "bfloat16"], recipe="imagenet_goyal_256"),
 }
 
 
@@ -280,29 +293,21 @@ def keep_tpu(name: str, row: dict) -> None:
     write("compiled_tpu", list(rows.values()))
 
 
-def tpu_steps(steps: dict[str, tuple], *, small: bool) -> None:
+def tpu_steps(steps: dict[str, TpuStep], *, small: bool) -> None:
     made = provenance()
-    for name, (recipe, target, phase, flags) in steps.items():
+    for name, step in steps.items():
         if name in {one["name"] for one in read("compiled_tpu", []) if "error" not in one}:
             continue
-        config = jaxdp.load_config(recipe, [*SMALL * small, *flags])
+        config, sides = jaxdp.load_config(step.recipe, [*SMALL * small, *step.flags]), sides_of(step.target)
         if small:
             phases = tuple(
-                dataclasses.replace(each, per_worker_batch=16, global_batch=16 * math.prod(sides_of(target)))
-                for each in config.batch
+                dataclasses.replace(each, per_worker_batch=16, global_batch=16 * math.prod(sides)) for each in config.batch
             )
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, depth=TWO_BLOCKS), batch=phases)
-        plan = make_plan(config, examples=1_281_167, devices=math.prod(sides_of(target)), hosts=rows_along(sides_of(target)))
-        row = {
-            "recipe": recipe,
-            "flags": flags,
-            "depth": config.model.depth,
-            "target": target,
-            "phase": phase,
-            "provenance": made,
-        }
+        plan = make_plan(config, examples=1_281_167, devices=math.prod(sides), hosts=rows_along(sides))
+        row = step._asdict() | {"depth": config.model.depth, "provenance": made}
         try:
-            keep_tpu(name, aot.as_dict(aot.compile_for(plan, phase, target=target)) | row)
+            keep_tpu(name, aot.as_dict(aot.compile_for(plan, step.phase, target=step.target, step=step.step)) | row)
         except ConfigError as error:
             keep_tpu(name, row | {"error": str(error)})
 

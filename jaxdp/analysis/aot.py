@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of the training step for GPUs and TPUs that are not there, with XLA's compilers for them."""
+"""Ahead-of-time compilation of a step for GPUs and TPUs that are not there, with XLA's compilers for them."""
 
 import importlib.metadata
 import importlib.util
@@ -7,11 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxdp.analysis import tpu_targets
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, GpuTarget, target_config
-from jaxdp.analysis.tpu_targets import SLICES, TPU_TARGETS, TpuTarget
+from jaxdp.analysis.tpu_targets import ACCELERATORS, SLICES, TPU_TARGETS, TpuTarget
 from jaxdp.errors import ConfigError, first_line, one_of
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.xla import hlo, tpu_hlo
@@ -29,6 +29,7 @@ MISSING = {
     "gpu": "XLA's GPU compiler is not installed (extra cuda13: pip install -e '.[cuda13]', about 5 GB)",
     "tpu": "XLA's TPU compiler is not installed (extra tpu: pip install -e '.[tpu]')",
 }
+Step = Literal["training", "evaluation"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class CompiledStep:
     """The step compiled for one device of `hosts` x `gpus_per_host` GPUs, or of a TPU slice.
 
     target: a key of `GPU_TARGETS`, or a slice in `SLICES`. compiler: with versions. seconds: compile time. memory_bytes:
-    arguments, results and temporaries. flop: without those of GPU libraries. text: HLO. layout: of the mesh on a TPU slice.
+    arguments, results and temporaries. flop: without those of GPU libraries. text: HLO.
     """
 
+    step: Step
     target: str
     hosts: int
     gpus_per_host: int
@@ -50,7 +52,6 @@ class CompiledStep:
     flop: float
     schedule: DeviceWork
     text: str
-    layout: str | None = None
 
     @property
     def chip(self) -> GpuTarget | TpuTarget:
@@ -63,44 +64,53 @@ def unavailable_reason(platform: str = "gpu") -> str | None:
     return None if any(importlib.util.find_spec(name) for name in PLUGINS[platform]) else MISSING[platform]
 
 
-def check_target(name: str) -> None:
-    """Raise ConfigError for a target that is neither a GPU of `GPU_TARGETS` nor a slice of `SLICES`."""
-    if name not in GPU_TARGETS and name not in SLICES:
+def check_target(name: str) -> str:
+    """A GPU of `GPU_TARGETS` or a slice of `SLICES`, which may also be given as in `ACCELERATORS`.
+
+    Raises ConfigError for another name, and if the compiler is not installed.
+    """
+    target = ACCELERATORS.get(name, name)
+    if target not in GPU_TARGETS and target not in SLICES:
         of_chip = [each for each in SLICES if each.partition(":")[0] == name.partition(":")[0]]
         raise one_of("--compile-for", name, of_chip or [*GPU_TARGETS, *SLICES])
+    if reason := unavailable_reason("tpu" if target in SLICES else "gpu"):
+        raise ConfigError("--compile-for", name, reason=reason)
+    return target
 
 
-def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gpus_per_host: int = 1) -> CompiledStep:
-    """Compile the step of a phase of `plan` for a cluster of `hosts` x `gpus_per_host` GPUs, or for a TPU slice.
+def compile_for(
+    plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gpus_per_host: int = 1, step: Step = "training"
+) -> CompiledStep:
+    """Compile a step of a phase of `plan` for a cluster of `hosts` x `gpus_per_host` GPUs, or for a TPU slice.
 
-    No GPU or TPU is needed. target: a key of `GPU_TARGETS`, or a slice in `SLICES`, which sets the number of hosts. Raises
-    ConfigError for an unknown target or phase, if the compiler is not installed, and if the step does not fit into a TPU.
+    No GPU or TPU is needed. target: as for `check_target`; a slice sets the number of hosts. Raises ConfigError for an unknown
+    target or phase, if the compiler is not installed, and if the step does not fit into a TPU.
     """
-    check_target(target)
+    target = check_target(target)
     phases = {phase.index: phase for phase in plan.phases}
     if phase_index not in phases:
         raise ConfigError(
             "--phase", phase_index, reason=f"the plan has phases {', '.join(map(str, phases))}", hint="choose one"
         )
     platform = "tpu" if target in SLICES else "gpu"
-    if reason := unavailable_reason(platform):
-        raise ConfigError("--compile-for", target, reason=reason)
     import jax
 
     from jaxdp import models
     from jaxdp.parallel.mesh import make_mesh
-    from jaxdp.parallel.torus import describe_layout
-    from jaxdp.training.step_compiler import trace_train_step
+    from jaxdp.training.step_compiler import trace_evaluation_step, trace_train_step
     from jaxdp.xla import options
 
     phase = phases[phase_index]
-    devices = _devices(target, hosts, gpus_per_host)
+    devices = devices_of(target, hosts, gpus_per_host)
     if platform == "tpu":
         hosts = len({device.process_index for device in devices})
         gpus_per_host = len(devices) // hosts
     mesh = make_mesh(phase.vertical, phase.horizontal, devices)
     model = models.create(plan.config.model, platform=platform)
-    traced = trace_train_step(plan.config, model, phase, mesh=mesh)
+    if step == "training":
+        traced = trace_train_step(plan.config, model, phase, mesh=mesh)
+    else:
+        traced = trace_evaluation_step(plan.config, model, phase.devices * phase.per_worker_batch, mesh=mesh)
     began = time.perf_counter()
     lowered = traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,))
     compiler_options = options.compiler_options(plan.config, platform)
@@ -119,6 +129,7 @@ def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gp
     memory, versions = compiled.memory_analysis(), f"JAX {jax.__version__}"
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return CompiledStep(
+        step=step,
         target=target,
         hosts=hosts,
         gpus_per_host=gpus_per_host,
@@ -130,11 +141,10 @@ def compile_for(plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gp
         flop=(compiled.cost_analysis() or {}).get("flops", 0.0),  # JAX 0.10 has none of GPUs that are not there
         schedule=schedule,
         text=text,
-        layout=describe_layout(mesh, devices),
     )
 
 
-def _devices(target: str, hosts: int, gpus_per_host: int) -> list[Any]:
+def devices_of(target: str, hosts: int = 1, gpus_per_host: int = 1) -> list[Any]:
     """The devices of a GPU cluster or a TPU slice, as JAX describes them to a compiler."""
     from jax.experimental import topologies
 
@@ -194,6 +204,7 @@ def as_dict(step: CompiledStep) -> dict:
     """The compiled step as `jaxdp plan --json` prints it."""
     chip, moved = step.chip, step.schedule.kernel_bytes
     record = {
+        "step": step.step,
         "device": chip.name,
         "target": step.target,
         "hosts": step.hosts,
@@ -212,7 +223,7 @@ def as_dict(step: CompiledStep) -> dict:
     }
     if isinstance(chip, GpuTarget):
         return record
-    return record | {"layout": step.layout, "flop": step.flop, "least_compute_seconds": step.flop / chip.flops}
+    return record | {"flop": step.flop, "least_compute_seconds": step.flop / chip.flops}
 
 
 def table(step: CompiledStep) -> "Table":
@@ -223,8 +234,8 @@ def table(step: CompiledStep) -> "Table":
     idle = f", {phase.idle_devices} idle, so rows are not hosts" if phase.idle_devices else ""
     devices = step.target if isinstance(chip, TpuTarget) else f"{step.hosts} x {step.gpus_per_host} {chip.name}"
     title = (
-        f"phase {phase.index} compiled for {devices} ({phase.vertical}x{phase.horizontal}{idle}) by {step.compiler} in "
-        f"{step.seconds:.0f} s; nothing was run"
+        f"{step.step} step of phase {phase.index} compiled for {devices} ({phase.vertical}x{phase.horizontal}{idle}) by "
+        f"{step.compiler} in {step.seconds:.0f} s; nothing was run"
     )
     fits = "fits" if record["memory_bytes"] <= record["device_memory_bytes"] else "does not fit"
     where = " in HBM" * isinstance(chip, TpuTarget)
@@ -236,7 +247,6 @@ def table(step: CompiledStep) -> "Table":
     if isinstance(chip, TpuTarget):
         seconds = record["least_compute_seconds"]
         caption += f" {record['flop'] / 1e12:.2f} TFLOP: at least {1e3 * seconds:.1f} ms at {chip.flops / 1e12:.0f} TFLOP/s."
-        caption += f" {step.layout}."
     rows = []
     for row in record["collectives"]:
         overlapped = f"{row['overlapped_bytes'] / 1e9:.3f} GB ({row['overlapped']})" if row["overlapped"] else "none"

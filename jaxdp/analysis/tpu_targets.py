@@ -1,8 +1,10 @@
 """TPU slices that XLA compiles for without one: names as in Google Cloud and JAX, and published figures of their chips.
 
-A slice such as "v5e:4x8" is a chip and the sides of its grid. JAX sees each chip as one device.
+A slice such as "v5e:4x8" is a chip and the sides of its grid. JAX sees each chip as one device. Google Cloud's accelerator
+types, "v5litepod-32" for this slice, count chips; those of v5p count its two cores, "v5p-8" for 2x2x1.
 """
 
+import math
 from dataclasses import dataclass
 
 GIB = 2**30
@@ -17,10 +19,13 @@ ENVIRONMENT |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 class TpuTarget:
     """A TPU chip. memory_bytes: of its HBM. Bandwidths in bytes/s. flops: per second, in bfloat16. slices: their sides.
 
-    link_bandwidth: of one of its links to other chips, in one direction.
+    accelerator: Google Cloud's name, before the number of cores. link_bandwidth: of one of its links to other chips, in one
+    direction.
     """
 
     name: str
+    accelerator: str
+    cores: int
     memory_bytes: int
     memory_bandwidth: int
     flops: int
@@ -28,12 +33,12 @@ class TpuTarget:
     slices: tuple[str, ...]
 
 
-# docs.cloud.google.com/tpu/docs/v5e, v5p and v6e; their GB of memory are 2^30 bytes. Links: 1,600 and 3,200 Gbit/s of four, and
-# 1,200 GB/s both ways of six.
+# docs.cloud.google.com/tpu/docs/v5e, v5p and v6e; their GB of memory are 2^30 bytes. Links: 400 and 800 GB/s both ways of four,
+# and 1,200 GB/s both ways of six.
 TPU_TARGETS = {
-    "v5e": TpuTarget("TPU v5e", 16 * GIB, 819_000_000_000, 197_000_000_000_000, 50_000_000_000, PLANES),
-    "v5p": TpuTarget("TPU v5p", 95 * GIB, 2_765_000_000_000, 459_000_000_000_000, 100_000_000_000, CUBES),
-    "v6e": TpuTarget("TPU v6e", 32 * GIB, 1_640_000_000_000, 918_000_000_000_000, 100_000_000_000, PLANES),
+    "v5e": TpuTarget("TPU v5e", "v5litepod", 1, 16 * GIB, 819_000_000_000, 197_000_000_000_000, 50_000_000_000, PLANES),
+    "v5p": TpuTarget("TPU v5p", "v5p", 2, 95 * GIB, 2_765_000_000_000, 459_000_000_000_000, 100_000_000_000, CUBES),
+    "v6e": TpuTarget("TPU v6e", "v6e", 1, 32 * GIB, 1_638_000_000_000, 918_000_000_000_000, 100_000_000_000, PLANES),
 }
 SLICES = tuple(f"{chip}:{sides}" for chip, target in TPU_TARGETS.items() for sides in target.slices)
 
@@ -41,3 +46,11 @@ SLICES = tuple(f"{chip}:{sides}" for chip, target in TPU_TARGETS.items() for sid
 def sides_of(name: str | None) -> tuple[int, ...]:
     """The sides of a slice in `SLICES`; () for any other name."""
     return tuple(int(side) for side in name.partition(":")[2].split("x")) if name in SLICES else ()
+
+
+def _accelerator(name: str) -> str:
+    target = TPU_TARGETS[name.partition(":")[0]]
+    return f"{target.accelerator}-{target.cores * math.prod(sides_of(name))}"
+
+
+ACCELERATORS = {_accelerator(name): name for name in SLICES}  # by Google Cloud's name

@@ -4,7 +4,8 @@ import dataclasses
 import json
 import math
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from jaxdp.cli.options import EVERYDAY, ConfigFields, Switch
 from jaxdp.config import Config
@@ -53,10 +54,12 @@ class PlanCommand:
     """Training speed of one device in images/s, from `jaxdp bench step`: predicts the hours of the run. With --network
     the speed without communication (None: the paper's V100, scaled by multiply-adds)"""
     compile_for: str | None = None
-    """What XLA compiles the step for: the GPU a100, h100 or h200 (extra cuda13), or a TPU slice such as v5e:4x8, v5p:2x2x2
-    or v6e:2x4 (extra tpu). None has to be there"""
+    """What XLA compiles the step for: the GPU a100, h100 or h200 (extra cuda13), or a TPU slice (extra tpu), such as v5e:4x8
+    or Google Cloud's name v5litepod-32. None has to be there"""
     phase: int = 0
     """Index of the phase to compile"""
+    step: Literal["training", "evaluation"] = "training"
+    """Step to compile"""
     json: Switch = False
     """Output as one JSON document"""
 
@@ -66,12 +69,31 @@ def run(arguments: list[str], program: str) -> None:
     options = parse(PlanCommand, arguments, program, default=PlanCommand(run=recipe.config), everyday=EVERYDAY)
     config = validate(options.run)
     if options.compile_for is not None:
+        from jaxdp.analysis import aot
+
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave GPUs of this machine alone
+        options = dataclasses.replace(options, compile_for=aot.check_target(options.compile_for))
     _print_plan(options, config, recipe.note)
 
 
 @jaxdp_jax_config()
 def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
+    from jaxdp.loggers.console import Screen
+
+    document, shown, screen = dict[str, Any](), 0, Screen()
+    for facts, parts in _parts_of_plan(options, config, note):
+        document |= facts
+        for part in [] if options.json else parts:  # at once, because a compilation takes minutes
+            if shown:
+                screen.info("")
+            (screen.info if isinstance(part, str) else screen.table)(part)
+            shown += 1
+    if options.json:
+        print_safe(json.dumps(document, indent=2))
+
+
+def _parts_of_plan(options: PlanCommand, config: Config, note: str | None) -> Iterator[tuple[dict[str, Any], list]]:
+    """(keys of the JSON document, tables and paragraphs to print) of the plan, its warnings and its predictions."""
     import jaxdp
     from jaxdp.analysis import memory, tpu_targets
     from jaxdp.distributed import runtime
@@ -91,33 +113,20 @@ def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
     summary = model_summary(plan.config)
     needed = memory.estimate(plan, summary)
     hours = None if rate is None else plan.training_hours(rate)
-    document: dict[str, Any] = as_dict(plan, summary) | {"memory_bytes": needed, "training_hours": hours}
-    parts: list[Any] = []
+    parts: list[Any] = [note] if note else []
     if not options.json:
         described = f"{devices}, as given" if devices else runtime.describe(runtime.start(config.mesh))
-        parts += [note] if note else []
         parts.append(summary_table(plan, described, summary, device_memory=memory.describe(plan, needed), rate=rate))
+    yield as_dict(plan, summary) | {"memory_bytes": needed, "training_hours": hours}, parts
     if warning := small_worker_warning(plan, has_batch_norm=bool(summary["statistics"])):
-        document["batch_norm_warning"] = warning
-        parts.append(warning)
+        yield {"batch_norm_warning": warning}, [warning]
     if text := _memory_verdict(options, plan, needed, given=devices is not None):
-        document["memory_verdict"] = text
-        parts.append(text)
+        yield {"memory_verdict": text}, [text]
+    if layouts := _layouts(options, plan, given=devices is not None):
+        yield {"layouts": layouts}, layouts
     for name, section in (("parameters", _parameters), ("wire", _wire), ("network", _network), ("compiled", _compiled)):
-        result = section(options, plan, summary)
-        if result is not None:
-            document[name], section_parts = result
-            parts += section_parts
-    if options.json:
-        print_safe(json.dumps(document, indent=2))
-        return
-    from jaxdp.loggers.console import Screen
-
-    screen = Screen()
-    for number, part in enumerate(parts):
-        if number:
-            screen.info("")
-        (screen.info if isinstance(part, str) else screen.table)(part)
+        if (result := section(options, plan, summary)) is not None:
+            yield {name: result[0]}, result[1]
 
 
 def _memory_verdict(options: PlanCommand, plan: Plan, needed: dict[str, int], *, given: bool) -> str | None:
@@ -140,13 +149,31 @@ def _memory_verdict(options: PlanCommand, plan: Plan, needed: dict[str, int], *,
     return memory.warning(plan, needed, limit=found, device=device.device_kind) if found else None
 
 
+def _layouts(options: PlanCommand, plan: Plan, *, given: bool) -> list[str]:
+    """How the meshes of the phases lie on a TPU slice: the one to compile for, or this machine's.
+
+    given: whether the devices are not this machine's.
+    """
+    from jaxdp.analysis import aot, tpu_targets
+    from jaxdp.distributed import runtime
+    from jaxdp.parallel.torus import describe_layout
+    from jaxdp.training.step_compiler import mesh_of
+
+    if options.compile_for and tpu_targets.sides_of(options.compile_for):
+        devices = aot.devices_of(options.compile_for)
+    elif given:
+        return []
+    else:
+        devices = runtime.start(plan.config.mesh)
+    found = (describe_layout(mesh_of(phase, devices), devices) for phase in plan.phases)
+    return [line for line in dict.fromkeys(found) if line]
+
+
 def _number_of_devices(options: PlanCommand) -> int | None:
     """The number of devices given by the options; None: the devices of this machine. Raises ConfigError for a contradiction."""
-    from jaxdp.analysis import aot, tpu_targets
+    from jaxdp.analysis import tpu_targets
 
     given, name = _given_devices(options), options.compile_for
-    if name is not None:
-        aot.check_target(name)
     chips = math.prod(sides) if (sides := tpu_targets.sides_of(name)) else given
     if given not in (None, chips):
         hint = "omit --devices, --hosts and --gpus-per-host"
@@ -221,8 +248,9 @@ def _network(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Secti
 
 def _compiled(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Section:
     if options.compile_for is None:
-        if options.phase:
-            raise ConfigError("--phase", options.phase, reason="requires --compile-for")
+        for name in ("phase", "step"):
+            if (value := getattr(options, name)) != getattr(PlanCommand, name):
+                raise ConfigError(f"--{name}", value, reason="requires --compile-for")
         return None
     from jaxdp.analysis import aot
 
@@ -231,5 +259,6 @@ def _compiled(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Sect
         reason, hint = "requires --hosts and --gpus-per-host", "for example --hosts 1 --gpus-per-host 8"
         raise ConfigError("--compile-for", options.compile_for, reason=reason, hint=hint)
     per_host = devices // options.hosts
-    compiled = aot.compile_for(plan, options.phase, target=options.compile_for, hosts=options.hosts, gpus_per_host=per_host)
+    target: dict[str, Any] = {"target": options.compile_for, "hosts": options.hosts, "gpus_per_host": per_host}
+    compiled = aot.compile_for(plan, options.phase, step=options.step, **target)
     return aot.as_dict(compiled), [aot.table(compiled)]

@@ -69,6 +69,17 @@ def trace_train_step(
     return step.trace(state, batch | {request_flags.BATCH_KEY: request_flags.abstract(mesh)}, *more)
 
 
+def trace_evaluation_step(
+    config: Config, model: Network, rows: int, *, mesh: Mesh, pixel_stats: PixelStats = (0.0, 1.0)
+) -> jax.stages.Traced:
+    """The evaluation step of batches of `rows` (see `make_evaluation_step`), traced for `mesh`."""
+    step = make_evaluation_step(config, model, mesh, pixel_stats=pixel_stats)
+    state = abstract_state(config, model, mesh)
+    batch = _abstract_batch(config, mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
+    batch[request_flags.BATCH_KEY] = request_flags.abstract(mesh)
+    return step.trace(state.params, state.batch_stats, batch, abstract_constants(config, mesh))
+
+
 def abstract_arguments(
     config: Config, model: Network, phase: PlannedPhase, *, mesh: Mesh | AbstractMesh, images: Any = None
 ) -> tuple:
@@ -224,13 +235,8 @@ class StepCompiler:
         return self._compile(jax.jit(mapped).lower(*arguments), mesh, self._resident(mesh))
 
     def _compile_evaluation(self, mesh: Mesh, rows: int) -> Callable:
-        config = self.plan.config
-        step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
-        state = abstract_state(config, self.model, mesh)
-        batch = _abstract_batch(config, mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
-        batch[request_flags.BATCH_KEY] = request_flags.abstract(mesh)
-        lowered = step.lower(state.params, state.batch_stats, batch, abstract_constants(config, mesh))
-        return self._compile(lowered, mesh, (self.task_constants(mesh),))
+        traced = trace_evaluation_step(self.plan.config, self.model, rows, mesh=mesh, pixel_stats=self.pixel_stats)
+        return self._compile(traced.lower(), mesh, (self.task_constants(mesh),))
 
     def _compile(self, lowered: jax.stages.Lowered, mesh: Mesh, resident: tuple[Any, ...]) -> Callable:
         """A compiled program. resident: its last arguments, which are on the devices."""

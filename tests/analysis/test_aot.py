@@ -9,7 +9,7 @@ import pytest
 
 from jaxdp.analysis import aot
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
-from jaxdp.analysis.tpu_targets import TPU_TARGETS, sides_of
+from jaxdp.analysis.tpu_targets import ACCELERATORS, SLICES, TPU_TARGETS, sides_of
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.torus import rows_along
 from jaxdp.planning import make_plan
@@ -27,7 +27,8 @@ def plan(devices=8):
     return make_plan(load_config("imagenet_goyal_256", ["--batch.0.global-batch", "256"]), examples=1_281_167, devices=devices)
 
 
-def test_compile_for_unknown_gpu_or_phase_raises_config_error():
+def test_compile_for_unknown_gpu_or_phase_raises_config_error(monkeypatch):
+    monkeypatch.setattr(aot, "unavailable_reason", lambda platform: None)
     with pytest.raises(ConfigError, match="--compile-for='tpu'"):
         aot.compile_for(plan(), 0, target="tpu", hosts=1, gpus_per_host=8)
     with pytest.raises(ConfigError, match="--phase=3: the plan has phases 0"):
@@ -45,6 +46,14 @@ def test_compile_for_without_compiler_raises_config_error_with_extra(monkeypatch
 def test_slices_are_named_by_chip_and_sides():
     assert sides_of("v5p:2x4x4") == (2, 4, 4)
     assert sides_of("v5p") == sides_of("h200") == sides_of(None) == ()
+    assert {
+        accelerator: name for accelerator, name in ACCELERATORS.items() if name in ("v5e:2x4", "v5p:2x2x1", "v6e:16x16")
+    } == {
+        "v5litepod-8": "v5e:2x4",
+        "v5p-8": "v5p:2x2x1",
+        "v6e-256": "v6e:16x16",
+    }
+    assert len(ACCELERATORS) == len(SLICES)
     rows = {name: rows_along(sides_of(name)) for name in ("v5e:1x1", "v5e:2x4", "v5e:4x8", "v6e:8x8", "v5p:2x2x1", "v5p:4x4x4")}
     assert rows == {"v5e:1x1": 1, "v5e:2x4": 2, "v5e:4x8": 4, "v6e:8x8": 8, "v5p:2x2x1": 2, "v5p:4x4x4": 4}
 
@@ -53,7 +62,7 @@ def test_unknown_slice_lists_the_slices_of_its_chip():
     with pytest.raises(ConfigError, match=r"--compile-for='v6e:3x3'.* v6e:2x4,.* v6e:16x16$"):
         aot.check_target("v6e:3x3")
     with pytest.raises(ConfigError, match=r"h200, v5e:1x1,.* v6e:16x16$"):
-        aot.check_target("v5litepod-8")
+        aot.check_target("v4-8")
 
 
 def test_axis_of_device_groups_returns_mesh_axis():
