@@ -4,8 +4,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxdp.cli.options import EVERYDAY, ConfigFields, Switch
 from jaxdp.config import Config
@@ -15,6 +14,11 @@ from jaxdp.planning import Plan, small_worker_warning
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import jaxdp_jax_config
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jaxdp.loggers.console import Screen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,35 +72,28 @@ def run(arguments: list[str], program: str) -> None:
     recipe = load_recipe(arguments, default="digits", notes=True)
     options = parse(PlanCommand, arguments, program, default=PlanCommand(run=recipe.config), everyday=EVERYDAY)
     config = validate(options.run)
+    _print_plan(_with_target(options), config, recipe.note)
+
+
+def _with_target(options: PlanCommand) -> PlanCommand:
+    """The options with the target as JAX names it. Raises ConfigError for options that make no sense with it or without."""
     if options.compile_for is not None:
         from jaxdp.analysis import aot
 
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave GPUs of this machine alone
-        options = dataclasses.replace(options, compile_for=aot.check_target(options.compile_for))
-    _print_plan(options, config, recipe.note)
+        return dataclasses.replace(options, compile_for=aot.check_target(options.compile_for))
+    for name in ("phase", "step"):
+        if (value := getattr(options, name)) != getattr(PlanCommand, name):
+            raise ConfigError(f"--{name}", value, reason="requires --compile-for")
+    return options
 
 
 @jaxdp_jax_config()
 def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
-    from jaxdp.loggers.console import Screen
-
-    document, shown, screen = dict[str, Any](), 0, Screen()
-    for facts, parts in _parts_of_plan(options, config, note):
-        document |= facts
-        for part in [] if options.json else parts:  # at once, because a compilation takes minutes
-            if shown:
-                screen.info("")
-            (screen.info if isinstance(part, str) else screen.table)(part)
-            shown += 1
-    if options.json:
-        print_safe(json.dumps(document, indent=2))
-
-
-def _parts_of_plan(options: PlanCommand, config: Config, note: str | None) -> Iterator[tuple[dict[str, Any], list]]:
-    """(keys of the JSON document, tables and paragraphs to print) of the plan, its warnings and its predictions."""
     import jaxdp
     from jaxdp.analysis import memory, tpu_targets
     from jaxdp.distributed import runtime
+    from jaxdp.loggers.console import Screen
     from jaxdp.loggers.plan_table import as_dict, summary_table
     from jaxdp.models import finetune
     from jaxdp.parallel.torus import rows_along
@@ -113,20 +110,41 @@ def _parts_of_plan(options: PlanCommand, config: Config, note: str | None) -> It
     summary = model_summary(plan.config)
     needed = memory.estimate(plan, summary)
     hours = None if rate is None else plan.training_hours(rate)
-    parts: list[Any] = [note] if note else []
+    document: dict[str, Any] = as_dict(plan, summary) | {"memory_bytes": needed, "training_hours": hours}
+    parts: list[Any] = []
     if not options.json:
         described = f"{devices}, as given" if devices else runtime.describe(runtime.start(config.mesh))
+        parts += [note] if note else []
         parts.append(summary_table(plan, described, summary, device_memory=memory.describe(plan, needed), rate=rate))
-    yield as_dict(plan, summary) | {"memory_bytes": needed, "training_hours": hours}, parts
     if warning := small_worker_warning(plan, has_batch_norm=bool(summary["statistics"])):
-        yield {"batch_norm_warning": warning}, [warning]
+        document["batch_norm_warning"] = warning
+        parts.append(warning)
     if text := _memory_verdict(options, plan, needed, given=devices is not None):
-        yield {"memory_verdict": text}, [text]
+        document["memory_verdict"] = text
+        parts.append(text)
     if layouts := _layouts(options, plan, given=devices is not None):
-        yield {"layouts": layouts}, layouts
-    for name, section in (("parameters", _parameters), ("wire", _wire), ("network", _network), ("compiled", _compiled)):
+        document["layouts"] = layouts
+        parts += layouts
+    for name, section in (("parameters", _parameters), ("wire", _wire), ("network", _network)):
         if (result := section(options, plan, summary)) is not None:
-            yield {name: result[0]}, result[1]
+            document[name], section_parts = result
+            parts += section_parts
+    screen = Screen(quiet=options.json)
+    _show(screen, parts)
+    if options.compile_for is not None:
+        document["compiled"], compiled = _compiled(options, plan)  # takes minutes
+        screen.info("")
+        _show(screen, [compiled])
+    if options.json:
+        print_safe(json.dumps(document, indent=2))
+
+
+def _show(screen: "Screen", parts: list) -> None:
+    """Print tables and paragraphs, with empty lines between them."""
+    for number, part in enumerate(parts):
+        if number:
+            screen.info("")
+        (screen.info if isinstance(part, str) else screen.table)(part)
 
 
 def _memory_verdict(options: PlanCommand, plan: Plan, needed: dict[str, int], *, given: bool) -> str | None:
@@ -178,6 +196,9 @@ def _number_of_devices(options: PlanCommand) -> int | None:
     if given not in (None, chips):
         hint = "omit --devices, --hosts and --gpus-per-host"
         raise ConfigError("--compile-for", name, reason=f"is a slice of {chips} devices, not {given}", hint=hint)
+    if name is not None and chips is None:
+        reason, hint = "requires --hosts and --gpus-per-host", "for example --hosts 1 --gpus-per-host 8"
+        raise ConfigError("--compile-for", name, reason=reason, hint=hint)
     return chips
 
 
@@ -246,19 +267,10 @@ def _network(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Secti
     return prediction, [*network_model.tables(prediction), *network_model.notes(prediction)]
 
 
-def _compiled(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Section:
-    if options.compile_for is None:
-        for name in ("phase", "step"):
-            if (value := getattr(options, name)) != getattr(PlanCommand, name):
-                raise ConfigError(f"--{name}", value, reason="requires --compile-for")
-        return None
+def _compiled(options: PlanCommand, plan: Plan) -> tuple[dict[str, Any], "Table"]:
     from jaxdp.analysis import aot
 
-    devices = _number_of_devices(options)
-    if devices is None:
-        reason, hint = "requires --hosts and --gpus-per-host", "for example --hosts 1 --gpus-per-host 8"
-        raise ConfigError("--compile-for", options.compile_for, reason=reason, hint=hint)
-    per_host = devices // options.hosts
+    per_host = (_number_of_devices(options) or 0) // options.hosts
     target: dict[str, Any] = {"target": options.compile_for, "hosts": options.hosts, "gpus_per_host": per_host}
     compiled = aot.compile_for(plan, options.phase, step=options.step, **target)
-    return aot.as_dict(compiled), [aot.table(compiled)]
+    return aot.as_dict(compiled), aot.table(compiled)

@@ -309,7 +309,8 @@ class ResNet(nn.Module):
                 return relu(term)
             blurs = self.blur_pool == BLURS_MAXIMA
             stride = 1 if blurs else 2
-            maxima = bn_relu_max_pool(fusion, stride, term) if fused else max_pool(bn_relu((term,)), stride)
+            merged = fused and convolution != "direct"  # a TPU would read the map nine times, and has an operation for pooling
+            maxima = bn_relu_max_pool(fusion, stride, term) if merged else max_pool(relu(term), stride)
             return blur(maxima, 2) if blurs else maxima
 
         def head(x: jax.Array) -> jax.Array:

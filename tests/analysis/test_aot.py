@@ -161,3 +161,24 @@ def test_step_compiled_for_a_tpu_slice_reduces_along_its_axes_in_its_memory():
     assert gathered["overlapped"] > 0
     assert compiled["least_compute_seconds"] == compiled["flop"] / TPU_TARGETS["v5e"].flops
     assert compiled["flop"] == pytest.approx(16 * 6 * 11_187_200, rel=0.25)  # multiply-adds of an image, in three passes
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_evaluation_step_compiled_for_a_tpu_slice_sums_over_all_chips():
+    """It has the multiply-adds of one pass, and sends a few sums."""
+    command = [sys.executable, "-m", "jaxdp", "plan", "--json", "--model.depth", "18", "--model.width", "8"]
+    command += ["--compile-for", "v5litepod-8", "--step", "evaluation", "--phase", "1"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    plan = json.loads(ran.stdout)
+    compiled = plan["compiled"]
+    assert (compiled["step"], compiled["target"], compiled["phase"]) == ("evaluation", "v5e:2x4", 1)
+    assert plan["layouts"] == [
+        "mesh 2x4 on a 2x4x1 slice of TPU v5 lite, along its axes: neighbors are at most 1 hop apart in a column and 3 in a row"
+    ]
+    assert {(one["operation"], one["axis"]) for one in compiled["collectives"]} == {("all-reduce", "vertical x horizontal")}
+    assert sum(one["operand_bytes"] for one in compiled["collectives"]) < 100
+    images = plan["phases"][1]["per_worker_batch"]
+    assert compiled["flop"] == pytest.approx(2 * images * plan["model"]["macs"], rel=0.25)

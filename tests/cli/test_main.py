@@ -200,6 +200,8 @@ main.main(["doctor"])
         ("plan --hosts 3 --devices 8", "--hosts=3: "),
         ("plan --hosts 2 --gpus-per-host 4 --devices 4", "--devices=4: "),
         ("plan --compile-for h200", "--compile-for='h200': "),
+        ("plan --phase 1", "--phase=1: requires --compile-for"),
+        ("plan --step evaluation", "--step='evaluation': requires --compile-for"),
         ("plan --compile-for h20 --gpus-per-host 8", "did you mean h200?"),
         ("plan --devices 128 --reduce.strategy parameter_server", "reduce.strategy='parameter_server': "),
         ("data", "data: "),

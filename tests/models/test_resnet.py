@@ -26,9 +26,9 @@ def initialize(config, size=32, seed=0):
     return model, *jax.jit(lambda: model.init(jax.random.key(seed), (size, size, 3)))()
 
 
-def abstract_params(config, size):
+def abstract_params(config, size, platform=None):
     """(model, params, batch_stats) as shapes: nothing is compiled."""
-    model = models.create(config)
+    model = models.create(config, platform)
     return model, *jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
 
 
@@ -271,6 +271,19 @@ def test_convolution_folds_from_few_channels_to_more_with_at_least_as_many_rows(
         conv = Conv(features, size, stride, folds=asked)
         found, _ = jax.eval_shape(lambda x, conv=conv: conv.init_with_output(jax.random.key(0), x), jnp.zeros(shape))
         assert isinstance(found, Projection) == (folds and asked and size == 1)
+
+
+@pytest.mark.parametrize(("platform", "of_jax", "gathers"), [("tpu", "tpu", False), ("gpu", "cuda", True)])
+def test_a_tpu_pools_without_gathers(platform, of_jax, gathers):
+    """XLA's TPU compiler reads the whole map for each of them."""
+    model, params, stats = abstract_params(Model(depth=TWO_BLOCKS, width=8, classes=5), 32, platform)
+
+    def loss(params, stats, images):
+        return model.apply(params, stats, images, train=True)[0].sum()
+
+    traced = jax.jit(jax.grad(loss)).trace(params, stats, jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32))
+    text = traced.lower(lowering_platforms=(of_jax,)).as_text()
+    assert ("stablehlo.gather" in text, "stablehlo.select_and_scatter" in text) == (gathers, not gathers)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from jax.experimental import mesh_utils
 from scipy.sparse import csgraph
 
 import jaxdp
+from jaxdp.cli import main
 from jaxdp.config import Config, Model, Phase
 from jaxdp.data import prefetch
 from jaxdp.distributed import runtime
@@ -150,6 +151,17 @@ def test_a_run_takes_the_rows_of_its_slice_and_says_how_its_mesh_lies(monkeypatc
         device.slice_index = 1
     (line,) = {line for line in assembly._warnings(prepared, group) if line.startswith("mesh 4x8")}
     assert line == f"mesh 4x8 on several slices of {V5E}: consecutive devices"
+
+
+def test_plan_prints_the_layout_of_each_mesh_on_the_slice_of_this_machine(monkeypatch, capsys):
+    devices = slice_of(V5E, 2, 4)
+    for device in devices:
+        device.memory_stats = dict
+    monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
+    monkeypatch.setattr(jax.sharding, "Mesh", lambda array, axes, *, axis_types: SimpleNamespace(devices=array))
+    main.main(["plan", "--model.depth", "18", "--model.width", "4", "--batch.0.per-worker-batch", "16"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mesh ")]
+    assert [line.partition(",")[0] for line in lines] == [f"mesh {shape} on a 2x4x1 slice of {V5E}" for shape in ("2x2", "2x4")]
 
 
 @pytest.mark.slow
