@@ -240,16 +240,16 @@ def table(step: CompiledStep) -> "Table":
     fits = "fits" if record["memory_bytes"] <= record["device_memory_bytes"] else "does not fit"
     where = " in HBM" * isinstance(chip, TpuTarget)
     caption = (
-        f"memory per device: {record['memory_bytes'] / 1e9:.1f} GB of {record['device_memory_bytes'] / 1e9:.1f} GB: {fits}. "
-        f"{record['kernels']:,} kernels with {record['kernel_bytes'] / 1e9:.1f} GB of operands and results{where}: at least "
-        f"{1e3 * record['least_memory_seconds']:.1f} ms at {chip.memory_bandwidth / 1e12:.2f} TB/s."
+        f"memory per device: {record['memory_bytes'] / 1e9:.3g} GB of {record['device_memory_bytes'] / 1e9:.3g} GB: {fits}. "
+        f"{record['kernels']:,} kernels with {record['kernel_bytes'] / 1e9:.3g} GB of operands and results{where}: at least "
+        f"{1e3 * record['least_memory_seconds']:.3g} ms at {chip.memory_bandwidth / 1e12:.2f} TB/s."
     )
     if isinstance(chip, TpuTarget):
         seconds = record["least_compute_seconds"]
-        caption += f" {record['flop'] / 1e12:.2f} TFLOP: at least {1e3 * seconds:.1f} ms at {chip.flops / 1e12:.0f} TFLOP/s."
+        caption += f" {record['flop'] / 1e12:.3g} TFLOP: at least {1e3 * seconds:.3g} ms at {chip.flops / 1e12:.0f} TFLOP/s."
     rows = []
     for row in record["collectives"]:
-        overlapped = f"{row['overlapped_bytes'] / 1e9:.3f} GB ({row['overlapped']})" if row["overlapped"] else "none"
+        overlapped = f"{row['overlapped_bytes'] / 1e9:.3g} GB ({row['overlapped']})" if row["overlapped"] else "none"
         numbers = f"{row['count']:,}", f"{row['operand_bytes']:,}", f"{row['asynchronous']:,}", overlapped
         rows.append((row["operation"], row["axis"], str(row["group"]), row["dtype"], *numbers))
     columns = ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "asynchronous", "overlapped kernels")
