@@ -27,8 +27,8 @@ def _sum_of_squares(tensor: jax.Array, axis: int | None = None) -> jax.Array:
 def _sums_by_rows(trees: Any) -> Any:
     """The sums where one kernel adds the rows of all large tensors, in place of one kernel for each tensor."""
     leaves, structure = jax.tree.flatten(trees)
-    sums = list(map(_sum_of_squares, leaves))
     large = [index for index, leaf in enumerate(leaves) if leaf.ndim > 1 and leaf.size and leaf.size % ROWS == 0]
+    sums = [None if index in large else _sum_of_squares(leaf) for index, leaf in enumerate(leaves)]
     if large:
         rows = jnp.stack([_sum_of_squares(leaves[index].reshape(ROWS, -1), axis=1) for index in large])  # [T, ROWS]
         for index, total in zip(large, jnp.sum(rows, axis=1), strict=True):

@@ -6,7 +6,7 @@ error (https://github.com/jax-ml/jax/issues/40830), and it aborts if a process i
 results.
 
 On TPUs XLA replaces both by an all-reduce of the whole vector unless shards consist of whole tiles. A reduce-scatter also needs
-an array with the two axes of a tile, and pairs of tiles. So it is in programs that libtpu 0.0.42.1 compiled.
+an array with the two axes of a tile, pairs of tiles, and not too many of them. So it is in programs that libtpu 0.0.42.1 compiled.
 """
 
 from collections.abc import Container
@@ -22,6 +22,7 @@ from jaxdp.parallel.mesh import HORIZONTAL
 # The first release of jaxlib whose psum_scatter is exact over gloo, by benchmarks/results/collectives_*.json.
 EXACT_OVER_GLOO = Version("0.12.0.1")
 LANES, TILES = 128, 2 * 8 * 128  # elements of the last axis of a TPU's tile, and of two tiles
+MOST = 2**20  # elements of a reduce-scatter on TPUs; XLA replaces some larger ones, from 2,088,960 on
 
 
 def psum_scatter(vector: jax.Array) -> jax.Array:
@@ -36,10 +37,13 @@ def all_to_all_sum(vector: jax.Array) -> jax.Array:
 
 
 def tiled_psum_scatter(vector: jax.Array) -> jax.Array:
-    """`psum_scatter` of shards that are padded to whole tiles, as XLA keeps it on TPUs."""
+    """`psum_scatter` in pieces whose shards are padded to whole tiles, as XLA keeps it on TPUs."""
     shards = vector.reshape(lax.axis_size(HORIZONTAL), -1)
-    padded = jnp.pad(shards, ((0, 0), (0, -shards.shape[1] % TILES))).reshape(-1, LANES)
-    return lax.psum_scatter(padded, HORIZONTAL, scatter_dimension=0, tiled=True).ravel()[: shards.shape[1]]
+    size = max(1, MOST // len(shards) // TILES) * TILES
+    pieces = [shards[:, start : start + size] for start in range(0, shards.shape[1], size)]
+    padded = [jnp.pad(piece, ((0, 0), (0, -piece.shape[1] % TILES))).reshape(-1, LANES) for piece in pieces]
+    sums = [lax.psum_scatter(piece, HORIZONTAL, scatter_dimension=0, tiled=True).ravel() for piece in padded]
+    return jnp.concatenate(sums)[: shards.shape[1]]
 
 
 def tiled_all_gather(shard: jax.Array, **options: Any) -> jax.Array:
