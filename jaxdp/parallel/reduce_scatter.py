@@ -6,7 +6,7 @@ error (https://github.com/jax-ml/jax/issues/40830), and it aborts if a process i
 results.
 
 On TPUs XLA replaces both by an all-reduce of the whole vector unless shards consist of whole tiles. A reduce-scatter also needs
-an array with the two axes of a tile, pairs of tiles, and not too many of them. So it is in programs that libtpu 0.0.42.1 compiled.
+an array with the two axes of a tile, pairs of tiles, and not too many. So it is in programs that libtpu 0.0.42.1 compiled.
 """
 
 from collections.abc import Container
