@@ -15,7 +15,7 @@ def chip_drivers(root: Path = Path("/")) -> list[str]:
     """The kernel driver of each TPU chip of this machine ("none" without one), whether or not JAX can use the chip."""
     drivers = []
     for chip in root.glob("sys/bus/pci/devices/*"):
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             if (chip / "vendor").read_text().strip() == VENDOR and (chip / "device").read_text().strip() in DEVICES:
                 drivers.append((chip / "driver").resolve().name if (chip / "driver").exists() else "none")
     return drivers
@@ -24,7 +24,7 @@ def chip_drivers(root: Path = Path("/")) -> list[str]:
 def users(root: Path = Path("/")) -> str:
     """Processes that have opened a chip or hold libtpu's lock, except this one and its children: "process PID (NAME), ..."."""
     found, texts = set[str](), []
-    with suppress(OSError):
+    with suppress(OSError, ValueError, IndexError):
         inode = str((root / "tmp/libtpu_lockfile").stat().st_ino)
         locks = [line.split() for line in (root / "proc/locks").read_text().splitlines()]  # 1: POSIX ... WRITE PID FILE
         found |= {lock[4] for lock in locks if lock[5].split(":")[-1] == inode}
@@ -33,8 +33,10 @@ def users(root: Path = Path("/")) -> str:
             if os.readlink(descriptor).startswith(("/dev/accel", "/dev/vfio/")):
                 found.add(descriptor.split("/")[-3])
     for process in sorted(found):
-        with suppress(OSError):
-            name, _, rest = (root / "proc" / process / "stat").read_text().rpartition(") ")  # PID (NAME) STATE PARENT
+        with suppress(OSError, IndexError):
+            name, _, rest = (
+                (root / "proc" / process / "stat").read_text(errors="replace").rpartition(") ")
+            )  # PID (NAME) STATE PARENT
             if str(os.getpid()) not in (process, rest.split()[1]):
                 texts.append(f"process {process} ({name.partition('(')[2]})")
     return ", ".join(texts)

@@ -40,7 +40,7 @@ class Fusion(NamedTuple):
     @property
     def on_accelerator(self) -> bool:
         """Whether XLA is known to compile for an accelerator."""
-        return self.convolution in {"direct", "cudnn"}
+        return self.convolution in {"direct", "xla", "cudnn"}
 
 
 class Normalization(NamedTuple):

@@ -3,7 +3,7 @@
 `convolve` is "direct", one `conv_general_dilated`, or one of two forms that `form_on` selects. "product" is for CPUs: XLA is
 slow for 1x1 kernels and for maps of a few pixels there, which are computed as matrix products instead. "cudnn" is for GPUs:
 cuDNN is slow for three channels, so the first convolution of the ImageNet stem is computed over blocks of 2x2 pixels, and it
-would write zeros into the input gradient of a strided 1x1 convolution.
+would write zeros into the input gradient of a strided 1x1 convolution. "xla" is "direct" for TPUs, with XLA's max pooling.
 `jaxdp.models.bn_relu_max_pool` has max pooling with a faster gradient.
 
 BlurPool is anti-aliasing before subsampling (Zhang, arXiv 1904.11486, section 3). `model.blur_pool` places the filter as one of
@@ -24,7 +24,7 @@ LEAST_CHANNELS = 16  # of a convolution's input that FFCV and Composer blur: not
 EVERY_PLATFORM = "every platform"  # of `form_on`: the program chooses the fastest form when it is lowered
 # Form by platform; others: "direct". On a CPU, 1x1 convolutions and those over maps of a few pixels are up to 4.5 times as fast
 # as products (benchmarks/README.md). Blocks are slower there, and move more bytes in programs for TPUs.
-CONVOLUTIONS = {"cpu": "product", "gpu": "cudnn", EVERY_PLATFORM: "by_platform"}
+CONVOLUTIONS = {"cpu": "product", "gpu": "cudnn", "tpu": "xla", EVERY_PLATFORM: "by_platform"}
 
 
 def form_on(platform: str | None = None) -> str:
@@ -35,7 +35,7 @@ def form_on(platform: str | None = None) -> str:
 def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: str = "direct") -> jax.Array:
     """Cross-correlate, with zero padding of half the kernel on every side.
 
-    images: [B, H, W, C]; kernel: [K, K, C, F], K odd; method: "direct", "product", "cudnn", or "by_platform", which is one of
+    images: [B, H, W, C]; kernel: [K, K, C, F], K odd; method: "direct", "xla", "product", "cudnn", or "by_platform", one of
     these by the platform for which the program is compiled. Returns [B, ceil(H / stride), ceil(W / stride), F].
     """
     if method == "by_platform":

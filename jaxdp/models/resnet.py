@@ -47,7 +47,7 @@ CHOICES: dict[str, Iterable[Any]] = {
     "stem": STEMS,
     "shortcut": ("strided", "pooled"),
     "blur_pool": get_args(BlurPool),
-    "convolution": ("direct", "cudnn", "product", "by_platform", None),
+    "convolution": ("direct", "xla", "cudnn", "product", "by_platform", None),
 }
 
 
@@ -215,7 +215,7 @@ class ResNet(nn.Module):
 
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling), "deep" (three 3x3, max pooling) or "small"
     (3x3); shortcut: "strided" or "pooled"; "deep" and "pooled" are ResNet-D (He et al., arXiv 1812.01187, section 4); dtype: of
-    activations; convolution: "cudnn" for GPUs, "product" for CPUs, "direct" for other accelerators; None: by JAX's backend;
+    activations; convolution: "cudnn" for GPUs, "product" for CPUs, "xla" for TPUs, else "direct"; None: by JAX's backend;
     axes: mesh axes of synchronized batch normalization; remat: recompute each block's activations in the backward pass;
     custom_vjp: use the hand-written gradients; folds: fold batch normalization into the 1x1 convolutions before it; drop_path:
     see `branch_factor`; blur_pool: see `jaxdp.models.convolution`; classifier_bias: its initial value.
@@ -309,7 +309,7 @@ class ResNet(nn.Module):
                 return relu(term)
             blurs = self.blur_pool == BLURS_MAXIMA
             stride = 1 if blurs else 2
-            merged = fused and convolution != "direct"  # a TPU would read the map nine times, and has an operation for pooling
+            merged = fused and convolution != "xla"  # a TPU would read the map nine times, and has an operation for pooling
             maxima = bn_relu_max_pool(fusion, stride, term) if merged else max_pool(relu(term), stride)
             return blur(maxima, 2) if blurs else maxima
 

@@ -205,4 +205,4 @@ def test_blur_pool_is_placed_as_in_its_publications():
 
 def test_form_follows_the_platform():
     names = ("cpu", "gpu", "tpu", convolution.EVERY_PLATFORM, None)  # None: this host's CPU
-    assert [convolution.form_on(name) for name in names] == ["product", "cudnn", "direct", "by_platform", "product"]
+    assert [convolution.form_on(name) for name in names] == ["product", "cudnn", "xla", "by_platform", "product"]
