@@ -132,7 +132,7 @@ def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
     screen = Screen(quiet=options.json)
     _show(screen, parts)
     if options.compile_for is not None:
-        document["compiled"], compiled = _compiled(options, plan)  # takes minutes
+        document["compiled"], compiled = _compiled(options, plan, devices or 0)  # takes minutes
         screen.info("")
         _show(screen, [compiled])
     if options.json:
@@ -267,10 +267,10 @@ def _network(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Secti
     return prediction, [*network_model.tables(prediction), *network_model.notes(prediction)]
 
 
-def _compiled(options: PlanCommand, plan: Plan) -> tuple[dict[str, Any], "Table"]:
+def _compiled(options: PlanCommand, plan: Plan, devices: int) -> tuple[dict[str, Any], "Table"]:
     from jaxdp.analysis import aot
 
-    per_host = (_number_of_devices(options) or 0) // options.hosts
+    per_host = devices // options.hosts
     target: dict[str, Any] = {"target": options.compile_for, "hosts": options.hosts, "gpus_per_host": per_host}
     compiled = aot.compile_for(plan, options.phase, step=options.step, **target)
     return aot.as_dict(compiled), aot.table(compiled)

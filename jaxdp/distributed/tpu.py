@@ -34,9 +34,8 @@ def users(root: Path = Path("/")) -> str:
                 found.add(descriptor.split("/")[-3])
     for process in sorted(found):
         with suppress(OSError, IndexError):
-            name, _, rest = (
-                (root / "proc" / process / "stat").read_text(errors="replace").rpartition(") ")
-            )  # PID (NAME) STATE PARENT
+            stat = (root / "proc" / process / "stat").read_text(errors="replace")  # PID (NAME) STATE PARENT
+            name, _, rest = stat.rpartition(") ")
             if str(os.getpid()) not in (process, rest.split()[1]):
                 texts.append(f"process {process} ({name.partition('(')[2]})")
     return ", ".join(texts)

@@ -22,7 +22,7 @@ from jaxdp.parallel.mesh import HORIZONTAL
 # The first release of jaxlib whose psum_scatter is exact over gloo, by benchmarks/results/collectives_*.json.
 EXACT_OVER_GLOO = Version("0.12.0.1")
 LANES, TILES = 128, 2 * 8 * 128  # elements of the last axis of a TPU's tile, and of two tiles
-MOST = 2**20  # elements of a reduce-scatter on TPUs; XLA replaces some larger ones, from 2,088,960 on
+MOST = 2**20  # elements of a reduce-scatter on TPUs; XLA replaces some larger ones
 
 
 def psum_scatter(vector: jax.Array) -> jax.Array:
@@ -40,7 +40,7 @@ def tiled_psum_scatter(vector: jax.Array) -> jax.Array:
     """`psum_scatter` in pieces whose shards are padded to whole tiles, as XLA keeps it on TPUs."""
     shards = vector.reshape(lax.axis_size(HORIZONTAL), -1)
     size = max(1, MOST // len(shards) // TILES) * TILES
-    pieces = [shards[:, start : start + size] for start in range(0, shards.shape[1], size)]
+    pieces = [shards[:, start : start + size] for start in range(0, max(1, shards.shape[1]), size)]
     padded = [jnp.pad(piece, ((0, 0), (0, -piece.shape[1] % TILES))).reshape(-1, LANES) for piece in pieces]
     sums = [lax.psum_scatter(piece, HORIZONTAL, scatter_dimension=0, tiled=True).ravel() for piece in padded]
     return jnp.concatenate(sums)[: shards.shape[1]]

@@ -297,7 +297,7 @@ def test_all_forms_agree_in_logits_moments_and_gradients(monkeypatch, depth, ste
     monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1, 1))
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, size, size, 3)), jnp.float32)
     results = []
-    for convolution in ("direct", "product", "cudnn"):
+    for convolution in ("direct", "product", "cudnn", "xla"):
         monkeypatch.setitem(CONVOLUTIONS, "cpu", convolution)
         config = Model(depth=depth, width=8, stem=stem, classes=5)
         model, params, stats = initialize(config)
