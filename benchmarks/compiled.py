@@ -43,7 +43,6 @@ from jaxdp.bench.step import published_ceilings
 from jaxdp.config import at_image_size
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.parallel.torus import rows_along
 from jaxdp.planning import Plan, make_plan
 from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES as NAMES
@@ -304,7 +303,7 @@ def tpu_steps(steps: dict[str, TpuStep], *, small: bool) -> None:
                 dataclasses.replace(each, per_worker_batch=16, global_batch=16 * math.prod(sides)) for each in config.batch
             )
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, depth=TWO_BLOCKS), batch=phases)
-        plan = make_plan(config, examples=1_281_167, devices=math.prod(sides), hosts=rows_along(sides))
+        plan = make_plan(config, examples=1_281_167, **aot.sizes_of(step.target))
         row = step._asdict() | {"depth": config.model.depth, "provenance": made}
         try:
             keep_tpu(name, aot.as_dict(aot.compile_for(plan, step.phase, target=step.target, step=step.step)) | row)

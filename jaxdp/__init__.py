@@ -100,18 +100,22 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def plan(config: "Config", devices: int | None = None, hosts: int = 1) -> "Plan":
+def plan(config: "Config", devices: int | None = None, hosts: int = 1, *, rows: int | None = None) -> "Plan":
     """The `jaxdp.planning.Plan` of a config on `devices` devices of `hosts` hosts (default: the devices of this machine).
 
-    Raises ConfigError for an invalid config, or one that cannot run on these devices.
+    hosts: with a process each. rows: of the mesh; default one for each host. Raises ConfigError for an invalid config, or one
+    that cannot run on these devices.
     """
     from jaxdp.data.sources import inspect
     from jaxdp.distributed.runtime import start
+    from jaxdp.parallel.torus import default_rows
     from jaxdp.planning import make_plan
     from jaxdp.validation import validate
     from jaxdp.xla.jax_options import jaxdp_jax_config
 
     config, examples = inspect(validate(config))
     with jaxdp_jax_config():
-        devices = len(start(config.mesh)) if devices is None else devices
-        return make_plan(config, examples=examples, devices=devices, hosts=hosts)
+        if devices is None:
+            found = start(config.mesh)
+            devices, rows = len(found), rows or default_rows(found)
+        return make_plan(config, examples=examples, devices=devices, processes=hosts, rows=rows)

@@ -146,21 +146,22 @@ class Plan:
         return schedules.learning_rate(config.schedule, epoch, epochs=config.epochs, global_batch=batch)
 
 
-def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, processes: int | None = None) -> Plan:
+def make_plan(config: Config, *, examples: int, devices: int, processes: int = 1, rows: int | None = None) -> Plan:
     """The plan of a run.
 
-    examples: number of training images. devices: number of devices, spread evenly over hosts and processes. hosts: rows of the
-    mesh if there are several. processes: default one per host; every phase uses the same number of devices of each.
+    examples: number of training images. devices: number of devices, spread evenly over the processes; every phase uses the same
+    number of each. rows: of the mesh, such as the number of hosts; default one for each process.
     Raises ConfigError if a phase cannot be formed.
     """
-    for name, count in (("devices", devices), ("hosts", hosts)):
+    rows = processes if rows is None else rows
+    for name, count in (("devices", devices), ("processes", processes), ("rows", rows)):
         if count < 1:
             raise ConfigError(name, count, reason="must be at least 1")
     _check_warm_up(config)
     check_class_weights(config)
     check_targets(config)  # again, now that the number of classes is known
     check_stop(config)
-    machine = _Machine(devices, hosts, hosts if processes is None else processes)
+    machine = _Machine(devices, processes, rows)
     phases, errors = [], {}
     for index, span in _spans(config, examples):
         try:
@@ -198,8 +199,8 @@ def _spans(config: Config, examples: int) -> Iterator[tuple[int, tuple[int, int,
 @dataclass(frozen=True)
 class _Machine:
     devices: int
-    hosts: int
     processes: int
+    rows: int
 
 
 def _plan_phase(config: Config, index: int, *, span: tuple[int, int, bool], examples: int, machine: _Machine) -> PlannedPhase:
@@ -268,7 +269,7 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
     given = {name: side for name, side in sides.items() if side is not None}
     omit = f", or omit {' and '.join(given)}" if given else ""
     if len(given) == 2:
-        unit = math.prod(choose_shape(mesh, machine.devices, machine.hosts))
+        unit = math.prod(choose_shape(mesh, machine.devices, machine.rows))
         if unit % machine.processes:
             reason = f"{plural(unit, 'device')} cannot be divided evenly among {plural(machine.processes, 'process')}"
             raise ConfigError(
@@ -278,7 +279,7 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
     else:
         unit = math.lcm(mesh.vertical or mesh.horizontal or 1, machine.processes)
         if unit > machine.devices:
-            choose_shape(mesh, machine.devices, machine.hosts)  # raises: there are not enough devices
+            choose_shape(mesh, machine.devices, machine.rows)  # raises: there are not enough devices
         usable = [n for n in range(unit, min(machine.devices, shares) + 1, unit) if shares % n == 0]
     if not usable:
         unit *= phase.per_worker_batch or 1
@@ -288,7 +289,7 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
         reason = f"{shared} cannot be divided evenly among {' and '.join(divisors)}"
         raise ConfigError(field, phase.global_batch, reason=reason, hint=f"use the nearest possible batch {near}{omit}")
     used = max(usable)
-    return choose_shape(mesh, used, machine.hosts)
+    return choose_shape(mesh, used, machine.rows)
 
 
 def _momentum(config: Config, index: int) -> float:

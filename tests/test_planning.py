@@ -74,12 +74,12 @@ def test_make_plan_with_one_side_chooses_the_other_by_the_workers():
 
 def test_make_plan_with_an_odd_batch_on_two_processes_names_the_processes_only():
     with pytest.raises(ConfigError, match=r"among 2 processes; use the nearest possible batch 62$"):
-        make_plan(config_with(Phase(63)), examples=5000, devices=8, hosts=2)
+        make_plan(config_with(Phase(63)), examples=5000, devices=8, processes=2)
 
 
 def test_every_process_has_the_same_number_of_a_phases_devices():
     """Two hosts with four processes each, as Slurm starts one for each GPU: hosts are rows, processes have devices."""
-    plan = make_plan(config_with(Phase(24, 5.0), Phase(64)), examples=1000, devices=16, hosts=2, processes=8)
+    plan = make_plan(config_with(Phase(24, 5.0), Phase(64)), examples=1000, devices=16, processes=8, rows=2)
     assert [(phase.shape, phase.devices, phase.local_devices) for phase in plan.phases] == [((2, 4), 8, 1), ((2, 8), 16, 2)]
 
 
@@ -261,11 +261,11 @@ def test_mesh_has_the_most_devices_that_divide_the_batch_or_the_error_gives_the_
     ("config", "machine", "message"),
     [
         (config_with(Phase(8)), {"devices": 0}, "devices=0: must be at least 1"),
-        (config_with(Phase(8)), {"devices": 1, "hosts": 0}, "hosts=0: must be at least 1"),
+        (config_with(Phase(8)), {"devices": 1, "processes": 0}, "processes=0: must be at least 1"),
         (config_with(Phase(8), mesh=Mesh(vertical=3)), {"devices": 2}, "mesh.vertical=3: "),
         (
             config_with(Phase(12), mesh=Mesh(vertical=1, horizontal=3)),
-            {"devices": 6, "hosts": 2},
+            {"devices": 6, "processes": 2},
             "mesh='1x3': 3 devices cannot be divided evenly among 2 processes; omit mesh.vertical or mesh.horizontal",
         ),
         (
@@ -275,7 +275,7 @@ def test_mesh_has_the_most_devices_that_divide_the_batch_or_the_error_gives_the_
         ),
         (
             config_with(Phase(99, 5.0), Phase(98, 8.0), Phase(97)),
-            {"devices": 2, "hosts": 2},
+            {"devices": 2, "processes": 2},
             "batch.0.global_batch=99: global batch 99 cannot be divided evenly among 2 processes; "
             "use the nearest possible batch 98; also batch.2.global_batch=97: ",
         ),

@@ -78,6 +78,23 @@ def check_target(name: str) -> str:
     return target
 
 
+def phase_of(plan: Plan, index: int) -> PlannedPhase:
+    """The phase of this index. Raises ConfigError if the plan has none."""
+    phases = {phase.index: phase for phase in plan.phases}
+    if index not in phases:
+        raise ConfigError("--phase", index, reason=f"the plan has phases {', '.join(map(str, phases))}", hint="choose one")
+    return phases[index]
+
+
+def sizes_of(slice_name: str) -> dict[str, int]:
+    """Devices and processes of a slice in `SLICES`, and rows of its mesh, for `jaxdp.planning.make_plan`."""
+    from jaxdp.parallel.torus import default_rows
+
+    devices = devices_of(slice_name)
+    processes = len({device.process_index for device in devices})
+    return {"devices": len(devices), "processes": processes, "rows": default_rows(devices) or 1}
+
+
 def compile_for(
     plan: Plan, phase_index: int, *, target: str, hosts: int = 1, gpus_per_host: int = 1, step: Step = "training"
 ) -> CompiledStep:
@@ -86,26 +103,19 @@ def compile_for(
     No GPU or TPU is needed. target: as for `check_target`; a slice sets the number of hosts. Raises ConfigError for an unknown
     target or phase, if the compiler is not installed, and if the step does not fit into a TPU.
     """
-    target = check_target(target)
-    phases = {phase.index: phase for phase in plan.phases}
-    if phase_index not in phases:
-        raise ConfigError(
-            "--phase", phase_index, reason=f"the plan has phases {', '.join(map(str, phases))}", hint="choose one"
-        )
+    target, phase = check_target(target), phase_of(plan, phase_index)
     platform = "tpu" if target in SLICES else "gpu"
     import jax
 
     from jaxdp import models
-    from jaxdp.parallel.mesh import make_mesh
-    from jaxdp.training.step_compiler import trace_evaluation_step, trace_train_step
+    from jaxdp.training.step_compiler import mesh_of, trace_evaluation_step, trace_train_step
     from jaxdp.xla import options
 
-    phase = phases[phase_index]
     devices = devices_of(target, hosts, gpus_per_host)
     if platform == "tpu":
         hosts = len({device.process_index for device in devices})
         gpus_per_host = len(devices) // hosts
-    mesh = make_mesh(phase.vertical, phase.horizontal, devices)
+    mesh = mesh_of(phase, devices)
     model = models.create(plan.config.model, platform=platform)
     if step == "training":
         traced = trace_train_step(plan.config, model, phase, mesh=mesh)
@@ -118,8 +128,8 @@ def compile_for(
         with options.without_compilation_cache():  # JAX cannot load a stored program without its device
             compiled = lowered.compile(compiler_options)
     except jax.errors.JaxRuntimeError as error:
-        hint = "if it is the memory, use a smaller per_worker_batch or --model.remat"
-        raise ConfigError("--compile-for", target, reason=first_line(error), hint=hint) from None
+        hint = "if it is the memory, use a smaller per_worker_batch" + " or --model.remat" * (step == "training")
+        raise ConfigError("--compile-for", target, reason=first_line(error).rstrip("."), hint=hint) from None
     seconds = time.perf_counter() - began
     try:
         text = compiled.as_text()
@@ -154,10 +164,14 @@ def devices_of(target: str, hosts: int = 1, gpus_per_host: int = 1) -> list[Any]
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # which requires the driver
         config, shape = target_config(GPU_TARGETS[target]), f"1x{hosts}x{gpus_per_host}"
         return topologies.get_topology_desc("", platform="cuda", target_config=config, topology=shape).devices
-    for name, value in tpu_targets.ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     alone = {"chips_per_host_bounds": (1, 1, 1)} if target.endswith(":1x1") else {}  # hosts of other slices have 2x2 chips
-    return topologies.get_topology_desc(target, platform="tpu", **alone).devices
+    missing = tpu_targets.ENVIRONMENT.keys() - os.environ.keys()
+    os.environ.update({name: tpu_targets.ENVIRONMENT[name] for name in missing})
+    try:
+        return topologies.get_topology_desc(target, platform="tpu", **alone).devices
+    finally:
+        for name in missing:
+            del os.environ[name]
 
 
 def axis_of(groups: Sequence[Sequence[int]], vertical: int, horizontal: int) -> str:
@@ -233,7 +247,7 @@ def table(step: CompiledStep) -> "Table":
     from jaxdp.analysis.tables import table_of
 
     record, phase, chip = as_dict(step), step.phase, step.chip
-    idle = f", {phase.idle_devices} idle, so rows are not hosts" if phase.idle_devices else ""
+    idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""
     devices = step.target if isinstance(chip, TpuTarget) else f"{step.hosts} x {step.gpus_per_host} {chip.name}"
     title = (
         f"{step.step} step of phase {phase.index} compiled for {devices} ({phase.vertical}x{phase.horizontal}{idle}) by "
@@ -243,7 +257,7 @@ def table(step: CompiledStep) -> "Table":
     where = " in HBM" * isinstance(chip, TpuTarget)
     caption = (
         f"memory per device: {record['memory_bytes'] / 1e9:.3g} GB of {record['device_memory_bytes'] / 1e9:.3g} GB: {fits}. "
-        f"{record['kernels']:,} kernels with {record['kernel_bytes'] / 1e9:.3g} GB of operands and results{where}: at least "
+        f"{record['kernels']:,} kernels with {record['kernel_bytes'] / 1e9:.3g} GB of operands and results{where}: "
         f"{1e3 * record['least_memory_seconds']:.3g} ms at {chip.memory_bandwidth / 1e12:.2f} TB/s."
     )
     if isinstance(chip, TpuTarget):

@@ -91,20 +91,21 @@ def _with_target(options: PlanCommand) -> PlanCommand:
 @jaxdp_jax_config()
 def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
     import jaxdp
-    from jaxdp.analysis import memory, tpu_targets
+    from jaxdp.analysis import aot, memory
     from jaxdp.distributed import runtime
     from jaxdp.loggers.console import Screen
     from jaxdp.loggers.plan_table import as_dict, summary_table
     from jaxdp.models import finetune
-    from jaxdp.parallel.torus import rows_along
     from jaxdp.sizes import model_summary
 
     devices, rate = _number_of_devices(options), options.images_per_second
-    sides = tpu_targets.sides_of(options.compile_for)
+    on_slice = aot.sizes_of(options.compile_for) if options.compile_for in aot.SLICES else {}
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
     _, given = finetune.read_weights(config)  # raises what a run would
-    plan = jaxdp.plan(config, devices, rows_along(sides) if sides else options.hosts)
+    plan = jaxdp.plan(config, devices, on_slice.get("processes", options.hosts), rows=on_slice.get("rows"))
+    if options.compile_for is not None:
+        aot.phase_of(plan, options.phase)
     if given is not None:
         finetune.initial_values(finetune.with_digest(plan.config, given.digest), given)
     summary = model_summary(plan.config)
@@ -172,17 +173,19 @@ def _layouts(options: PlanCommand, plan: Plan, *, given: bool) -> list[str]:
 
     given: whether the devices are not this machine's.
     """
-    from jaxdp.analysis import aot, tpu_targets
+    from jaxdp.analysis import aot
     from jaxdp.distributed import runtime
     from jaxdp.parallel.torus import describe_layout
+    from jaxdp.setup.prepare import check_slice
     from jaxdp.training.step_compiler import mesh_of
 
-    if options.compile_for and tpu_targets.sides_of(options.compile_for):
+    if options.compile_for in aot.SLICES:
         devices = aot.devices_of(options.compile_for)
     elif given:
         return []
     else:
         devices = runtime.start(plan.config.mesh)
+    check_slice(plan, devices)
     found = (describe_layout(mesh_of(phase, devices), devices) for phase in plan.phases)
     return [line for line in dict.fromkeys(found) if line]
 

@@ -36,11 +36,11 @@ def default_shape(devices: int) -> tuple[int, int]:
     return PUBLISHED_GRIDS.get(devices) or most_square(devices)
 
 
-def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int, int]:
+def choose_shape(config: MeshConfig, devices: int, rows: int = 1) -> tuple[int, int]:
     """(vertical, horizontal) of a mesh of at most `devices` devices.
 
-    Configured sides are kept. If neither is configured, each host is a row; on one host `default_shape` decides. Raises
-    ConfigError if the configured sides do not fit the devices.
+    Configured sides are kept. If neither is configured, the mesh has `rows` rows, such as one for each host; `default_shape`
+    decides for one row, or if they do not divide the devices. Raises ConfigError if the configured sides do not fit them.
     """
     vertical, horizontal = config.vertical, config.horizontal
     if vertical is not None and horizontal is not None:
@@ -68,8 +68,8 @@ def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int,
                 )
             other = devices // side
             return (side, other) if name == "vertical" else (other, side)
-    if hosts > 1 and devices % hosts == 0:
-        return hosts, devices // hosts
+    if rows > 1 and devices % rows == 0:
+        return rows, devices // rows
     return default_shape(devices)
 
 

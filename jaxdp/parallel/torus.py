@@ -6,7 +6,7 @@ axis of the grid, or several axes that one ring visits point by point. Rings do 
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,44 +45,64 @@ def _grid(devices: Sequence[Any]) -> tuple[dict[tuple[int, ...], Any], list[list
 
 def arrange(devices: Sequence[Any], shape: tuple[int, int]) -> np.ndarray | None:
     """Devices [Y, X] whose columns and rows follow axes of a TPU slice, or None if no axes have these sizes."""
+    return next((mesh for mesh in _along_axes(devices) if mesh.shape == shape), None)
+
+
+def default_rows(devices: Sequence[Any]) -> int | None:
+    """Rows of the default mesh of a TPU slice, at most as many as its columns; None for other devices.
+
+    Of the meshes along the axes of the slice, except a single row, it is the one with the fewest hops, and the most square of
+    these: 4 rows for 4x8 and for 4x4x4 chips.
+    """
+    meshes = [mesh for mesh in _along_axes(devices) if len(mesh) <= len(mesh[0])]
+    best = min(meshes, key=lambda mesh: (len(mesh) == 1, max(_hops(mesh, devices)), -len(mesh)), default=None)
+    return None if best is None else len(best)
+
+
+def _along_axes(devices: Sequence[Any]) -> Iterator[np.ndarray]:
+    """Meshes [Y, X] whose columns and rows are rings through one or several axes of a TPU slice; first those of fewer axes."""
     if (grid := _grid(devices)) is None:
-        return None
+        return
     at, values = grid
     sides = [len(axis) for axis in values]
     for chosen in sorted(itertools.product((True, False), repeat=len(sides)), key=sum):  # one axis rather than several
         vertical, horizontal = ([axis for axis, is_one in enumerate(chosen) if is_one == side] for side in (True, False))
         columns, rows = ([sides[axis] for axis in some] for some in (vertical, horizontal))
-        if (math.prod(columns), math.prod(rows)) == shape:
-            points = np.array([y + x for y in ring(columns) for x in ring(rows)])[:, np.argsort([*vertical, *horizontal])]
-            ordered = [at[tuple(axis[index] for axis, index in zip(values, point, strict=True))] for point in points]
-            return np.array(ordered, object).reshape(shape)
-    return None
+        points = np.array([y + x for y in ring(columns) for x in ring(rows)])[:, np.argsort([*vertical, *horizontal])]
+        ordered = [at[tuple(axis[index] for axis, index in zip(values, point, strict=True))] for point in points]
+        yield np.array(ordered, object).reshape(math.prod(columns), math.prod(rows))
 
 
-def default_rows(devices: Sequence[Any]) -> int | None:
-    """`rows_along` of the axes of a TPU slice; None for other devices."""
-    return rows_along([len(axis) for axis in grid[1]]) if (grid := _grid(devices)) else None
+def _hops(mesh: np.ndarray, devices: Sequence[Any]) -> tuple[int, int]:
+    """The most hops between neighbors of a ring, in the columns and in the rows of a mesh. devices: of the slice."""
+    sides, kind = np.ptp([device.coords for device in devices], axis=0) + 1, devices[0].device_kind
+    is_cubes = kind in THREE_DIMENSIONAL and not any(sides % CUBE_SIDE)
+    closed = is_cubes | ((sides == POD_SIDE) & (kind in TWO_DIMENSIONAL))
+    places = np.array([device.coords for device in mesh.ravel()]).reshape(*mesh.shape, -1)
+    steps = np.abs([places - np.roll(places, -1, mesh_axis) for mesh_axis in (0, 1)])  # [2, Y, X, D], to the next in the ring
+    vertical, horizontal = np.where(closed, np.minimum(steps, sides - steps), steps).sum(-1).max((1, 2)).tolist()
+    return vertical, horizontal
 
 
-def rows_along(sides: Sequence[int]) -> int:
-    """Rows of the most square mesh along whole axes of a grid, at most as many as columns: 4 for 4x8 and for 4x4x4."""
-    products = [math.prod(some) for count in range(len(sides)) for some in itertools.combinations(sides, count)]
-    return max(rows for rows in products if rows**2 <= math.prod(sides))
+def whole_slice_reason(devices: Sequence[Any]) -> str | None:
+    """Why no program can run on a part of a TPU slice, or None if it can; libtpu 0.0.42.1 does not compile such programs."""
+    kind, hosts = devices[0].device_kind, {device.process_index for device in devices}
+    must_be_whole = kind in TWO_DIMENSIONAL and len(hosts) > 1
+    return f"XLA compiles nothing for a part of a {kind} slice of several hosts" if must_be_whole else None
 
 
 def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
-    """The layout of a mesh on a TPU and the hops of its rings, in one line; None for other devices. devices: of the slice."""
+    """The layout of a mesh on a TPU slice and the hops of its rings, in one line; None for one device and for other devices.
+
+    devices: of the slice.
+    """
     (rows, columns), used, first = mesh.devices.shape, mesh.devices.ravel(), devices[0]
-    if first.platform != "tpu":
+    if first.platform != "tpu" or len(used) == 1:
         return None
     if len({getattr(device, "slice_index", 0) for device in used}) > 1:
         return f"mesh {rows}x{columns} on several slices of {first.device_kind}: consecutive devices"
     sides = np.ptp([device.coords for device in devices], axis=0) + 1
-    is_cubes = first.device_kind in THREE_DIMENSIONAL and not any(sides % CUBE_SIDE)
-    closed = is_cubes | ((sides == POD_SIDE) & (first.device_kind in TWO_DIMENSIONAL))
-    places = np.array([device.coords for device in used]).reshape(rows, columns, -1)
-    steps = np.abs([places - np.roll(places, -1, mesh_axis) for mesh_axis in (0, 1)])  # [2, Y, X, D], to the next in the ring
-    vertical, horizontal = np.where(closed, np.minimum(steps, sides - steps), steps).sum(-1).max((1, 2)).tolist()
+    vertical, horizontal = _hops(mesh.devices, devices)
     how = "consecutive devices, because no axes fit" if arrange(used, (rows, columns)) is None else "along its axes"
     hops = f"neighbors are at most {plural(vertical, 'hop')} apart in a column and {horizontal} in a row"
     return f"mesh {rows}x{columns} on a {'x'.join(map(str, sides))} slice of {first.device_kind}, {how}: {hops}"

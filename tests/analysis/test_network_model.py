@@ -180,7 +180,7 @@ def test_the_network_of_a_tpu_is_one_of_its_published_links_whatever_the_hosts(t
     links = network_model.parse_network(tpu)
     assert links.bandwidth * ports * 8 == gigabits_each_way * 1e9
     plan = make_plan(
-        Config(model=Model(classes=10), batch=(Phase(256, per_worker_batch=8),)), examples=10_000, devices=32, hosts=4
+        Config(model=Model(classes=10), batch=(Phase(256, per_worker_batch=8),)), examples=10_000, devices=32, processes=4
     )
     prediction = predict(plan, model_summary(plan.config), links)
     ring = prediction["phases"][0]["strategies"]["ring"]["communication_seconds"]
@@ -246,7 +246,7 @@ def test_predict_with_several_workers_on_a_device_is_for_the_devices_of_the_plan
 
 def test_predict_for_a_phase_on_some_devices_of_each_host_counts_the_links_of_all_hosts():
     """Eight workers occupy four of the eight devices of each of two hosts: psum sends 7/4 of a vector from host to host."""
-    plan, summary = make_plan(CONFIG, examples=4096, devices=16, hosts=2), model_summary(CONFIG)
+    plan, summary = make_plan(CONFIG, examples=4096, devices=16, processes=2), model_summary(CONFIG)
     network = Links(latency=0.0, bandwidth=1e6, devices_per_host=8)
     (phase,) = predict(plan, summary, network)["phases"]
     assert phase["mesh"] == [2, 4]
@@ -275,7 +275,7 @@ def test_predict_for_cpu_hosts_shares_their_links_and_sends_bfloat16_as_float32(
     """A row is a host of two devices: a torus sends 1/2 of a vector inside it, 3/4 from a device and 3/2 from a host along the
     columns, and 1/2 inside it. Between hosts the slower one counts, over gloo both."""
     config = dataclasses.replace(CONFIG, reduce=Reduce(wire_dtype="bfloat16"))
-    plan, summary = make_plan(config, examples=4096, devices=8, hosts=4), model_summary(config)
+    plan, summary = make_plan(config, examples=4096, devices=8, processes=4), model_summary(config)
     network = Links(latency=0.0, bandwidth=1e6, device_bandwidth=4e6, devices_per_host=2)
     *gradients, statistics = summary["messages"]
     for gloo, widened, hops in ((False, 1, 1.5 / 1e6 + 1 / 4e6), (True, 2, 1.5 / 1e6 + 1.75 / 4e6)):

@@ -35,7 +35,7 @@ def test_choose_shape_keeps_the_sides_that_are_set_and_makes_rows_of_hosts(devic
             if (shape[0] * shape[1] <= devices if None not in (vertical, horizontal) else shape[0] * shape[1] == devices)
         ]
         if fitting:
-            assert [choose_shape(Mesh(vertical=vertical, horizontal=horizontal), devices, hosts=2)] == fitting
+            assert [choose_shape(Mesh(vertical=vertical, horizontal=horizontal), devices, rows=2)] == fitting
         else:
             with pytest.raises(ConfigError, match="device"):
                 choose_shape(Mesh(vertical=vertical, horizontal=horizontal), devices)

@@ -1,9 +1,11 @@
 """Meshes along the network of TPU slices. The devices are like those of JAX's topologies, which libtpu makes without a TPU."""
 
 import itertools
+import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -11,17 +13,24 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import mesh_utils
+from rich.table import Table
 from scipy.sparse import csgraph
 
 import jaxdp
+from jaxdp.analysis import aot
 from jaxdp.cli import main
+from jaxdp.cli import plan as plan_command
 from jaxdp.config import Config, Model, Phase
 from jaxdp.data import prefetch
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.errors import ConfigError
 from jaxdp.parallel import torus
+from jaxdp.planning import make_plan
+from jaxdp.recipes import load_config
 from jaxdp.session import assembly
 from jaxdp.setup.prepare import prepare
+from jaxdp.training import step_compiler
 
 V5E, V4 = "TPU v5 lite", "TPU v4"
 
@@ -72,6 +81,8 @@ def hops(array, distance):
         (V4, (2, 2, 2), False, (), (2, 4), (1, 1)),
         (V4, (4, 4, 4), True, (), (4, 16), (1, 1)),
         ("TPU v5", (4, 4, 8), True, (), (8, 16), (1, 1)),
+        ("TPU v5", (2, 2, 4), False, (), (2, 8), (1, 1)),  # more square are 4x4, with rows of 3 hops
+        ("TPU v5", (2, 4, 4), False, (), (2, 16), (1, 1)),
         (V5E, (4, 8), False, (1, 32), (1, 32), (0, 1)),  # two axes that a row visits point by point
         (V5E, (4, 8), False, (None, 4), (8, 4), (7, 3)),
         (V4, (4, 4, 4), True, (16, None), (16, 4), (1, 1)),
@@ -136,32 +147,84 @@ def test_each_process_loads_the_rows_of_its_own_devices(monkeypatch):
 
 
 def test_a_run_takes_the_rows_of_its_slice_and_says_how_its_mesh_lies(monkeypatch):
-    devices, group = slice_of(V5E, 4, 8), ProcessGroup()
+    devices, group = slice_of(V4, 4, 4, 4), ProcessGroup()
     monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
-    config = Config(model=Model(norm="synchronized"), batch=(Phase(32, until_epoch=1), Phase(16)))
+    config = Config(model=Model(norm="synchronized"), batch=(Phase(64, until_epoch=1), Phase(32)))
     plan, *_ = prepare(config, group=group)
-    assert [phase.shape for phase in plan.phases] == [(4, 8), (4, 4)]
+    assert [phase.shape for phase in plan.phases] == [(4, 16), (4, 8)]
     monkeypatch.setattr(jax.sharding, "Mesh", lambda array, axes, *, axis_types: SimpleNamespace(devices=array))
     prepared = SimpleNamespace(plan=plan, devices=devices, summary={"statistics": 0}, saved_batches=None)
     lines = [line for line in assembly._warnings(prepared, group) if line.startswith("mesh ")]
-    assert [line.partition(",")[0] for line in lines] == [
-        f"mesh {shape} slice of {V5E}" for shape in ("4x8 on a 4x8x1", "4x4 on a 4x8x1")
-    ]
-    for device in devices[16:]:
+    assert [line.partition(",")[0] for line in lines] == [f"mesh {shape} on a 4x4x4 slice of {V4}" for shape in ("4x16", "4x8")]
+    for device in devices[32:]:
         device.slice_index = 1
-    (line,) = {line for line in assembly._warnings(prepared, group) if line.startswith("mesh 4x8")}
-    assert line == f"mesh 4x8 on several slices of {V5E}: consecutive devices"
+    (line,) = {line for line in assembly._warnings(prepared, group) if line.startswith("mesh 4x16")}
+    assert line == f"mesh 4x16 on several slices of {V4}: consecutive devices"
+
+
+def test_phase_on_a_part_of_a_slice_of_v5e_with_several_hosts_is_refused(monkeypatch):
+    devices = slice_of(V5E, 4, 4)
+    monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
+    config = Config(model=Model(norm="synchronized"), batch=(Phase(32, until_epoch=1), Phase(12)))
+    message = "batch.1.global_batch=12: 12 of 16 devices share it evenly, but XLA compiles nothing for a part of a TPU v5 lite "
+    with pytest.raises(ConfigError, match=message + "slice of several hosts; use a batch that all devices can share"):
+        prepare(config)
+    for device in devices:
+        device.process_index = 0
+    assert [phase.devices for phase in prepare(config)[0].phases] == [16, 12]
+
+
+class Traced(Exception):
+    """Carries the mesh of a step that is not compiled."""
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "batches"),
+    [
+        ("v5e:4x8", slice_of(V5E, 4, 8), (64, 32)),
+        ("v5p:2x2x4", slice_of("TPU v5", 2, 2, 4), (32, 16)),
+        ("v5p:4x4x4", slice_of("TPU v5", 4, 4, 4), (64, 32)),
+    ],
+)
+def test_plan_compiler_and_run_take_the_same_devices_of_a_slice(name, devices, batches, monkeypatch, capsys):
+    def traced(*_, mesh):
+        raise Traced(mesh.devices)
+
+    monkeypatch.setattr(aot, "devices_of", lambda *_: devices)
+    monkeypatch.setattr(aot, "unavailable_reason", lambda platform: None)
+    monkeypatch.setattr(step_compiler, "trace_train_step", traced)
+    monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
+    monkeypatch.setattr(jax.sharding, "Mesh", lambda array, axes, *, axis_types: SimpleNamespace(devices=array))
+    monkeypatch.setattr(plan_command, "_compiled", lambda *_: ({}, Table()))
+    group = SimpleNamespace(num_processes=len(devices) // 4, status=ProcessGroup().status)
+    flags = ["--model.norm", "synchronized", "--reduce.strategy", "torus"]
+    for index, batch in enumerate(batches):
+        flags += [f"--batch.{index}.global-batch", str(batch), f"--batch.{index}.per-worker-batch", "1"]
+    plan, *_ = prepare(load_config("digits", flags), group=group)
+    assert plan == make_plan(plan.config, examples=plan.examples, **aot.sizes_of(name))
+    main.main(["plan", "--json", "--compile-for", name, *flags])
+    document = json.loads(capsys.readouterr().out)
+    assert [(phase["vertical"], phase["horizontal"]) for phase in document["phases"]] == [phase.shape for phase in plan.phases]
+    meshes = [step_compiler.mesh_of(phase, devices) for phase in plan.phases]
+    assert document["layouts"] == list(dict.fromkeys(torus.describe_layout(mesh, devices) for mesh in meshes))
+    for phase, mesh in zip(plan.phases, meshes, strict=True):
+        with pytest.raises(Traced) as compiled:
+            aot.compile_for(plan, phase.index, target=name)
+        assert compiled.value.args[0].tolist() == mesh.devices.tolist()
+        assert {process: 4 * phase.devices // len(devices) for process in range(len(devices) // 4)} == Counter(
+            device.process_index for device in mesh.devices.flat
+        )
 
 
 def test_plan_prints_the_layout_of_each_mesh_on_the_slice_of_this_machine(monkeypatch, capsys):
-    devices = slice_of(V5E, 2, 4)
+    devices = slice_of(V4, 2, 2, 2)
     for device in devices:
         device.memory_stats = dict
     monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
     monkeypatch.setattr(jax.sharding, "Mesh", lambda array, axes, *, axis_types: SimpleNamespace(devices=array))
     main.main(["plan", "--model.depth", "18", "--model.width", "4", "--batch.0.per-worker-batch", "16"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mesh ")]
-    assert [line.partition(",")[0] for line in lines] == [f"mesh {shape} on a 2x4x1 slice of {V5E}" for shape in ("2x2", "2x4")]
+    assert [line.partition(",")[0] for line in lines] == [f"mesh {shape} on a 2x2x2 slice of {V4}" for shape in ("2x2", "2x4")]
 
 
 @pytest.mark.slow
