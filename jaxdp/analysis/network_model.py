@@ -36,7 +36,7 @@ class Links(NamedTuple):
 
     bandwidth: of a host's link to other hosts, which its devices share. device_bandwidth: of a device itself, also to the
     devices of its host. gloo: the devices are CPUs, over which gloo runs the collectives: XLA selects its ring for a psum, and
-    a reduce-scatter along the rows is an all-to-all. tpu: name in `ICI`; chips do not share links.
+    a reduce-scatter along the rows is an all-to-all. tpu: name in `ICI`; chips do not share links. hops: links of a round.
     """
 
     latency: float
@@ -45,6 +45,7 @@ class Links(NamedTuple):
     devices_per_host: int = 1
     gloo: bool = False
     tpu: str | None = None
+    hops: int = 1
 
     def seconds(self, exchange: Exchange, vertical: int, horizontal: int, *, num_bytes: float, scatters: bool = False) -> float:
         """Seconds of an exchange of an all-reduce of `num_bytes` bytes. scatters: it is the reduce-scatter along the rows."""
@@ -52,7 +53,8 @@ class Links(NamedTuple):
         share = leaving_share(among, vertical, horizontal, devices_per_host=self.devices_per_host)
         own = exchange.volume * num_bytes / self.device_bandwidth
         between = share * exchange.volume * num_bytes / self.bandwidth
-        return exchange.rounds * self.latency + (own + between if self.gloo and among != "server" else max(own, between))
+        moving = own + between if self.gloo and among != "server" else max(own, between)
+        return exchange.rounds * self.hops * self.latency + moving
 
 
 @functools.cache
@@ -243,6 +245,7 @@ def predict(
         "devices_per_host": network.devices_per_host,
         "gloo": network.gloo,
         "tpu": network.tpu,
+        "hops": network.hops,
         "message_bytes": sum(messages),
         "messages": messages,
         "normalization_messages": between_layers,
@@ -351,7 +354,7 @@ def notes(prediction: dict) -> list[str]:
         "Synchronized batch normalization sends messages between the layers, forward and backward, as psum for every strategy. "
         "The next layer waits for them, so they cannot be hidden."
     )
-    links, tpu = "each device has one full-duplex link", prediction["tpu"]
+    links, tpu, hops = "each device has one full-duplex link", prediction["tpu"], plural(prediction["hops"], "hop")
     if prediction["devices_per_host"] > 1:
         links = f"the {prediction['devices_per_host']} devices of a host share one full-duplex link"
     if prediction["device_bandwidth"] is not None:
@@ -362,6 +365,6 @@ def notes(prediction: dict) -> list[str]:
         "them (--reduce.bucket-bytes). The last two columns are numbers of devices, powers of two, that share the batch of the "
         "phase.",
         *(["gloo sends bfloat16 as float32."] if prediction["gloo"] else []),
-        *([f"A link of TPU {tpu}, one way, as published; not measured. A round is one hop."] if tpu else []),
+        *([f"A link of TPU {tpu}, one way, as published; not measured. A round takes {hops}."] if tpu else []),
         *([normalization] if prediction["normalization_messages"] else []),
     ]

@@ -17,13 +17,14 @@ ENVIRONMENT |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 @dataclass(frozen=True)
 class TpuTarget:
-    """A TPU chip. memory_bytes: of its HBM. Bandwidths in bytes/s. flops: per second, in bfloat16. slices: their sides.
+    """A TPU chip. memory_bytes: HBM that XLA uses. Bandwidths in bytes/s. flops: per second, in bfloat16. slices: their sides.
 
-    accelerator: Google Cloud's name, before the number of cores. link_bandwidth: of one of its links to other chips, in one
-    direction.
+    kind: JAX's name. accelerator: Google Cloud's name, before the number of cores. link_bandwidth: of one of its links to other
+    chips, in one direction.
     """
 
     name: str
+    kind: str
     accelerator: str
     cores: int
     memory_bytes: int
@@ -33,13 +34,42 @@ class TpuTarget:
     slices: tuple[str, ...]
 
 
-# docs.cloud.google.com/tpu/docs/v5e, v5p and v6e; their GB of memory are 2^30 bytes. Links: 400 and 800 GB/s both ways of four,
-# and 1,200 GB/s both ways of six.
-TPU_TARGETS = {
-    "v5e": TpuTarget("TPU v5e", "v5litepod", 1, 16 * GIB, 819_000_000_000, 197_000_000_000_000, 50_000_000_000, PLANES),
-    "v5p": TpuTarget("TPU v5p", "v5p", 2, 95 * GIB, 2_765_000_000_000, 459_000_000_000_000, 100_000_000_000, CUBES),
-    "v6e": TpuTarget("TPU v6e", "v6e", 1, 32 * GIB, 1_638_000_000_000, 918_000_000_000_000, 100_000_000_000, PLANES),
-}
+V5E = TpuTarget(
+    "TPU v5e",
+    kind="TPU v5 lite",
+    accelerator="v5litepod",
+    cores=1,
+    memory_bytes=int(15.75 * GIB),
+    memory_bandwidth=819_000_000_000,
+    flops=197_000_000_000_000,
+    link_bandwidth=50_000_000_000,
+    slices=PLANES,
+)
+V5P = TpuTarget(
+    "TPU v5p",
+    kind="TPU v5",
+    accelerator="v5p",
+    cores=2,
+    memory_bytes=int(95.74 * GIB),
+    memory_bandwidth=2_765_000_000_000,
+    flops=459_000_000_000_000,
+    link_bandwidth=100_000_000_000,
+    slices=CUBES,
+)
+V6E = TpuTarget(
+    "TPU v6e",
+    kind="TPU v6 lite",
+    accelerator="v6e",
+    cores=1,
+    memory_bytes=int(31.25 * GIB),
+    memory_bandwidth=1_638_000_000_000,
+    flops=918_000_000_000_000,
+    link_bandwidth=100_000_000_000,
+    slices=PLANES,
+)
+# docs.cloud.google.com/tpu/docs/v5e, v5p and v6e. Links: 400 and 800 GB/s both ways of four, and 1,200 GB/s both ways of six.
+# Memory: as libtpu 0.0.42.1 names it in an error; published are 16, 95 and 32.
+TPU_TARGETS = {"v5e": V5E, "v5p": V5P, "v6e": V6E}
 SLICES = tuple(f"{chip}:{sides}" for chip, target in TPU_TARGETS.items() for sides in target.slices)
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.analysis.tables import table_of
+from jaxdp.analysis.tpu_targets import TPU_TARGETS
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
 from jaxdp.config import Config
@@ -39,6 +40,9 @@ def check(config: Config, batch: int, *, devices: int, profile: bool = False) ->
         reason = f"must be a multiple of {unit}"
         raise ConfigError("--batch-size", batch, reason=reason, hint=f"the nearest is {nearest}")
     check_strategy(config, devices)
+    if profile and jax.default_backend() == "tpu":
+        hint = "for TensorBoard use jaxdp train --logging.profile 10,5"
+        raise ConfigError("--kernels", reason="reads profiles of CPUs and GPUs only", hint=hint)
     if profile and config.batch[0].per_worker_batch and batch > unit:
         raise ConfigError(
             "--kernels",
@@ -49,6 +53,9 @@ def check(config: Config, batch: int, *, devices: int, profile: bool = False) ->
 
 def published_ceilings(device_kind: str, dtype: str, devices: int) -> dict[str, float] | None:
     """{"flops", "bytes_per_second"} of this number of devices according to their vendor; None for unknown devices."""
+    for tpu in TPU_TARGETS.values():
+        if device_kind == tpu.kind:  # products are of bfloat16 by default, whatever the type of the arrays
+            return {"flops": devices * tpu.flops, "bytes_per_second": devices * tpu.memory_bandwidth}
     chip = next((chip for chip in GPU_TARGETS.values() if device_kind in chip.name or chip.name in device_kind), None)
     if chip is None:
         return None
@@ -203,9 +210,9 @@ def _kernel_table(profile: dict) -> Table:
     return table
 
 
-MATRIX_SIDE = {"cpu": 2048, "gpu": 8192}
-CALLS = {"cpu": 1, "gpu": 20}  # between two waits; each takes a noticeable part of a call on a GPU
-VECTOR_ELEMENTS = {"cpu": 2**25, "gpu": 2**29}  # over all devices; larger than any cache
+MATRIX_SIDE = {"cpu": 2048, "other": 8192}
+CALLS = {"cpu": 1, "other": 20}  # between two waits; each takes a noticeable part of a call on a GPU
+VECTOR_ELEMENTS = {"cpu": 2**25, "other": 2**29}  # over all devices; larger than any cache
 
 
 def measure_ceilings(mesh: Mesh, dtype: str, *, repeats: int = 7) -> dict[str, float]:
@@ -214,7 +221,7 @@ def measure_ceilings(mesh: Mesh, dtype: str, *, repeats: int = 7) -> dict[str, f
     flops: of the product of two square matrices of `dtype`. bytes_per_second: read and written when adding to a long float32
     vector.
     """
-    kind = "cpu" if mesh.devices.flat[0].platform == "cpu" else "gpu"
+    kind = "cpu" if mesh.devices.flat[0].platform == "cpu" else "other"
     side, calls, elements = MATRIX_SIDE[kind], CALLS[kind], VECTOR_ELEMENTS[kind] // mesh.size
     rows = PartitionSpec(AXES)
 

@@ -1,6 +1,7 @@
 """`jaxdp plan`: print the plan of a run, and predictions of its messages, step time and memory."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -123,7 +124,7 @@ def _print_plan(options: PlanCommand, config: Config, note: str | None) -> None:
     if text := _memory_verdict(options, plan, needed, given=devices is not None):
         document["memory_verdict"] = text
         parts.append(text)
-    if layouts := _layouts(options, plan, given=devices is not None):
+    if layouts := _layouts(options, plan):
         document["layouts"] = layouts
         parts += layouts
     for name, section in (("parameters", _parameters), ("wire", _wire), ("network", _network)):
@@ -168,26 +169,28 @@ def _memory_verdict(options: PlanCommand, plan: Plan, needed: dict[str, int], *,
     return memory.warning(plan, needed, limit=found, device=device.device_kind) if found else None
 
 
-def _layouts(options: PlanCommand, plan: Plan, *, given: bool) -> list[str]:
-    """How the meshes of the phases lie on a TPU slice: the one to compile for, or this machine's.
-
-    given: whether the devices are not this machine's.
-    """
-    from jaxdp.analysis import aot
-    from jaxdp.distributed import runtime
+def _layouts(options: PlanCommand, plan: Plan) -> list[str]:
+    """How the meshes of the phases lie on a TPU slice: the one to compile for, or this machine's."""
     from jaxdp.parallel.torus import describe_layout
     from jaxdp.setup.prepare import check_slice
     from jaxdp.training.step_compiler import mesh_of
 
-    if options.compile_for in aot.SLICES:
-        devices = aot.devices_of(options.compile_for)
-    elif given:
+    if not (devices := _slice(options, plan)):
         return []
-    else:
-        devices = runtime.start(plan.config.mesh)
     check_slice(plan, devices)
     found = (describe_layout(mesh_of(phase, devices), devices) for phase in plan.phases)
     return [line for line in dict.fromkeys(found) if line]
+
+
+def _slice(options: PlanCommand, plan: Plan) -> list[Any]:
+    """The devices of the TPU slice to compile for, or of this machine; [] without one."""
+    from jaxdp.analysis import aot
+    from jaxdp.distributed import runtime
+
+    if options.compile_for in aot.SLICES:
+        return aot.devices_of(options.compile_for)
+    found = [] if _number_of_devices(options) else runtime.start(plan.config.mesh)
+    return [device for device in found if device.platform == "tpu"]
 
 
 def _number_of_devices(options: PlanCommand) -> int | None:
@@ -260,11 +263,18 @@ def _network(options: PlanCommand, plan: Plan, summary: dict[str, Any]) -> Secti
         return None
     from jaxdp.analysis import network_model
     from jaxdp.analysis.wire import normalization_messages
+    from jaxdp.parallel.torus import hops
+    from jaxdp.training.step_compiler import mesh_of
 
-    network = network_model.parse_network(options.network)._replace(gloo=plan.config.mesh.cpu_devices is not None)
-    if network.tpu is None and (options.hosts > 1 or network.device_bandwidth < math.inf):
-        devices = plan.phases[0].devices + plan.phases[0].idle_devices
-        network = network._replace(devices_per_host=devices // options.hosts)
+    network, first = network_model.parse_network(options.network), plan.phases[0]
+    if network.tpu:
+        chips = _slice(options, plan)
+        found = [hops(mesh_of(phase, chips).devices, chips) for phase in plan.phases] if chips else []
+        network = network._replace(hops=max([1, *itertools.chain(*found)]))
+    else:
+        network = network._replace(gloo=plan.config.mesh.cpu_devices is not None)
+        if options.hosts > 1 or network.device_bandwidth < math.inf:
+            network = network._replace(devices_per_host=(first.devices + first.idle_devices) // options.hosts)
     messages = normalization_messages(plan)
     prediction = network_model.predict(plan, summary, network, rate=options.images_per_second, normalization_messages=messages)
     return prediction, [*network_model.tables(prediction), *network_model.notes(prediction)]

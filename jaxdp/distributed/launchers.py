@@ -175,14 +175,24 @@ def _open_mpi(environment: Environment) -> Cluster | None:
 
 
 def _tpu(environment: Environment) -> Cluster | None:
-    """The workers of a TPU slice, numbered as in JAX."""
-    found = tpu.slice_variables(environment)
-    if not (hosts := found.get(tpu.HOSTNAMES)):
+    """The workers of a TPU slice or of several, numbered as in JAX."""
+    found, hint = tpu.slice_variables(environment), "set it to the workers: HOST,HOST,..."
+    name = tpu.ADDRESSES if found.get(tpu.ADDRESSES) else tpu.HOSTNAMES
+    if not (listed := found.get(name)):
         if tpu.WORKER not in found:
             return None
-        raise ConfigError(tpu.HOSTNAMES, reason=f"is not set, but {tpu.WORKER} is", hint="set it to the workers: HOST,HOST,...")
-    first, *others = hosts.split(",")
-    return Cluster("tpu", parse_address(first)[0], DEFAULT_PORT, _number(found, tpu.WORKER) if others else 0, 1 + len(others))
+        raise ConfigError(name, reason=f"is not set, but {tpu.WORKER} is", hint=hint)
+    hosts = [host.strip() for host in listed.split(",")]
+    if not all(hosts):
+        raise ConfigError(name, listed, reason="has a worker without a name", hint=hint)
+    rank = _number(found, tpu.WORKER) if len(hosts) > 1 else 0
+    slices, first = _number(found, tpu.SLICES) if found.get(tpu.SLICES) else 1, hosts[0]
+    if slices > 1:
+        rank += len(hosts) * _number(found, tpu.SLICE)
+        if not (first := found.get(tpu.COORDINATOR, "")):
+            hint = "set it to the first worker of slice 0"
+            raise ConfigError(tpu.COORDINATOR, reason=f"is not set, but {tpu.SLICES} is", hint=hint)
+    return Cluster("tpu", parse_address(first)[0], DEFAULT_PORT, rank, slices * len(hosts))
 
 
 LAUNCHERS: dict[str, Callable[[Environment], Cluster | None]] = {

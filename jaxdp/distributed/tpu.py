@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 # Google's vendor id, and the device ids that JAX takes for TPUs: v3 to v6e, and 7x.
 VENDOR, DEVICES = "0x1ae0", ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
+ADDRESSES = "TPU_PROCESS_ADDRESSES"  # before those of HOSTNAMES
+SLICES, SLICE, COORDINATOR = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"
 
 
 def chip_drivers(root: Path = Path("/")) -> list[str]:
@@ -42,24 +45,27 @@ def users(root: Path = Path("/")) -> str:
 
 
 def slice_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables of GKE for the workers of a slice, or without them the same from the metadata server of a TPU VM.
+    """The variables of GKE for the workers of a slice or of several, or without them the same from the metadata of a TPU VM.
 
     The server is asked only on a machine with TPU chips; if none answers, the machine is alone. JAX asks the same.
     """
-    given = {HOSTNAMES, WORKER, "TPU_SKIP_MDS_QUERY"} & environment.keys()
+    given = {HOSTNAMES, ADDRESSES, WORKER, "TPU_SKIP_MDS_QUERY"} & environment.keys()
     if given or environment.get("JAX_PLATFORMS") == "cpu" or not chip_drivers():
         return environment
     import http.client  # with urllib, slow to import
     import urllib.request
 
     url = f"http://{os.environ.get('GCE_METADATA_IP', 'metadata.google.internal')}/computeMetadata/v1/instance/attributes/"
-    open_direct, answers = urllib.request.build_opener(urllib.request.ProxyHandler({})).open, []
-    for attribute in ("agent-worker-number", "worker-network-endpoints"):
+    open_direct, found = urllib.request.build_opener(urllib.request.ProxyHandler({})).open, dict[str, str]()
+    for attribute in ("agent-worker-number", "worker-network-endpoints", "tpu-env"):
         try:
             request = urllib.request.Request(url + attribute, headers={"Metadata-Flavor": "Google"})
             with open_direct(request, timeout=3.0) as answer:
-                answers.append(answer.read().decode())
+                found[attribute] = answer.read().decode()
         except (OSError, http.client.HTTPException, ValueError):  # ValueError: not text, or no address
-            return environment
-    hosts = ",".join(endpoint.split(":")[-1] for endpoint in answers[1].split(","))  # of HOST or NAME:ID:IP
-    return {HOSTNAMES: hosts, WORKER: answers[0]} if hosts else environment
+            break
+    if not (endpoints := found.get("worker-network-endpoints")):
+        return environment
+    hosts = [":".join(endpoint.split(":")[2:]) or endpoint for endpoint in endpoints.split(",")]  # of HOST or NAME:ID:IP
+    of_slices = re.findall(r"^(MEGASCALE_\w+): *'?([^'\s]*)", found.get("tpu-env", ""), re.M)
+    return {**dict(of_slices), **environment, HOSTNAMES: ",".join(hosts), WORKER: found["agent-worker-number"]}

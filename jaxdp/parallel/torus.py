@@ -55,7 +55,7 @@ def default_rows(devices: Sequence[Any]) -> int | None:
     these: 4 rows for 4x8 and for 4x4x4 chips.
     """
     meshes = [mesh for mesh in _along_axes(devices) if len(mesh) <= len(mesh[0])]
-    best = min(meshes, key=lambda mesh: (len(mesh) == 1, max(_hops(mesh, devices)), -len(mesh)), default=None)
+    best = min(meshes, key=lambda mesh: (len(mesh) == 1, max(hops(mesh, devices)), -len(mesh)), default=None)
     return None if best is None else len(best)
 
 
@@ -73,7 +73,7 @@ def _along_axes(devices: Sequence[Any]) -> Iterator[np.ndarray]:
         yield np.array(ordered, object).reshape(math.prod(columns), math.prod(rows))
 
 
-def _hops(mesh: np.ndarray, devices: Sequence[Any]) -> tuple[int, int]:
+def hops(mesh: np.ndarray, devices: Sequence[Any]) -> tuple[int, int]:
     """The most hops between neighbors of a ring, in the columns and in the rows of a mesh. devices: of the slice."""
     sides, kind = np.ptp([device.coords for device in devices], axis=0) + 1, devices[0].device_kind
     is_cubes = kind in THREE_DIMENSIONAL and not any(sides % CUBE_SIDE)
@@ -102,7 +102,7 @@ def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
     if len({getattr(device, "slice_index", 0) for device in used}) > 1:
         return f"mesh {rows}x{columns} on several slices of {first.device_kind}: consecutive devices"
     sides = np.ptp([device.coords for device in devices], axis=0) + 1
-    vertical, horizontal = _hops(mesh.devices, devices)
+    vertical, horizontal = hops(mesh.devices, devices)
     how = "consecutive devices, because no axes fit" if arrange(used, (rows, columns)) is None else "along its axes"
-    hops = f"neighbors are at most {plural(vertical, 'hop')} apart in a column and {horizontal} in a row"
-    return f"mesh {rows}x{columns} on a {'x'.join(map(str, sides))} slice of {first.device_kind}, {how}: {hops}"
+    apart = f"neighbors are at most {plural(vertical, 'hop')} apart in a column and {horizontal} in a row"
+    return f"mesh {rows}x{columns} on a {'x'.join(map(str, sides))} slice of {first.device_kind}, {how}: {apart}"

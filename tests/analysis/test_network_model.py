@@ -182,11 +182,12 @@ def test_the_network_of_a_tpu_is_one_of_its_published_links_whatever_the_hosts(t
     plan = make_plan(
         Config(model=Model(classes=10), batch=(Phase(256, per_worker_batch=8),)), examples=10_000, devices=32, processes=4
     )
-    prediction = predict(plan, model_summary(plan.config), links)
-    ring = prediction["phases"][0]["strategies"]["ring"]["communication_seconds"]
-    messages = prediction["messages"]  # each in 2 (N - 1) rounds of a N-th
-    assert ring == pytest.approx(sum(62 * (1e-6 + size / 32 / links.bandwidth) for size in messages))
-    assert f"A link of TPU {tpu}, one way, as published; not measured. A round is one hop." in notes(prediction)
+    for hops, taken in ((1, "1 hop"), (7, "7 hops")):
+        prediction = predict(plan, model_summary(plan.config), links._replace(hops=hops))
+        ring = prediction["phases"][0]["strategies"]["ring"]["communication_seconds"]
+        messages = prediction["messages"]  # each in 2 (N - 1) rounds of a N-th
+        assert ring == pytest.approx(sum(62 * (hops * 1e-6 + size / 32 / links.bandwidth) for size in messages))
+        assert f"A link of TPU {tpu}, one way, as published; not measured. A round takes {taken}." in notes(prediction)
 
 
 def test_parse_network_returns_latency_and_bandwidth():

@@ -68,7 +68,14 @@ def test_published_ceilings_equal_data_sheets():
         ceilings = bench_step.published_ceilings(f"NVIDIA {kind}", "bfloat16", 2)
         assert ceilings["flops"] == pytest.approx(2 * flops, rel=0.001)
         assert ceilings["bytes_per_second"] == pytest.approx(2 * moved, rel=0.001)
+    assert bench_step.published_ceilings("TPU v5 lite", "bfloat16", 4) == {"flops": 4 * 197e12, "bytes_per_second": 4 * 819e9}
     assert bench_step.published_ceilings("cpu", "float32", 1) is None
+
+
+def test_kernels_of_a_tpu_are_refused(monkeypatch):
+    monkeypatch.setattr(bench_step.jax, "default_backend", lambda: "tpu")
+    with pytest.raises(ConfigError, match=r"--kernels: reads profiles of CPUs and GPUs only; .*--logging.profile 10,5"):
+        bench_step.check(Config(), 8, devices=8, profile=True)
 
 
 @pytest.mark.parametrize(

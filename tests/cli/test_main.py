@@ -222,8 +222,10 @@ def test_command_with_invalid_options_exits_with_one_line(failing, inside, argum
 
 
 def test_plan_with_the_network_of_a_tpu_shares_no_links_between_the_chips_of_a_host(capsys):
-    main.main(["plan", "--model.depth", "18", "--devices", "8", "--hosts", "2", "--network", "v5e", "--json"])
-    assert json.loads(capsys.readouterr().out)["network"]["devices_per_host"] == 1
+    flags = ["--model.depth", "18", "--devices", "8", "--hosts", "2", "--mesh.cpu-devices", "8"]
+    main.main(["plan", *flags, "--network", "v5e", "--json"])
+    network = json.loads(capsys.readouterr().out)["network"]
+    assert (network["devices_per_host"], network["gloo"], network["hops"]) == (1, False, 1)
 
 
 def test_plan_with_network_puts_all_devices_of_this_machine_on_one_host(capsys):

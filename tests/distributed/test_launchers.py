@@ -59,6 +59,8 @@ OPEN_MPI = {
 }
 # GKE's webhook for a multi-host TPU slice.
 GKE = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "job-0.svc,job-1.svc"}
+# And for three slices.
+SLICES = {"MEGASCALE_NUM_SLICES": "3", "MEGASCALE_SLICE_ID": "2", "MEGASCALE_COORDINATOR_ADDRESS": "job-a:8080"}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,9 @@ GKE = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "job-0.svc,job-1.svc"}
         (JAXJOB, Cluster("kubeflow", "job-worker-0", 6_666, 3, 4)),
         (OPEN_MPI, Cluster("openmpi", "10.96.0.1", 20_000 + 1531576321 % 12_000, 3, 4)),
         (GKE, Cluster("tpu", "job-0.svc", 29_400, 1, 2)),
+        (GKE | {"TPU_PROCESS_ADDRESSES": "a:8476, b:8476,c:8476"}, Cluster("tpu", "a", 29_400, 1, 3)),
+        (GKE | SLICES, Cluster("tpu", "job-a", 29_400, 2 * 2 + 1, 3 * 2)),
+        (SLICES | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, Cluster("tpu", "job-a", 29_400, 2, 3)),
     ],
 )
 def test_detect_with_the_variables_of_a_launcher_returns_its_cluster(environment, cluster):
@@ -109,6 +114,9 @@ FLAGS = {"coordinator": "a:1", "processes": 2, "rank": 0}
         ("auto", {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": ""}, {}, "TPU_WORKER_HOSTNAMES", NO_VALUE),
         ("auto", {"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "TPU_WORKER_ID", NO_VALUE),
         ("auto", GKE | {"TPU_WORKER_ID": "2"}, {}, "rank", 2),
+        ("auto", GKE | {"TPU_WORKER_HOSTNAMES": "a,,b"}, {}, "TPU_WORKER_HOSTNAMES", "a,,b"),
+        ("auto", GKE | {"MEGASCALE_NUM_SLICES": "2"}, {}, "MEGASCALE_SLICE_ID", NO_VALUE),
+        ("auto", GKE | SLICES | {"MEGASCALE_COORDINATOR_ADDRESS": ""}, {}, "MEGASCALE_COORDINATOR_ADDRESS", NO_VALUE),
         ("auto", {"JAX_COORDINATOR_ADDRESS": "a", "JAX_PROCESS_ID": "1"}, {}, "JAX_NUM_PROCESSES", NO_VALUE),
         ("auto", SLURM | {"SLURM_STEP_NODELIST": "", "SLURM_NODELIST": ""}, {}, "SLURM_STEP_NODELIST", ""),
         ("auto", {**TRAINER, "JAX_PROCESS_ID": "two"}, {}, "JAX_PROCESS_ID", "two"),

@@ -88,6 +88,9 @@ def metadata_server(attributes):
 
 
 POD = {"agent-worker-number": "2", "worker-network-endpoints": "w0:1:10.0.0.3,w1:2:10.0.0.4,w2:3:10.0.0.5"}
+OF_TWO_SLICES = {
+    "tpu-env": "ZONE: 'z'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.0.0.9'\n"
+}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,9 @@ POD = {"agent-worker-number": "2", "worker-network-endpoints": "w0:1:10.0.0.3,w1
         (POD | {"worker-network-endpoints": b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\nw0"}, {}, 4, None),  # cut off
         (POD | {"worker-network-endpoints": ""}, {}, 4, None),
         (POD, {}, 0, None),
+        (POD | {"worker-network-endpoints": "w0:1:10.0.0.3:8470"}, {}, 4, None),  # one worker, with its port
+        (POD | OF_TWO_SLICES, {}, 4, Cluster("tpu", "10.0.0.9", 29_400, 3 + 2, 6)),
+        (POD | OF_TWO_SLICES, {"MEGASCALE_NUM_SLICES": "1"}, 4, Cluster("tpu", "10.0.0.3", 29_400, 2, 3)),
         (POD, {"TPU_SKIP_MDS_QUERY": "1"}, 4, None),
         (POD, {"TPU_WORKER_HOSTNAMES": "localhost"}, 4, None),
         (POD, {"JAX_PLATFORMS": "cpu"}, 4, None),

@@ -202,11 +202,12 @@ def test_plan_compiler_and_run_take_the_same_devices_of_a_slice(name, devices, b
         flags += [f"--batch.{index}.global-batch", str(batch), f"--batch.{index}.per-worker-batch", "1"]
     plan, *_ = prepare(load_config("digits", flags), group=group)
     assert plan == make_plan(plan.config, examples=plan.examples, **aot.sizes_of(name))
-    main.main(["plan", "--json", "--compile-for", name, *flags])
+    main.main(["plan", "--json", "--network", "v5e", "--compile-for", name, *flags])
     document = json.loads(capsys.readouterr().out)
     assert [(phase["vertical"], phase["horizontal"]) for phase in document["phases"]] == [phase.shape for phase in plan.phases]
     meshes = [step_compiler.mesh_of(phase, devices) for phase in plan.phases]
     assert document["layouts"] == list(dict.fromkeys(torus.describe_layout(mesh, devices) for mesh in meshes))
+    assert document["network"]["hops"] == max(max(torus.hops(mesh.devices, devices)) for mesh in meshes) > 0
     for phase, mesh in zip(plan.phases, meshes, strict=True):
         with pytest.raises(Traced) as compiled:
             aot.compile_for(plan, phase.index, target=name)

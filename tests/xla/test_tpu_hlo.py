@@ -117,3 +117,9 @@ def test_read_schedule_counts_asynchronous_collectives_once_and_traffic_of_the_h
 )
 def test_hbm_bytes_are_padded_to_tiles(shape, expected):
     assert hbm_bytes(shape) == expected
+
+
+def test_hbm_bytes_of_an_unknown_type_are_an_error_and_of_a_token_none():
+    assert hbm_bytes("token[]") == 0
+    with pytest.raises(ValueError, match="unknown type f6"):
+        hbm_bytes("(f32[8]{0}, f6[8]{0})")
