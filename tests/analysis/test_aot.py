@@ -1,16 +1,21 @@
 """Ahead-of-time compilation for GPUs and TPUs; needs XLA's compilers for them (extras cuda13 and tpu)."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 
+import jax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp.analysis import aot
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.analysis.tpu_targets import ACCELERATORS, SLICES, TPU_TARGETS, sides_of
 from jaxdp.errors import ConfigError
+from jaxdp.parallel.mesh import AXES, devices_of_every_process, make_mesh
+from jaxdp.parallel.torus import whole_slice_reason
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.xla.kernels import kernels_of_step
@@ -140,10 +145,10 @@ def test_compiled_step_makes_blocks_of_bfloat16_pixels_in_one_kernel(monkeypatch
     assert found[0].bytes == pytest.approx(8 * (224 * 224 * 3 + 2 * 113 * 113 * 16), rel=1e-3)
 
 
-def compiled_for_a_slice(*flags):
+def compiled_for_a_slice(*flags, batch=128):
     """The plan of ResNet-18 for small images, with its step compiled for 2x4 chips."""
     command = [sys.executable, "-m", "jaxdp", "plan", "--config", "imagenet_mlperf_3264", "--json", *TINY, *flags]
-    command += ["--batch.0.global-batch", "128", "--batch.0.per-worker-batch", "16", "--reduce.strategy", "torus"]
+    command += ["--batch.0.global-batch", str(batch), "--batch.0.per-worker-batch", "16", "--reduce.strategy", "torus"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     ran = subprocess.run([*command, "--compile-for", "v5litepod-8"], capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr
@@ -178,3 +183,26 @@ def test_evaluation_step_compiled_for_a_tpu_slice_sums_over_all_chips():
     assert {(one["operation"], one["axis"]) for one in compiled["collectives"]} == {("all-reduce", "vertical x horizontal")}
     assert sum(one["operand_bytes"] for one in compiled["collectives"]) < 100
     assert compiled["flop"] == pytest.approx(16 * 2 * MULTIPLY_ADDS, rel=0.25)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_flop_of_a_step_compiled_for_a_tpu_slice_are_those_of_all_micro_batches():
+    assert compiled_for_a_slice(batch=256)["flop"] == pytest.approx(32 * 6 * MULTIPLY_ADDS, rel=0.25)
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "is_refused"), [("v5e:4x8", True), ("v6e:4x4", True), ("v5e:2x2", False), ("v5p:2x4x4", False)]
+)
+def test_xla_compiles_nothing_for_a_part_of_the_slices_that_must_be_whole(name, is_refused):
+    devices = aot.devices_of(name)
+    assert (whole_slice_reason(devices) is not None) == is_refused
+    processes = len({device.process_index for device in devices})
+    mesh = make_mesh(None, None, devices_of_every_process(devices, len(devices) // 2, processes))
+    total = jax.shard_map(lambda x: jax.lax.psum(x, AXES), mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    vector = jax.ShapeDtypeStruct((4096,), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+    lowered = jax.jit(total).trace(vector).lower(lowering_platforms=("tpu",))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="device") if is_refused else contextlib.nullcontext():
+        lowered.compile()
