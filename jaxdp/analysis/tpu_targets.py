@@ -7,7 +7,7 @@ types, "v5litepod-32" for this slice, count chips; those of v5p count its two co
 import math
 from dataclasses import dataclass
 
-GIB = 2**30
+GIB, GIGA, TERA = 2**30, 10**9, 10**12
 PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16", "16x16x24")
 # Of libtpu: not to ask for a machine's slice, and to start beside other processes that compile.
@@ -34,42 +34,13 @@ class TpuTarget:
     slices: tuple[str, ...]
 
 
-V5E = TpuTarget(
-    "TPU v5e",
-    kind="TPU v5 lite",
-    accelerator="v5litepod",
-    cores=1,
-    memory_bytes=int(15.75 * GIB),
-    memory_bandwidth=819_000_000_000,
-    flops=197_000_000_000_000,
-    link_bandwidth=50_000_000_000,
-    slices=PLANES,
-)
-V5P = TpuTarget(
-    "TPU v5p",
-    kind="TPU v5",
-    accelerator="v5p",
-    cores=2,
-    memory_bytes=int(95.74 * GIB),
-    memory_bandwidth=2_765_000_000_000,
-    flops=459_000_000_000_000,
-    link_bandwidth=100_000_000_000,
-    slices=CUBES,
-)
-V6E = TpuTarget(
-    "TPU v6e",
-    kind="TPU v6 lite",
-    accelerator="v6e",
-    cores=1,
-    memory_bytes=int(31.25 * GIB),
-    memory_bandwidth=1_638_000_000_000,
-    flops=918_000_000_000_000,
-    link_bandwidth=100_000_000_000,
-    slices=PLANES,
-)
 # docs.cloud.google.com/tpu/docs/v5e, v5p and v6e. Links: 400 and 800 GB/s both ways of four, and 1,200 GB/s both ways of six.
 # Memory: as libtpu 0.0.42.1 names it in an error; published are 16, 95 and 32.
-TPU_TARGETS = {"v5e": V5E, "v5p": V5P, "v6e": V6E}
+TPU_TARGETS = {
+    "v5e": TpuTarget("TPU v5e", "TPU v5 lite", "v5litepod", 1, int(15.75 * GIB), 819 * GIGA, 197 * TERA, 50 * GIGA, PLANES),
+    "v5p": TpuTarget("TPU v5p", "TPU v5", "v5p", 2, int(95.74 * GIB), 2765 * GIGA, 459 * TERA, 100 * GIGA, CUBES),
+    "v6e": TpuTarget("TPU v6e", "TPU v6 lite", "v6e", 1, int(31.25 * GIB), 1638 * GIGA, 918 * TERA, 100 * GIGA, PLANES),
+}
 SLICES = tuple(f"{chip}:{sides}" for chip, target in TPU_TARGETS.items() for sides in target.slices)
 
 
