@@ -128,7 +128,9 @@ def compile_for(
         with options.without_compilation_cache():  # JAX cannot load a stored program without its device
             compiled = lowered.compile(compiler_options)
     except jax.errors.JaxRuntimeError as error:
-        hint = "if it is the memory, use a smaller per_worker_batch" + " or --model.remat" * (step == "training")
+        hint = f"use a batch that all {len(devices)} devices share" if phase.idle_devices else ""
+        if "RESOURCE_EXHAUSTED" in str(error):
+            hint = "use a smaller per_worker_batch" + " or --model.remat" * (step == "training")
         raise ConfigError("--compile-for", target, reason=first_line(error).rstrip("."), hint=hint) from None
     seconds = time.perf_counter() - began
     try:
@@ -158,17 +160,21 @@ def compile_for(
 
 def devices_of(target: str, hosts: int = 1, gpus_per_host: int = 1) -> list[Any]:
     """The devices of a GPU cluster or a TPU slice, as JAX describes them to a compiler."""
+    import jax
     from jax.experimental import topologies
 
     if target in GPU_TARGETS:
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # which requires the driver
         config, shape = target_config(GPU_TARGETS[target]), f"1x{hosts}x{gpus_per_host}"
         return topologies.get_topology_desc("", platform="cuda", target_config=config, topology=shape).devices
-    alone = {"chips_per_host_bounds": (1, 1, 1)} if target.endswith(":1x1") else {}  # hosts of other slices have 2x2 chips
+    one_host = {"v5e:1x1": (1, 1, 1), "v6e:1x1": (1, 1, 1), "v5e:2x4": (2, 4, 1), "v6e:2x4": (2, 4, 1)}  # others: of 2x2 chips
+    options = {"chips_per_host_bounds": one_host[target]} if target in one_host else {}
     missing = tpu_targets.ENVIRONMENT.keys() - os.environ.keys()
     os.environ.update({name: tpu_targets.ENVIRONMENT[name] for name in missing})
     try:
-        return topologies.get_topology_desc(target, platform="tpu", **alone).devices
+        return topologies.get_topology_desc(target, platform="tpu", **options).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError("--compile-for", target, reason=first_line(error), hint="install the extra tpu again") from None
     finally:
         for name in missing:
             del os.environ[name]

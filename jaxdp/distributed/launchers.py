@@ -78,6 +78,13 @@ def _number(environment: Environment, name: str) -> int:
         raise ConfigError(name, environment[name], reason="must be an integer") from None
 
 
+def _index(environment: Environment, name: str, count: int) -> int:
+    """A number from 0 to `count` - 1."""
+    if (number := _number(environment, name)) not in range(count):
+        raise ConfigError(name, number, reason=f"must be from 0 to {count - 1}")
+    return number
+
+
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
     """(host, port) of HOST, HOST:PORT or [IPv6]:PORT."""
     match = re.fullmatch(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5}))?", text.strip())
@@ -185,10 +192,10 @@ def _tpu(environment: Environment) -> Cluster | None:
     hosts = [host.strip() for host in listed.split(",")]
     if not all(hosts):
         raise ConfigError(name, listed, reason="has a worker without a name", hint=hint)
-    rank = _number(found, tpu.WORKER) if len(hosts) > 1 else 0
+    rank = _index(found, tpu.WORKER, len(hosts)) if len(hosts) > 1 else 0
     slices, first = _number(found, tpu.SLICES) if found.get(tpu.SLICES) else 1, hosts[0]
     if slices > 1:
-        rank += len(hosts) * _number(found, tpu.SLICE)
+        rank += len(hosts) * _index(found, tpu.SLICE, slices)
         if not (first := found.get(tpu.COORDINATOR, "")):
             hint = "set it to the first worker of slice 0"
             raise ConfigError(tpu.COORDINATOR, reason=f"is not set, but {tpu.SLICES} is", hint=hint)

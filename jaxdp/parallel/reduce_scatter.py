@@ -6,7 +6,8 @@ error (https://github.com/jax-ml/jax/issues/40830), and it aborts if a process i
 results.
 
 On TPUs XLA replaces both by an all-reduce of the whole vector unless shards consist of whole tiles. A reduce-scatter also needs
-an array with the two axes of a tile, pairs of tiles, and not too many. So it is in programs that libtpu 0.0.42.1 compiled.
+an array with the two axes of a tile, pairs of tiles, and not too many; for an odd number of devices it fails. So it is in
+programs that libtpu 0.0.42.1 compiled.
 """
 
 from collections.abc import Container
@@ -72,10 +73,10 @@ def uses_gloo(platform: str | None = None) -> bool:
 
 
 def reduce_scatter(vector: jax.Array) -> jax.Array:
-    """`all_to_all_sum` over gloo, `tiled_psum_scatter` on TPUs, `psum_scatter` everywhere else."""
-    if on_tpu():
+    """`all_to_all_sum` over gloo and for an odd number of TPUs, `tiled_psum_scatter` for an even one, else `psum_scatter`."""
+    if on_tpu() and lax.axis_size(HORIZONTAL) % 2 == 0:
         return tiled_psum_scatter(vector)
-    return all_to_all_sum(vector) if uses_gloo() else psum_scatter(vector)
+    return all_to_all_sum(vector) if uses_gloo() or on_tpu() else psum_scatter(vector)
 
 
 def inexact_collective_reason(primitives: Container[str], platform: str) -> str | None:

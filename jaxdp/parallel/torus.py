@@ -84,13 +84,6 @@ def hops(mesh: np.ndarray, devices: Sequence[Any]) -> tuple[int, int]:
     return vertical, horizontal
 
 
-def whole_slice_reason(devices: Sequence[Any]) -> str | None:
-    """Why no program can run on a part of a TPU slice, or None if it can; libtpu 0.0.42.1 does not compile such programs."""
-    kind, hosts = devices[0].device_kind, {device.process_index for device in devices}
-    must_be_whole = kind in TWO_DIMENSIONAL and len(hosts) > 1
-    return f"XLA compiles nothing for a part of a {kind} slice of several hosts" if must_be_whole else None
-
-
 def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
     """The layout of a mesh on a TPU slice and the hops of its rings, in one line; None for one device and for other devices.
 
@@ -105,4 +98,6 @@ def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
     vertical, horizontal = hops(mesh.devices, devices)
     how = "consecutive devices, because no axes fit" if arrange(used, (rows, columns)) is None else "along its axes"
     apart = f"neighbors are at most {plural(vertical, 'hop')} apart in a column and {horizontal} in a row"
-    return f"mesh {rows}x{columns} on a {'x'.join(map(str, sides))} slice of {first.device_kind}, {how}: {apart}"
+    part = f"; for a part of a slice XLA may refuse the step: if so, use a batch that all {len(devices)} devices share"
+    where = f"mesh {rows}x{columns} on a {'x'.join(map(str, sides))} slice of {first.device_kind}"
+    return f"{where}, {how}: {apart}{part * (len(used) < len(devices))}"

@@ -19,7 +19,7 @@ from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classe
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, StorageError, TrainingError, first_line, plural
-from jaxdp.parallel.torus import default_rows, whole_slice_reason
+from jaxdp.parallel.torus import default_rows
 from jaxdp.planning import Plan, PlannedPhase, make_plan
 from jaxdp.setup.consistency import data_digest
 from jaxdp.training.run import Run
@@ -62,20 +62,8 @@ def prepare(
         with contextlib.suppress(ConfigError):
             plan = make_plan(saved, **sizes)
     plan = dataclasses.replace(plan or make_plan(config, **sizes), config=config)
-    check_slice(plan, devices)
     _check_profile(plan)
     return plan, devices, opened
-
-
-def check_slice(plan: Plan, devices: Sequence[Any]) -> None:
-    """Raise ConfigError for a phase on a part of a TPU slice that must be used as a whole."""
-    if not (reason := whole_slice_reason(devices)):
-        return
-    for phase in plan.phases:
-        if phase.idle_devices:
-            reason = f"{phase.devices} of {len(devices)} devices share it evenly, but {reason}"
-            hint = "use a batch that all devices can share"
-            raise ConfigError(f"batch.{phase.index}.global_batch", phase.global_batch, reason=reason, hint=hint)
 
 
 def data_fingerprint(config: Config, datasets: Datasets) -> dict[str, str]:

@@ -1,21 +1,22 @@
 """Ahead-of-time compilation for GPUs and TPUs; needs XLA's compilers for them (extras cuda13 and tpu)."""
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import pytest
+from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
+import jaxdp
 from jaxdp.analysis import aot
 from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.analysis.tpu_targets import ACCELERATORS, SLICES, TPU_TARGETS, sides_of
 from jaxdp.errors import ConfigError
-from jaxdp.parallel.mesh import AXES, devices_of_every_process, make_mesh
-from jaxdp.parallel.torus import whole_slice_reason
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.xla.kernels import kernels_of_step
@@ -46,6 +47,19 @@ def test_compile_for_without_compiler_raises_config_error_with_extra(monkeypatch
         aot.compile_for(plan(), 0, target="h200", hosts=1, gpus_per_host=8)
     with pytest.raises(ConfigError, match=r"--compile-for='v5e:2x4': .*extra tpu: pip install -e '\.\[tpu\]'"):
         aot.compile_for(plan(), 0, target="v5e:2x4")
+
+
+def test_a_compiler_that_does_not_start_raises_config_error(monkeypatch):
+    def fails(*_, **__):
+        raise jax.errors.JaxRuntimeError("INTERNAL: Failed to open libtpu.so\nin full")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", fails)
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"--compile-for='v5e:2x4': INTERNAL: Failed to open libtpu\.so; install the extra tpu"
+    ):
+        aot.devices_of("v5e:2x4")
+    assert "TPU_SKIP_MDS_QUERY" not in os.environ
 
 
 def test_slices_are_named_by_chip_and_sides():
@@ -194,15 +208,12 @@ def test_flop_of_a_step_compiled_for_a_tpu_slice_are_those_of_all_micro_batches(
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "is_refused"), [("v5e:4x8", True), ("v6e:4x4", True), ("v5e:2x2", False), ("v5p:2x4x4", False)]
+    ("name", "shape"), [("v5e:2x2", (1, 3)), ("v5p:2x2x2", (2, 3)), ("v5p:2x4x4", (2, 8)), ("v6e:2x4", (3, 2))]
 )
-def test_xla_compiles_nothing_for_a_part_of_the_slices_that_must_be_whole(name, is_refused):
-    devices = aot.devices_of(name)
-    assert (whole_slice_reason(devices) is not None) == is_refused
-    processes = len({device.process_index for device in devices})
-    mesh = make_mesh(None, None, devices_of_every_process(devices, len(devices) // 2, processes))
-    total = jax.shard_map(lambda x: jax.lax.psum(x, AXES), mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    vector = jax.ShapeDtypeStruct((4096,), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
-    lowered = jax.jit(total).trace(vector).lower(lowering_platforms=("tpu",))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="device") if is_refused else contextlib.nullcontext():
-        lowered.compile()
+def test_torus_compiles_for_parts_of_a_tpu_slice_and_for_odd_rows(name, shape):
+    mesh = make_mesh(*shape, aot.devices_of(name))
+    average = partial(jaxdp.all_reduce_mean, strategy="torus")
+    reduction = jax.shard_map(average, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+    vector = jax.ShapeDtypeStruct((30_000,), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+    text = jax.jit(reduction).trace(vector).lower(lowering_platforms=("tpu",)).compile().as_text()
+    assert ("all-to-all" in text) == (shape[1] % 2 == 1)

@@ -24,7 +24,6 @@ from jaxdp.config import Config, Model, Phase
 from jaxdp.data import prefetch
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import ConfigError
 from jaxdp.parallel import torus
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
@@ -122,7 +121,9 @@ def test_a_shape_that_no_axes_have_takes_consecutive_devices_and_is_named_with_i
     expected = (
         f"consecutive devices, because no axes fit: neighbors are at most {columns} hops apart in a column and {rows} in a row"
     )
-    assert torus.describe_layout(mesh, whole) == f"mesh {shape[0]}x{shape[1]} on a {slice_name}, {expected}"
+    part = f"; for a part of a slice XLA may refuse the step: if so, use a batch that all {len(whole)} devices share"
+    expected = f"mesh {shape[0]}x{shape[1]} on a {slice_name}, {expected}{part * (len(devices) < len(whole))}"
+    assert torus.describe_layout(mesh, whole) == expected
 
 
 def test_a_run_on_a_part_of_a_slice_follows_the_axes_of_that_part():
@@ -160,18 +161,6 @@ def test_a_run_takes_the_rows_of_its_slice_and_says_how_its_mesh_lies(monkeypatc
         device.slice_index = 1
     (line,) = {line for line in assembly._warnings(prepared, group) if line.startswith("mesh 4x16")}
     assert line == f"mesh 4x16 on several slices of {V4}: consecutive devices"
-
-
-def test_phase_on_a_part_of_a_slice_of_v5e_with_several_hosts_is_refused(monkeypatch):
-    devices = slice_of(V5E, 4, 4)
-    monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
-    config = Config(model=Model(norm="synchronized"), batch=(Phase(32, until_epoch=1), Phase(12)))
-    message = "batch.1.global_batch=12: 12 of 16 devices share it evenly, but XLA compiles nothing for a part of a TPU v5 lite "
-    with pytest.raises(ConfigError, match=message + "slice of several hosts; use a batch that all devices can share"):
-        prepare(config)
-    for device in devices:
-        device.process_index = 0
-    assert [phase.devices for phase in prepare(config)[0].phases] == [16, 12]
 
 
 class Traced(Exception):
