@@ -55,9 +55,7 @@ def test_a_compiler_that_does_not_start_raises_config_error(monkeypatch):
 
     monkeypatch.setattr(topologies, "get_topology_desc", fails)
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"--compile-for='v5e:2x4': INTERNAL: Failed to open libtpu\.so; install the extra tpu"
-    ):
+    with pytest.raises(ConfigError, match=r"--compile-for='v5e:2x4': INTERNAL: Failed to open libtpu\.so; install the extra"):
         aot.devices_of("v5e:2x4")
     assert "TPU_SKIP_MDS_QUERY" not in os.environ
 
