@@ -128,7 +128,7 @@ def compile_for(
         with options.without_compilation_cache():  # JAX cannot load a stored program without its device
             compiled = lowered.compile(compiler_options)
     except jax.errors.JaxRuntimeError as error:
-        hint = f"use a batch that all {len(devices)} devices share" if phase.idle_devices else ""
+        hint = f"use all {len(devices)} devices" if phase.idle_devices else ""
         if "RESOURCE_EXHAUSTED" in str(error):
             hint = "use a smaller per_worker_batch" + " or --model.remat" * (step == "training")
         raise ConfigError("--compile-for", target, reason=first_line(error).rstrip("."), hint=hint) from None

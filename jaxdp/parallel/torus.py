@@ -98,6 +98,6 @@ def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
     vertical, horizontal = hops(mesh.devices, devices)
     how = "consecutive devices, because no axes fit" if arrange(used, (rows, columns)) is None else "along its axes"
     apart = f"neighbors are at most {plural(vertical, 'hop')} apart in a column and {horizontal} in a row"
-    part = f"; for a part of a slice XLA may refuse the step: if so, use a batch that all {len(devices)} devices share"
+    part = f"; for a part of a slice XLA may refuse the step: if so, use all {len(devices)} devices"
     where = f"mesh {rows}x{columns} on a {'x'.join(map(str, sides))} slice of {first.device_kind}"
     return f"{where}, {how}: {apart}{part * (len(used) < len(devices))}"

@@ -121,7 +121,7 @@ def test_a_shape_that_no_axes_have_takes_consecutive_devices_and_is_named_with_i
     expected = (
         f"consecutive devices, because no axes fit: neighbors are at most {columns} hops apart in a column and {rows} in a row"
     )
-    part = f"; for a part of a slice XLA may refuse the step: if so, use a batch that all {len(whole)} devices share"
+    part = f"; for a part of a slice XLA may refuse the step: if so, use all {len(whole)} devices"
     expected = f"mesh {shape[0]}x{shape[1]} on a {slice_name}, {expected}{part * (len(devices) < len(whole))}"
     assert torus.describe_layout(mesh, whole) == expected
 
