@@ -120,11 +120,11 @@ class Run:
             self.running.append(popen([sys.executable, "-c", PRELUDE + code, str(folder / "processes")], variables))
 
     def wait(self):
-        """(exit code, last line of jaxdp on stderr) of each process."""
+        """(exit code, last line of jaxdp on stderr) of each process; a busy machine adds lines on slow progress at any time."""
         results = []
         for process in self.running:
             out, err = process.communicate(timeout=TIMEOUT)
-            lines = [line for line in err.splitlines() if line.startswith("jaxdp:")]
+            lines = [line for line in err.splitlines() if line.startswith("jaxdp:") and "The run ends after" not in line]
             results.append((process.returncode, lines[-1] if lines else out + err))
         return results
 
