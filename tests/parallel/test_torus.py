@@ -148,19 +148,21 @@ def test_each_process_loads_the_rows_of_its_own_devices(monkeypatch):
 
 
 def test_a_run_takes_the_rows_of_its_slice_and_says_how_its_mesh_lies(monkeypatch):
-    devices, group = slice_of(V4, 4, 4, 4), ProcessGroup()
+    devices, group = slice_of(V5E, 4, 8), ProcessGroup()
     monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
-    config = Config(model=Model(norm="synchronized"), batch=(Phase(64, until_epoch=1), Phase(32)))
+    config = Config(model=Model(norm="synchronized"), batch=(Phase(32, until_epoch=1), Phase(16)))
     plan, *_ = prepare(config, group=group)
-    assert [phase.shape for phase in plan.phases] == [(4, 16), (4, 8)]
+    assert [phase.shape for phase in plan.phases] == [(4, 8), (4, 4)]
     monkeypatch.setattr(jax.sharding, "Mesh", lambda array, axes, *, axis_types: SimpleNamespace(devices=array))
     prepared = SimpleNamespace(plan=plan, devices=devices, summary={"statistics": 0}, saved_batches=None)
     lines = [line for line in assembly._warnings(prepared, group) if line.startswith("mesh ")]
-    assert [line.partition(",")[0] for line in lines] == [f"mesh {shape} on a 4x4x4 slice of {V4}" for shape in ("4x16", "4x8")]
-    for device in devices[32:]:
+    assert [line.partition(",")[0] for line in lines] == [
+        f"mesh {shape} slice of {V5E}" for shape in ("4x8 on a 4x8x1", "4x4 on a 4x8x1")
+    ]
+    for device in devices[16:]:
         device.slice_index = 1
-    (line,) = {line for line in assembly._warnings(prepared, group) if line.startswith("mesh 4x16")}
-    assert line == f"mesh 4x16 on several slices of {V4}: consecutive devices"
+    (line,) = {line for line in assembly._warnings(prepared, group) if line.startswith("mesh 4x8")}
+    assert line == f"mesh 4x8 on several slices of {V5E}: consecutive devices"
 
 
 class Traced(Exception):
@@ -181,7 +183,6 @@ def test_plan_compiler_and_run_take_the_same_devices_of_a_slice(name, devices, b
 
     monkeypatch.setattr(aot, "devices_of", lambda *_: devices)
     monkeypatch.setattr(aot, "unavailable_reason", lambda platform: None)
-    monkeypatch.setattr(step_compiler, "trace_train_step", traced)
     monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
     monkeypatch.setattr(jax.sharding, "Mesh", lambda array, axes, *, axis_types: SimpleNamespace(devices=array))
     monkeypatch.setattr(plan_command, "_compiled", lambda *_: ({}, Table()))
@@ -197,6 +198,7 @@ def test_plan_compiler_and_run_take_the_same_devices_of_a_slice(name, devices, b
     meshes = [step_compiler.mesh_of(phase, devices) for phase in plan.phases]
     assert document["layouts"] == list(dict.fromkeys(torus.describe_layout(mesh, devices) for mesh in meshes))
     assert document["network"]["hops"] == max(max(torus.hops(mesh.devices, devices)) for mesh in meshes) > 0
+    monkeypatch.setattr(step_compiler, "trace_train_step", traced)  # not before: the plan traces too
     for phase, mesh in zip(plan.phases, meshes, strict=True):
         with pytest.raises(Traced) as compiled:
             aot.compile_for(plan, phase.index, target=name)
@@ -207,14 +209,14 @@ def test_plan_compiler_and_run_take_the_same_devices_of_a_slice(name, devices, b
 
 
 def test_plan_prints_the_layout_of_each_mesh_on_the_slice_of_this_machine(monkeypatch, capsys):
-    devices = slice_of(V4, 2, 2, 2)
+    devices = slice_of(V5E, 2, 4)
     for device in devices:
         device.memory_stats = dict
     monkeypatch.setattr(runtime, "start", lambda *_, **__: devices)
     monkeypatch.setattr(jax.sharding, "Mesh", lambda array, axes, *, axis_types: SimpleNamespace(devices=array))
     main.main(["plan", "--model.depth", "18", "--model.width", "4", "--batch.0.per-worker-batch", "16"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mesh ")]
-    assert [line.partition(",")[0] for line in lines] == [f"mesh {shape} on a 2x2x2 slice of {V4}" for shape in ("2x2", "2x4")]
+    assert [line.partition(",")[0] for line in lines] == [f"mesh {shape} on a 2x4x1 slice of {V5E}" for shape in ("2x2", "2x4")]
 
 
 @pytest.mark.slow
