@@ -72,7 +72,7 @@ def _translated(
             own = tuple(operand for operand in instruction.operands if operand not in start_of)
             results = _ARRAY.search(instruction.shape)  # first its own, then the collective's
             new = dataclasses.replace(instruction, opcode="kernel", operands=own, shape=results.group() if results else "")
-        elif "".join(instruction.called[:1]).startswith(SCATTER) and (inner := hlo.collective_in(computations, instruction)):
+        elif next(iter(instruction.called), "").startswith(SCATTER) and (inner := hlo.collective_in(computations, instruction)):
             new = dataclasses.replace(instruction, opcode="reduce-scatter", attributes=inner.attributes)
         elif instruction.opcode == "while":
             condition = re.findall(r"condition=%([\w.\-]+)", instruction.attributes)[0]
