@@ -163,8 +163,8 @@ def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_
         assert "is training there" in err
 
         storage.proxy.add("held_upload", seconds=3600.0, methods=["PUT"], path="manifest.json", times=1)
-        wait_until(lambda: any("manifest.json" in request["path"] for request in storage.proxy.in_flight()), first)
-        late = next(request["path"] for request in storage.proxy.in_flight() if "manifest.json" in request["path"])
+        wait_until(lambda: uploads_held(storage.proxy.in_flight()), first)
+        (late,) = uploads_held(storage.proxy.in_flight())
         first.send_signal(signal.SIGSTOP)
         with contextlib.ExitStack() as stack:
             stack.callback(first.send_signal, signal.SIGCONT)
@@ -174,7 +174,7 @@ def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_
             assert f"waiting up to {seconds:.0f} s" in capsys.readouterr().out
             before, listed = below(storage, url), list_checkpoints(url)
             storage.proxy.clear()  # the upload continues
-            wait_until(lambda: any(request["path"] == late for request in storage.proxy.log()), first)
+            wait_until(lambda: uploads_held(storage.proxy.log()) == [late], first)
         _, err = first.communicate(timeout=TIMEOUT)
         assert first.returncode == 1
         assert "was taken over by process" in err
@@ -187,6 +187,11 @@ def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_
     assert {name: after[name] for name in before} == before  # it may have sent parts of a checkpoint, which nobody reads
     assert late in after
     assert list_checkpoints(url) == listed
+
+
+def uploads_held(requests):
+    """The paths of the requests that the fault holds; one that was under way when it was added passes."""
+    return [request["path"] for request in requests if "held_upload" in request["fault"]]
 
 
 def command(arguments):
