@@ -75,13 +75,17 @@ def _along_axes(devices: Sequence[Any]) -> Iterator[np.ndarray]:
 
 def hops(mesh: np.ndarray, devices: Sequence[Any]) -> tuple[int, int]:
     """The most hops between neighbors of a ring, in the columns and in the rows of a mesh. devices: of the slice."""
-    sides, kind = np.ptp([device.coords for device in devices], axis=0) + 1, devices[0].device_kind
+    sides, kind = _sides(devices), devices[0].device_kind
     is_cubes = kind in THREE_DIMENSIONAL and not any(sides % CUBE_SIDE)
     closed = is_cubes | ((sides == POD_SIDE) & (kind in TWO_DIMENSIONAL))
     places = np.array([device.coords for device in mesh.ravel()]).reshape(*mesh.shape, -1)
     steps = np.abs([places - np.roll(places, -1, mesh_axis) for mesh_axis in (0, 1)])  # [2, Y, X, D], to the next in the ring
     vertical, horizontal = np.where(closed, np.minimum(steps, sides - steps), steps).sum(-1).max((1, 2)).tolist()
     return vertical, horizontal
+
+
+def _sides(devices: Sequence[Any]) -> np.ndarray:
+    return np.ptp([device.coords for device in devices], axis=0) + 1
 
 
 def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
@@ -94,10 +98,9 @@ def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
         return None
     if len({getattr(device, "slice_index", 0) for device in used}) > 1:
         return f"mesh {rows}x{columns} on several slices of {first.device_kind}: consecutive devices"
-    sides = np.ptp([device.coords for device in devices], axis=0) + 1
-    vertical, horizontal = hops(mesh.devices, devices)
     how = "consecutive devices, because no axes fit" if arrange(used, (rows, columns)) is None else "along its axes"
-    apart = f"neighbors are at most {plural(vertical, 'hop')} apart in a column and {horizontal} in a row"
+    most = zip(hops(mesh.devices, devices), ("column", "row"), strict=True)
+    apart = " and ".join(f"{plural(number, 'hop')} apart in a {axis}" for number, axis in most if number)
     part = f"; for a part of a slice XLA may refuse the step: if so, use all {len(devices)} devices"
-    where = f"mesh {rows}x{columns} on a {'x'.join(map(str, sides))} slice of {first.device_kind}"
-    return f"{where}, {how}: {apart}{part * (len(used) < len(devices))}"
+    where = f"mesh {rows}x{columns} on a {'x'.join(map(str, _sides(devices)))} slice of {first.device_kind}"
+    return f"{where}, {how}: neighbors are at most {apart}{part * (len(used) < len(devices))}"

@@ -166,7 +166,7 @@ def compiled_for_a_slice(*flags, batch=128):
     ran = subprocess.run([*command, "--compile-for", "v5litepod-8"], capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr
     plan = json.loads(ran.stdout)
-    hops = "at most 1 hop apart in a column and 3 in a row"
+    hops = "at most 1 hop apart in a column and 3 hops apart in a row"
     assert plan["layouts"] == [f"mesh 2x4 on a 2x4x1 slice of TPU v5 lite, along its axes: neighbors are {hops}"]
     compiled = plan["compiled"]
     assert (compiled["device"], compiled["target"], compiled["mesh"]) == ("TPU v5e", "v5e:2x4", [2, 4])

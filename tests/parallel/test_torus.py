@@ -96,8 +96,9 @@ def test_rows_and_columns_follow_the_axes_of_a_slice(kind, sides, closed, given,
     assert hops(mesh.devices, distance) == expected
     of_jax = hops(mesh_utils.create_device_mesh(shape, devices), distance)
     assert max(expected) <= max(of_jax)
-    one = "1 hop" if expected[0] == 1 else f"{expected[0]} hops"
-    assert torus.describe_layout(mesh, devices).endswith(f"at most {one} apart in a column and {expected[1]} in a row")
+    texts = {1: "1 hop", 3: "3 hops", 7: "7 hops"}
+    column = f"{texts[expected[0]]} apart in a column and " if expected[0] else ""  # a column of one chip has no neighbors
+    assert torus.describe_layout(mesh, devices).endswith(f"are at most {column}{texts[expected[1]]} apart in a row")
 
 
 def test_jax_separates_neighbors_of_the_smallest_slice():
@@ -118,9 +119,8 @@ def test_a_shape_that_no_axes_have_takes_consecutive_devices_and_is_named_with_i
     mesh = mesh_of(devices, *shape)
     assert mesh.devices.ravel().tolist() == devices
     columns, rows = hops(mesh.devices, distances(whole, closed="v4" in slice_name))
-    expected = (
-        f"consecutive devices, because no axes fit: neighbors are at most {columns} hops apart in a column and {rows} in a row"
-    )
+    expected = "consecutive devices, because no axes fit: neighbors are at most "
+    expected += f"{columns} hops apart in a column and {rows} hops apart in a row"
     part = f"; for a part of a slice XLA may refuse the step: if so, use all {len(whole)} devices"
     expected = f"mesh {shape[0]}x{shape[1]} on a {slice_name}, {expected}{part * (len(devices) < len(whole))}"
     assert torus.describe_layout(mesh, whole) == expected
@@ -130,9 +130,9 @@ def test_a_run_on_a_part_of_a_slice_follows_the_axes_of_that_part():
     """Half of the chips of each process are every second column."""
     used = [device for device in slice_of(V5E, 4, 8) if device.coords[1] % 2 == 0]
     assert mesh_of(used).devices.shape == (4, 4)
-    assert torus.describe_layout(mesh_of(used), used).endswith("at most 3 hops apart in a column and 6 in a row")
+    assert torus.describe_layout(mesh_of(used), used).endswith("at most 3 hops apart in a column and 6 hops apart in a row")
     cubes = slice_of(V4, 4, 4, 8)  # a half of whose last axis is open
-    assert "at most 1 hop apart in a column and 3 in" in str(torus.describe_layout(mesh_of(cubes[:64], 16, 4), cubes))
+    assert "at most 1 hop apart in a column and 3 hops" in str(torus.describe_layout(mesh_of(cubes[:64], 16, 4), cubes))
     assert torus.default_rows([SimpleNamespace(process_index=0, platform="gpu")] * 8) is None
     assert torus.describe_layout(jaxdp.make_mesh(2, 4), jax.devices()) is None
 
