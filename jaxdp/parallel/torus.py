@@ -99,8 +99,8 @@ def describe_layout(mesh: Any, devices: Sequence[Any]) -> str | None:
     if len({getattr(device, "slice_index", 0) for device in used}) > 1:
         return f"mesh {rows}x{columns} on several slices of {first.device_kind}: consecutive devices"
     how = "consecutive devices, because no axes fit" if arrange(used, (rows, columns)) is None else "along its axes"
-    most = zip(hops(mesh.devices, devices), ("column", "row"), strict=True)
-    apart = " and ".join(f"{plural(number, 'hop')} apart in a {axis}" for number, axis in most if number)
+    rings = zip(("column", "row"), (rows, columns), hops(mesh.devices, devices), strict=True)
+    apart = " and ".join(f"{plural(most, 'hop')} apart in a {axis}" for axis, size, most in rings if size > 1)
     part = f"; for a part of a slice XLA may refuse the step: if so, use all {len(devices)} devices"
     where = f"mesh {rows}x{columns} on a {'x'.join(map(str, _sides(devices)))} slice of {first.device_kind}"
     return f"{where}, {how}: neighbors are at most {apart}{part * (len(used) < len(devices))}"

@@ -137,6 +137,13 @@ def test_a_run_on_a_part_of_a_slice_follows_the_axes_of_that_part():
     assert torus.describe_layout(jaxdp.make_mesh(2, 4), jax.devices()) is None
 
 
+def test_two_cores_of_a_chip_are_no_hops_apart():
+    devices = [*slice_of("TPU v3", 1, 1), *slice_of("TPU v3", 1, 1)]
+    devices[1].core_on_chip = 1
+    layout = "mesh 1x2 on a 1x1x1 slice of TPU v3, along its axes: neighbors are at most 0 hops apart in a row"
+    assert torus.describe_layout(mesh_of(devices, 1, 2), devices) == layout
+
+
 def test_each_process_loads_the_rows_of_its_own_devices(monkeypatch):
     devices = slice_of(V5E, 4, 8)
     mesh = mesh_of(devices)
